@@ -1,0 +1,126 @@
+# TxStore: make test, check, demo, bench. See `make help`.
+#
+# Each purpose has its own virtual environment, .venv/<Python version>-<purpose>, made on first use and brought up to
+# date when pyproject.toml, setup.py or the C sources change. PYTHON=... chooses the interpreter, PYTEST_ARGS=... adds
+# arguments to pytest.
+
+# The interpreters found, newest first, one of each version: on the PATH, or where pyenv keeps them. Each is asked for
+# its version, because a name on the PATH may be a shim that leads nowhere. A free-threaded build has to be chosen.
+FIND_PYTHONS := \
+  for version in 3.13 3.12 3.11; do \
+    for python in python$$version python3 "$$HOME"/.pyenv/versions/$$version.*/bin/python; do \
+      found=$$("$$python" -c 'import ensurepip, sys, venv; print("%d.%d%s" % (*sys.version_info[:2], sys.abiflags), sys.executable)' 2>/dev/null) || continue; \
+      case $$found in "$$version "*) echo "$${found\#* }"; break;; esac; \
+    done; \
+  done
+# Looked for once: the makes that this one starts are told.
+ifndef TXSTORE_PYTHONS
+TXSTORE_PYTHONS := $(shell $(FIND_PYTHONS))
+endif
+export TXSTORE_PYTHONS
+
+PYTHON ?= $(or $(firstword $(TXSTORE_PYTHONS)),python3)
+OLDEST := $(or $(lastword $(TXSTORE_PYTHONS)),$(PYTHON))
+tag = $(shell $(1) -c 'import sys; print("%d.%d%s" % (*sys.version_info[:2], sys.abiflags))')
+TAG := $(call tag,$(PYTHON))
+ZARR2_TAG := $(call tag,$(OLDEST))
+ifeq ($(TAG),)
+$(error $(PYTHON) does not run)
+endif
+
+TEST := .venv/$(TAG)-test
+CHECK := .venv/$(TAG)-check
+DEMO := .venv/$(TAG)-demo
+BENCH := .venv/$(TAG)-bench
+ZARR2 := .venv/$(ZARR2_TAG)-zarr2
+
+# Where there is a compiler, a warning or a failed build of the C is an error; where there is none, the twins serve.
+HAS_COMPILER := $(shell command -v cc >/dev/null 2>&1 && \
+  test -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" && echo 1)
+export TXSTORE_WERROR ?= $(or $(HAS_COMPILER),0)
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_ROOT_USER_ACTION = ignore
+export PIP_NO_INPUT = 1
+
+SOURCES := Makefile pyproject.toml setup.py $(wildcard txstore/_native/*.c txstore/_native/*.h)
+PURE_TESTS := $(wildcard tests/unit tests/conformance)
+PYTEST_ARGS ?=
+comma := ,
+
+# $(call environment,FOLDER,PYTHON,ARGUMENTS OF PIP INSTALL)
+define environment
+	test -x $(1)/bin/python || $(2) -m venv --clear $(1)
+	$(1)/bin/python -m pip install --quiet --quiet --upgrade pip 'setuptools>=77'
+	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
+endef
+
+.PHONY: help test test-all test-zarr2 check format demo bench pythons clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make test        the tests, then the unit and conformance tests without the C'
+	@echo 'make test-all    make test on each Python found: $(TXSTORE_PYTHONS)'
+	@echo 'make test-zarr2  the tests that need zarr 2'
+	@echo 'make check       ruff, mypy --strict, the layers'
+	@echo 'make format      ruff format, and the fixes that ruff can make'
+	@echo 'make demo        txstore demo'
+	@echo 'make bench       the benchmarks: a table, and JSON'
+	@echo 'make clean       removes .venv and what was built'
+	@echo 'Python: $(PYTHON)'
+
+$(TEST)/stamp: $(SOURCES)
+	$(call environment,$(TEST),$(PYTHON),--editable '.[demo$(comma)test]')
+	touch $@
+
+$(CHECK)/stamp: $(SOURCES)
+	$(call environment,$(CHECK),$(PYTHON),--editable '.[test$(comma)dev]')
+	touch $@
+
+$(DEMO)/stamp: $(SOURCES)
+	$(call environment,$(DEMO),$(PYTHON),--editable '.[demo]')
+	touch $@
+
+$(BENCH)/stamp: $(SOURCES)
+	$(call environment,$(BENCH),$(PYTHON),--editable '.[bench]')
+	touch $@
+
+# txstore asks for zarr 3; here it meets zarr 2 on purpose, with only the packages that it needs itself.
+$(ZARR2)/stamp: $(SOURCES)
+	$(call environment,$(ZARR2),$(OLDEST),'zarr==2.18.*' 'numcodecs<0.16' numpy fsspec filelock google-crc32c \
+	  pytest pytest-asyncio pytest-timeout)
+	$(ZARR2)/bin/python -m pip install --quiet --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+test: $(TEST)/stamp
+	$(TEST)/bin/python -m pytest $(PYTEST_ARGS)
+	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PURE_TESTS) $(PYTEST_ARGS)
+
+test-all:
+	set -e; for python in $(or $(TXSTORE_PYTHONS),$(PYTHON)); do $(MAKE) --no-print-directory test PYTHON=$$python; done
+
+test-zarr2: $(ZARR2)/stamp
+	$(ZARR2)/bin/python -m pytest --confcutdir=tests/zarr2 tests/zarr2 $(PYTEST_ARGS)
+
+check: $(CHECK)/stamp
+	$(CHECK)/bin/ruff check .
+	$(CHECK)/bin/ruff format --check .
+	$(CHECK)/bin/mypy --strict txstore
+	$(CHECK)/bin/python -m pytest --quiet tests/unit/test_layers.py
+
+format: $(CHECK)/stamp
+	$(CHECK)/bin/ruff check --fix .
+	$(CHECK)/bin/ruff format .
+
+demo: $(DEMO)/stamp
+	$(DEMO)/bin/txstore demo
+
+bench: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks
+
+# One interpreter a line, newest first: for scripts.
+pythons:
+	@for python in $(or $(TXSTORE_PYTHONS),$(PYTHON)); do echo $$python; done
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find txstore -name '*.so' -delete

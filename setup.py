@@ -1,0 +1,27 @@
+"""The two C extensions; everything else about the package is said in pyproject.toml.
+
+Both are optional: where they can't be built (no compiler, no headers), the package runs on their pure Python twins.
+TXSTORE_WERROR=1 is for whoever works on the C: warnings are errors then, and so is a build that fails.
+"""
+
+import os
+import sys
+from glob import glob
+
+from setuptools import Extension, setup
+
+strict = os.environ.get("TXSTORE_WERROR") == "1"
+
+
+def extension(name: str) -> Extension:
+    return Extension(
+        f"txstore._native.{name}",
+        sources=[f"txstore/_native/{name}.c"],
+        depends=sorted(glob("txstore/_native/*.h")),
+        extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", *(["-Werror"] if strict else [])],
+        optional=not strict,
+    )
+
+
+# The C is written for POSIX; on Windows the twins serve.
+setup(ext_modules=[] if sys.platform == "win32" else [extension("_index"), extension("_local")])

@@ -1,0 +1,470 @@
+"""Every promise of `txstore._native.local`, on the C extension and on its Python twin."""
+
+import array
+import errno
+import gc
+import importlib
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import weakref
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+MODULES = {"c": "txstore._native._local", "python": "txstore._native.local_twin"}
+GIL_THRESHOLD = 64 * 1024
+
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+posix_only = pytest.mark.skipif(os.name != "posix", reason="POSIX only")
+
+
+def load(implementation):
+    try:
+        return importlib.import_module(MODULES[implementation])
+    except ImportError:
+        if implementation == "c":
+            pytest.skip("the C extension is not built")
+        raise
+
+
+@pytest.fixture(params=MODULES, scope="module")
+def local(request):
+    return load(request.param)
+
+
+def checksum(data):
+    return google_crc32c.value(bytes(data))
+
+
+@pytest.fixture
+def make_file(tmp_path):
+    def make(data, name="pack"):
+        path = tmp_path / name
+        path.write_bytes(data)
+        return str(path)
+
+    return make
+
+
+# ---- crc32c --------------------------------------------------------------------------------------------------------
+
+
+def test_crc32c_check_value(local):
+    assert local.crc32c(b"123456789") == 0xE3069283
+    assert local.crc32c(b"") == 0
+    assert local.crc32c(b"", 7) == 7
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 383, 384, 4079, 4080, 5000, GIL_THRESHOLD - 1, GIL_THRESHOLD, 1_000_003])
+def test_crc32c_of_every_length_class(local, size):
+    data = np.random.default_rng(size).bytes(size)
+    assert local.crc32c(data) == checksum(data)
+    cut = size // 3
+    assert local.crc32c(data[cut:], local.crc32c(data[:cut])) == checksum(data)
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        b"abcdefgh",
+        bytearray(b"abcdefgh"),
+        memoryview(b"abcdefgh"),
+        memoryview(bytearray(b"xabcdefghx"))[1:9],
+        array.array("H", b"abcdefgh"),
+        np.frombuffer(b"abcdefgh", "u1"),
+        np.frombuffer(b"abcdefgh", "<u4").reshape(2, 1).copy(),
+    ],
+    ids=lambda buffer: type(buffer).__name__,
+)
+def test_crc32c_takes_any_contiguous_buffer(local, buffer):
+    assert local.crc32c(buffer) == checksum(b"abcdefgh")
+
+
+def test_crc32c_refuses_what_is_no_contiguous_buffer(local):
+    with pytest.raises((BufferError, ValueError)):
+        local.crc32c(memoryview(b"abcdefgh")[::2])
+    for wrong in ("text", 7, None):
+        with pytest.raises((TypeError, AttributeError)):
+            local.crc32c(wrong)
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 32, 1 << 70])
+def test_crc32c_refuses_a_value_of_more_than_32_bits(local, value):
+    with pytest.raises(OverflowError):
+        local.crc32c(b"a", value)
+
+
+@given(data=st.binary(max_size=5000), value=st.integers(0, 0xFFFFFFFF))
+def test_crc32c_twins_agree(data, value):
+    assert load("c").crc32c(data, value) == load("python").crc32c(data, value)
+
+
+# ---- map_file ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 4096, 4097, 1_000_000])
+def test_map_file(local, make_file, size):
+    data = np.random.default_rng(size).bytes(size)
+    mapped = local.map_file(make_file(data))
+    assert len(mapped) == size
+    assert bytes(memoryview(mapped)) == data
+    assert memoryview(mapped).readonly
+    with pytest.raises((TypeError, ValueError)):
+        np.frombuffer(mapped, "u1")[0] = 1
+
+
+def test_an_empty_file_is_an_empty_buffer(local, make_file):
+    mapped = local.map_file(make_file(b""))
+    assert len(mapped) == 0
+    assert bytes(memoryview(mapped)) == b""
+    assert bytes(local.view(mapped, 0, 0, 0)) == b""
+
+
+def test_a_view_keeps_the_mapping(local, make_file):
+    data = os.urandom(100_000)
+    path = make_file(data)
+    mapped = local.map_file(path)
+    numbers = np.frombuffer(local.view(mapped, 64, 90_000, checksum(data[64:90_064])), "u1")[1000:]
+    del mapped
+    gc.collect()
+    if os.name == "posix":
+        os.unlink(path)
+    assert numbers.tobytes() == data[1064:90_064]
+
+
+@linux_only
+def test_the_mapping_goes_with_the_last_view(local, make_file):
+    def mapped_here(path):
+        with open("/proc/self/maps") as maps:
+            return path in maps.read()
+
+    path = make_file(os.urandom(10_000), name="a-name-of-its-own")
+    mapped = local.map_file(path)
+    part = memoryview(mapped)[5:10]
+    del mapped
+    assert mapped_here(path)
+    del part
+    gc.collect()
+    assert not mapped_here(path)
+
+
+@linux_only
+def test_mapped_files_cost_no_descriptors(local, make_file):
+    if local.IMPLEMENTATION == "python" and sys.version_info < (3, 13):
+        pytest.skip("mmap.mmap keeps a descriptor before Python 3.13")
+    path = make_file(os.urandom(100))
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [local.map_file(path) for _ in range(50)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(kept) == 50
+
+
+@linux_only
+def test_failing_to_map_leaks_nothing(local, make_file, tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with pytest.raises(IsADirectoryError):
+            local.map_file(str(tmp_path))
+        with pytest.raises(FileNotFoundError):
+            local.map_file(str(tmp_path / "missing"))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_can_not_be_mapped_is_an_os_error_with_its_name(local, make_file, tmp_path):
+    missing = str(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError) as caught:
+        local.map_file(missing)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, missing)
+    with pytest.raises(NotADirectoryError):
+        local.map_file(os.path.join(make_file(b"x"), "below"))
+    with pytest.raises(ValueError, match="null"):
+        local.map_file("a\0b")
+    with pytest.raises(TypeError):
+        local.map_file(None)
+
+
+@posix_only
+def test_only_regular_files_are_mapped(local, tmp_path):
+    with pytest.raises(IsADirectoryError) as caught:
+        local.map_file(str(tmp_path))
+    assert caught.value.filename == str(tmp_path)
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    with pytest.raises(OSError) as caught:  # and does not wait for a writer
+        local.map_file(fifo)
+    assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, fifo)
+
+
+@posix_only
+def test_a_path_of_any_bytes(local, tmp_path):
+    path = os.fsencode(tmp_path) + b"/caf\xe9"
+    try:
+        with open(path, "wb") as file:
+            file.write(b"abc")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    assert bytes(memoryview(local.map_file(os.fsdecode(path)))) == b"abc"
+
+
+def test_a_mapped_file_can_not_be_made_otherwise():
+    c = load("c")
+    with pytest.raises(TypeError):
+        c.MappedFile()
+    with pytest.raises(TypeError):
+        c.MappedFile.__len__ = lambda self: 0
+
+
+# ---- view ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bytearray", "memoryview", "mmap", "mapped", "numpy"])
+@pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 10), (3, 0), (200_000, 0), (100, 70_000), (0, 200_000)])
+def test_view_is_the_slice(local, make_file, kind, offset, length):
+    data = os.urandom(200_000)
+    path = make_file(data)
+    if kind == "mmap":
+        with open(path, "rb") as file:
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    else:
+        buffer = {
+            "bytes": lambda: data,
+            "bytearray": lambda: bytearray(data),
+            "memoryview": lambda: memoryview(b"-" + data + b"-")[1:-1],
+            "mapped": lambda: local.map_file(path),
+            "numpy": lambda: np.frombuffer(data, "<u8"),
+        }[kind]()
+    part = local.view(buffer, offset, length, checksum(data[offset : offset + length]))
+    assert type(part) is memoryview
+    assert (part.readonly, part.format, part.ndim, part.itemsize) == (True, "B", 1, 1)
+    assert bytes(part) == data[offset : offset + length]
+
+
+def test_view_is_no_copy(local):
+    data = bytearray(b"0123456789")
+    part = local.view(data, 2, 3, checksum(b"234"))
+    data[2] = ord("x")
+    assert bytes(part) == b"x34"
+
+
+HUGE = [1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 200]
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(-1, 1), (0, -1), (0, 11), (10, 1), (11, 0), (-1, 0), (-5, 5), (-(1 << 70), 1), (1, -(1 << 70))]
+    + [(huge, 1) for huge in HUGE]
+    + [(1, huge) for huge in HUGE]
+    + [(huge, huge) for huge in HUGE],
+)
+def test_view_out_of_bounds(local, offset, length):
+    with pytest.raises(ValueError, match=rf"^out of bounds: offset {offset}, length {length} in a buffer of 10 bytes$"):
+        local.view(b"0123456789", offset, length, 0)
+
+
+@pytest.mark.parametrize("size", [1, 1000, GIL_THRESHOLD, 300_000])
+def test_view_finds_every_flipped_bit(local, size):
+    data = bytearray(os.urandom(size))
+    stored = checksum(data)
+    assert len(local.view(data, 0, size, stored)) == size
+    for position in {0, size // 2, size - 1}:
+        data[position] ^= 0x10
+        message = f"^checksum mismatch: stored 0x{stored:08x}, computed 0x{checksum(data):08x}$"
+        with pytest.raises(ValueError, match=message):
+            local.view(data, 0, size, stored)
+        data[position] ^= 0x10
+
+
+def test_view_pads_checksums_to_eight_digits(local):
+    with pytest.raises(ValueError, match=r"stored 0x00000001, computed 0x00000000$"):
+        local.view(b"", 0, 0, 1)
+
+
+def test_view_lets_go_of_the_buffer(local):
+    data = bytearray(b"0123456789")
+    with pytest.raises(ValueError):
+        local.view(data, 0, 10, 0)
+    with pytest.raises(ValueError):
+        local.view(data, 0, 11, 0)
+    local.view(data, 0, 10, checksum(data)).release()
+    data.append(0)  # BufferError if anything still held it
+
+
+def test_view_refuses_what_it_can_not_read(local):
+    released = memoryview(b"abc")
+    released.release()
+    with pytest.raises(ValueError):
+        local.view(released, 0, 0, 0)
+    with pytest.raises(TypeError):
+        local.view(memoryview(b"abcdef")[::2], 0, 1, 0)
+    for arguments in [("text", 0, 0, 0), (b"", "0", 0, 0), (b"", 0, None, 0), (b"", 0, 0, 0.0), (b"", 0, 0)]:
+        with pytest.raises(TypeError):
+            local.view(*arguments)
+    for wrong in (-1, 1 << 32):
+        with pytest.raises(OverflowError):
+            local.view(b"", 0, 0, wrong)
+
+
+def test_a_view_owns_nothing_but_its_buffer(local):
+    class Data(np.ndarray):
+        pass
+
+    data = np.zeros(100, "u1").view(Data)
+    gone = weakref.ref(data)
+    part = local.view(data, 10, 20, checksum(bytes(20)))
+    del data
+    assert gone() is not None
+    del part
+    gc.collect()
+    assert gone() is None
+
+
+def test_threads_read_one_mapping(local, make_file):
+    data = os.urandom(1_000_000)
+    mapped = local.map_file(make_file(data))
+    stored = checksum(data[:100_000]), checksum(data)
+    failures = []
+
+    def read():
+        for _ in range(30):
+            if bytes(local.view(mapped, 0, 100_000, stored[0])) != data[:100_000]:
+                failures.append("wrong bytes")
+            local.view(memoryview(mapped), 0, len(data), stored[1])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+# ---- rename_noreplace ----------------------------------------------------------------------------------------------
+
+
+def test_rename_moves_the_file(local, make_file, tmp_path):
+    source, target = make_file(b"new", "staged"), str(tmp_path / "0")
+    assert local.rename_noreplace(source, target) is None
+    assert not os.path.exists(source)
+    with open(target, "rb") as file:
+        assert file.read() == b"new"
+
+
+def test_rename_never_replaces(local, make_file):
+    source, target = make_file(b"new", "staged"), make_file(b"old", "0")
+    with pytest.raises(FileExistsError) as caught:
+        local.rename_noreplace(source, target)
+    error = caught.value
+    assert (error.errno, error.filename, error.filename2) == (errno.EEXIST, source, target)
+    for path, data in [(source, b"new"), (target, b"old")]:
+        with open(path, "rb") as file:
+            assert file.read() == data
+
+
+def test_rename_errors_carry_both_names(local, make_file, tmp_path):
+    missing, target = str(tmp_path / "missing"), str(tmp_path / "0")
+    with pytest.raises(FileNotFoundError) as caught:
+        local.rename_noreplace(missing, target)
+    assert (caught.value.filename, caught.value.filename2) == (missing, target)
+    with pytest.raises(FileNotFoundError):
+        local.rename_noreplace(make_file(b"x"), str(tmp_path / "no such folder" / "0"))
+    with pytest.raises(TypeError):
+        local.rename_noreplace(missing, None)
+    with pytest.raises(TypeError):
+        local.rename_noreplace(missing)
+
+
+def test_one_of_many_wins(local, tmp_path):
+    target = str(tmp_path / "slot")
+    start = threading.Barrier(8)
+    winners, losers = [], []
+
+    def take(number):
+        source = tmp_path / f"staged-{number}"
+        source.write_bytes(str(number).encode())
+        start.wait()
+        try:
+            local.rename_noreplace(str(source), target)
+            winners.append(number)
+        except FileExistsError:
+            losers.append(number)
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(winners), len(losers)) == (1, 7)
+    with open(target) as file:
+        assert int(file.read()) == winners[0]
+
+
+# ---- allocate, start_writeback -------------------------------------------------------------------------------------
+
+
+@posix_only
+def test_allocate_extends_or_says_that_it_did_not(local, tmp_path):
+    with open(tmp_path / "pack", "w+b") as file:
+        file.write(b"abc")
+        file.flush()
+        allocated = local.allocate(file.fileno(), 0, 1 << 20)
+        status = os.fstat(file.fileno())
+        assert (status.st_size, status.st_blocks * 512 >= 1 << 20) == ((1 << 20, True) if allocated else (3, False))
+        file.seek(0)
+        assert file.read(3) == b"abc"  # what was written stays
+    if local.IMPLEMENTATION == "python":
+        assert allocated is False
+
+
+@linux_only
+def test_allocate_reports_what_fails(tmp_path):
+    c = load("c")
+    with open(tmp_path / "pack", "wb") as file:
+        with pytest.raises(OSError) as caught:
+            c.allocate(file.fileno(), 0, 1 << 62)
+        assert caught.value.errno in (errno.EFBIG, errno.ENOSPC)
+        fd = file.fileno()
+    with pytest.raises(OSError) as caught:
+        c.allocate(fd, 0, 4096)
+    assert caught.value.errno == errno.EBADF
+
+
+@posix_only
+def test_start_writeback_is_a_hint(local, tmp_path):
+    with open(tmp_path / "pack", "w+b", buffering=0) as file:
+        file.write(bytes(100_000))
+        assert local.start_writeback(file.fileno(), 0, 100_000) is None
+        assert local.start_writeback(file.fileno(), 1 << 40, 1) is None
+        fd = file.fileno()
+    assert local.start_writeback(fd, 0, 1) is None  # even of a closed file
+
+
+@pytest.mark.parametrize("function", ["allocate", "start_writeback"])
+@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, 0), (0, -1)])
+def test_ranges_are_checked(local, tmp_path, function, offset, length):
+    with open(tmp_path / "pack", "wb") as file, pytest.raises(ValueError, match="offset must be"):
+        getattr(local, function)(file.fileno(), offset, length)
+
+
+# ---- The modules ---------------------------------------------------------------------------------------------------
+
+
+def test_the_twins_offer_the_same(local):
+    names = {"IMPLEMENTATION", "MappedFile", "allocate", "crc32c", "map_file", "rename_noreplace", "start_writeback"}
+    assert (names | {"view"}) <= set(dir(local))
+    assert local.IMPLEMENTATION in MODULES
+    assert local.__name__ == MODULES[local.IMPLEMENTATION]
+
+
+@pytest.mark.parametrize(("pure_python", "expected"), [("1", "python"), ("0", "c")])
+def test_which_twin_is_chosen(pure_python, expected):
+    load(expected)
+    program = "from txstore._native import local; print(local.IMPLEMENTATION)"
+    environment = {**os.environ, "TXSTORE_PURE_PYTHON": pure_python}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected

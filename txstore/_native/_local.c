@@ -1,0 +1,574 @@
+/*
+ * txstore._native._local: what the local storage asks of the operating system, and Python can't say.
+ *
+ *     map_file            one whole file mapped read-only, without keeping a descriptor
+ *     view, crc32c        a checked slice of any buffer; the checksum by itself
+ *     rename_noreplace    a rename that refuses to replace: how a commit takes its slot (I2)
+ *     allocate            disk space for a pack, before it is written
+ *     start_writeback     begin writing dirty pages, so that the sync to come finds little left to do
+ *
+ * local_twin.py says the same in Python; tests/unit/test_local.py runs every test on both.
+ *
+ * MEMORY
+ *
+ *     MappedFile               the mapping, PROT_READ, MAP_SHARED
+ *     +--------+               +---------------------------------------------+
+ *     | base   | ------------> | the file, as long as it was when it was     |
+ *     | length |               | mapped; nothing here is ever written to     |
+ *     +--------+               +---------------------------------------------+
+ *         ^                                      ^
+ *         | owns a reference                     | points into
+ *     memoryview <--- slice: what view() returns, what becomes a NumPy array
+ *
+ * Python's buffer protocol keeps the books: each exported view holds a reference to its MappedFile, so the mapping goes
+ * when the last view does, and there is no close() to call too early. Nothing changes in a MappedFile once it is made.
+ * The descriptor is closed as soon as the mapping stands: thousands of packs cost no descriptors. An empty file can't
+ * be mapped; it is a MappedFile without a mapping. A file that another process truncates turns into SIGBUS: packs are
+ * never truncated, and for file systems where others might there is a mode that does not map at all.
+ *
+ * HOT PATH
+ *
+ * view() runs once for every value that is read: bounds, checksum, slice. It makes its own memoryview of the buffer
+ * first and works on that alone: another thread can release the caller's memoryview at any time, but not this one, so
+ * the bytes stay where they are while the checksum is computed without the GIL. A slice of a writable buffer is handed
+ * out read-only. Offsets and lengths come from disk and are hostile: whatever does not fit is out of bounds, as is an
+ * integer too large for the machine.
+ *
+ * THREADS
+ *
+ * No state but the type object, no statics that change: free threading needs nothing more. The GIL is dropped around
+ * every system call that may wait for a disk or a server, and around checksums of GIL_THRESHOLD bytes or more; below
+ * that, giving it away and waiting for it costs more than the work (about 3 us for 64 KiB).
+ *
+ * ERRORS
+ *
+ * The int functions below return 0 or an errno, touch no Python object and run without the GIL; their callers raise
+ * OSError with the file names. A call that a signal interrupts is made again once Python's handlers have run (PEP 475),
+ * except a rename: on a network file system it may have happened, so the caller must look (I3).
+ */
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
+
+#include "crc32c.h"
+
+#ifndef RENAME_NOREPLACE
+#define RENAME_NOREPLACE 1u
+#endif
+
+#define GIL_THRESHOLD ((Py_ssize_t)64 * 1024)
+
+typedef struct {
+    PyTypeObject *mapped_file_type;
+} local_state;
+
+typedef struct {
+    PyObject_HEAD
+    void *base; /* NULL: an empty file */
+    Py_ssize_t length;
+} mapped_file;
+
+/* ---- Errors and arguments ---------------------------------------------------------------------------------------- */
+
+/* Returns true if a signal interrupted the call and Python's handlers have run without raising: make the call again. */
+static int
+should_retry(int error)
+{
+    return error == EINTR && PyErr_CheckSignals() == 0;
+}
+
+/* Raises OSError, or leaves what a signal handler raised. Either name may be NULL. */
+static PyObject *
+raise_os_error(int error, PyObject *name, PyObject *second_name)
+{
+    if (!PyErr_Occurred()) {
+        errno = error;
+        PyErr_SetFromErrnoWithFilenameObjects(PyExc_OSError, name, second_name);
+    }
+    return NULL;
+}
+
+static int
+check_count(const char *function, Py_ssize_t count, Py_ssize_t least, Py_ssize_t most)
+{
+    if (count < least || count > most) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd positional arguments, %zd given", function, least, most, count);
+        return -1;
+    }
+    return 0;
+}
+
+static int
+as_checksum(PyObject *object, uint32_t *checksum)
+{
+    long long value = PyLong_AsLongLong(object);
+    if (value == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (value < 0 || value > (long long)UINT32_MAX) {
+        PyErr_Format(PyExc_OverflowError, "a CRC-32C has 32 bits, not %S", object);
+        return -1;
+    }
+    *checksum = (uint32_t)value;
+    return 0;
+}
+
+/* An offset or a length that was read from disk. What no buffer can have becomes -1 or LLONG_MAX, not an error. */
+static int
+as_extent(PyObject *object, long long *extent)
+{
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (value == -1 && !overflow && PyErr_Occurred()) {
+        return -1;
+    }
+    *extent = overflow > 0 ? LLONG_MAX : overflow < 0 ? -1 : value;
+    return 0;
+}
+
+/* The arguments (fd, offset, length) of allocate and start_writeback. */
+static int
+as_file_range(const char *function, PyObject *const *args, Py_ssize_t count, int *fd, long long *offset, long long *length)
+{
+    if (check_count(function, count, 3, 3) < 0) {
+        return -1;
+    }
+    *fd = PyObject_AsFileDescriptor(args[0]);
+    if (*fd < 0) {
+        return -1;
+    }
+    *offset = PyLong_AsLongLong(args[1]);
+    if (*offset == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    *length = PyLong_AsLongLong(args[2]);
+    if (*length == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (*offset < 0 || *length <= 0) {
+        PyErr_SetString(PyExc_ValueError, "offset must be at least 0 and length at least 1");
+        return -1;
+    }
+    return 0;
+}
+
+/* ---- Mapped files ------------------------------------------------------------------------------------------------ */
+
+static int
+map_descriptor(int fd, void **base, Py_ssize_t *length)
+{
+    struct stat status;
+    if (fstat(fd, &status) != 0) {
+        return errno;
+    }
+    if (S_ISDIR(status.st_mode)) {
+        return EISDIR;
+    }
+    if (!S_ISREG(status.st_mode)) {
+        return EINVAL;
+    }
+    if ((unsigned long long)status.st_size > (unsigned long long)PY_SSIZE_T_MAX) {
+        return EFBIG;
+    }
+    *base = NULL;
+    *length = (Py_ssize_t)status.st_size;
+    if (*length == 0) {
+        return 0;
+    }
+    void *mapping = mmap(NULL, (size_t)*length, PROT_READ, MAP_SHARED, fd, 0);
+    if (mapping == MAP_FAILED) {
+        return errno;
+    }
+    *base = mapping;
+    return 0;
+}
+
+static int
+map_path(const char *path, void **base, Py_ssize_t *length)
+{
+    /* O_NONBLOCK changes nothing for a regular file, and a FIFO in its place is refused instead of waited for. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        return errno;
+    }
+    int error = map_descriptor(fd, base, length);
+    close(fd);
+    return error;
+}
+
+PyDoc_STRVAR(map_file_doc, "map_file(path, /)\n--\n\nMap a whole file read-only; no descriptor stays open.");
+
+static PyObject *
+map_file(PyObject *module, PyObject *path)
+{
+    local_state *state = PyModule_GetState(module);
+    PyObject *encoded;
+    if (!PyUnicode_FSConverter(path, &encoded)) {
+        return NULL;
+    }
+    PyTypeObject *type = state->mapped_file_type;
+    mapped_file *self = (mapped_file *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        Py_DECREF(encoded);
+        return NULL;
+    }
+    int error;
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        error = map_path(PyBytes_AS_STRING(encoded), &self->base, &self->length);
+        Py_END_ALLOW_THREADS
+    } while (should_retry(error));
+    Py_DECREF(encoded);
+    if (error != 0) {
+        Py_DECREF(self);
+        return raise_os_error(error, path, NULL);
+    }
+    return (PyObject *)self;
+}
+
+static void
+mapped_file_dealloc(PyObject *object)
+{
+    mapped_file *self = (mapped_file *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->base != NULL) {
+        munmap(self->base, (size_t)self->length);
+    }
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static int
+mapped_file_getbuffer(PyObject *object, Py_buffer *buffer, int flags)
+{
+    static const char nothing[1] = "";
+    mapped_file *self = (mapped_file *)object;
+    void *base = self->base != NULL ? self->base : (void *)nothing;
+    return PyBuffer_FillInfo(buffer, object, base, self->length, 1, flags);
+}
+
+static Py_ssize_t
+mapped_file_length(PyObject *object)
+{
+    return ((mapped_file *)object)->length;
+}
+
+static PyObject *
+mapped_file_repr(PyObject *object)
+{
+    return PyUnicode_FromFormat("<MappedFile of %zd bytes>", ((mapped_file *)object)->length);
+}
+
+static PyType_Slot mapped_file_slots[] = {
+    {Py_tp_doc, "A file mapped read-only: a buffer. It is unmapped when the last view of it goes."},
+    {Py_tp_dealloc, mapped_file_dealloc},
+    {Py_tp_repr, mapped_file_repr},
+    {Py_sq_length, mapped_file_length},
+    {Py_bf_getbuffer, mapped_file_getbuffer},
+    {0, NULL},
+};
+
+static PyType_Spec mapped_file_spec = {
+    .name = "txstore._native._local.MappedFile",
+    .basicsize = sizeof(mapped_file),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = mapped_file_slots,
+};
+
+/* ---- Checksums and checked slices -------------------------------------------------------------------------------- */
+
+/* REQUIRES: the caller holds an export of the buffer that `data` lies in. */
+static uint32_t
+extend_checksum(uint32_t checksum, const void *data, Py_ssize_t length)
+{
+    if (length < GIL_THRESHOLD) {
+        return txs_crc32c(checksum, data, (size_t)length);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    checksum = txs_crc32c(checksum, data, (size_t)length);
+    Py_END_ALLOW_THREADS
+    return checksum;
+}
+
+PyDoc_STRVAR(crc32c_doc, "crc32c(buffer, value=0, /)\n--\n\nThe CRC-32C of a contiguous buffer, continued from `value`.");
+
+static PyObject *
+crc32c(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    uint32_t checksum = 0;
+    if (check_count("crc32c", count, 1, 2) < 0 || (count == 2 && as_checksum(args[1], &checksum) < 0)) {
+        return NULL;
+    }
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(args[0], &buffer, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    checksum = extend_checksum(checksum, buffer.buf, buffer.len);
+    PyBuffer_Release(&buffer);
+    return PyLong_FromUnsignedLong(checksum);
+}
+
+/* A memoryview of the buffer's bytes that nobody else can release. */
+static PyObject *
+view_of_bytes(PyObject *object)
+{
+    PyObject *whole = PyMemoryView_FromObject(object);
+    if (whole == NULL) {
+        return NULL;
+    }
+    const Py_buffer *buffer = PyMemoryView_GET_BUFFER(whole);
+    if (buffer->ndim == 1 && buffer->strides[0] == 1 && buffer->format[0] == 'B' && buffer->format[1] == '\0') {
+        return whole;
+    }
+    PyObject *bytes = PyObject_CallMethod(whole, "cast", "s", "B");
+    Py_DECREF(whole);
+    return bytes;
+}
+
+/* The read-only slice [offset, offset + length), or a ValueError that says which check it failed. */
+static PyObject *
+checked_slice(PyObject *whole, long long offset, long long length, uint32_t stored, PyObject *const *args)
+{
+    Py_ssize_t size = PyMemoryView_GET_BUFFER(whole)->len;
+    if (offset < 0 || length < 0 || offset > size || length > size - offset) {
+        PyErr_Format(PyExc_ValueError, "out of bounds: offset %S, length %S in a buffer of %zd bytes", args[1], args[2],
+                     size);
+        return NULL;
+    }
+    PyObject *slice = PySequence_GetSlice(whole, (Py_ssize_t)offset, (Py_ssize_t)(offset + length));
+    if (slice == NULL) {
+        return NULL;
+    }
+    const Py_buffer *buffer = PyMemoryView_GET_BUFFER(slice);
+    uint32_t computed = extend_checksum(0, buffer->buf, buffer->len);
+    if (computed != stored) {
+        PyErr_Format(PyExc_ValueError, "checksum mismatch: stored 0x%08x, computed 0x%08x", stored, computed);
+        Py_DECREF(slice);
+        return NULL;
+    }
+    if (!buffer->readonly) {
+        PyObject *readonly = PyObject_CallMethod(slice, "toreadonly", NULL);
+        Py_DECREF(slice);
+        return readonly;
+    }
+    return slice;
+}
+
+PyDoc_STRVAR(view_doc, "view(buffer, offset, length, checksum, /)\n--\n\n"
+                       "The slice of a buffer as a read-only memoryview, once its bounds and CRC-32C are checked.\n\n"
+                       "Raises ValueError, \"out of bounds: ...\" or \"checksum mismatch: ...\".");
+
+static PyObject *
+view(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    long long offset, length;
+    uint32_t stored;
+    if (check_count("view", count, 4, 4) < 0 || as_extent(args[1], &offset) < 0 || as_extent(args[2], &length) < 0 ||
+        as_checksum(args[3], &stored) < 0) {
+        return NULL;
+    }
+    PyObject *whole = view_of_bytes(args[0]);
+    if (whole == NULL) {
+        return NULL;
+    }
+    PyObject *slice = checked_slice(whole, offset, length, stored, args);
+    Py_DECREF(whole);
+    return slice;
+}
+
+/* ---- Renames ----------------------------------------------------------------------------------------------------- */
+
+static int
+rename_path(const char *source, const char *target)
+{
+#ifdef SYS_renameat2
+    if (syscall(SYS_renameat2, AT_FDCWD, source, AT_FDCWD, target, RENAME_NOREPLACE) == 0) {
+        return 0;
+    }
+    if (errno != ENOSYS && errno != EINVAL) { /* an old kernel; a file system without RENAME_NOREPLACE */
+        return errno;
+    }
+#endif
+    if (link(source, target) != 0) {
+        return errno;
+    }
+    /* The target is taken, which is what counts. A source left behind is what a crash right here leaves, too. */
+    (void)unlink(source);
+    return 0;
+}
+
+PyDoc_STRVAR(rename_noreplace_doc, "rename_noreplace(source, target, /)\n--\n\n"
+                                   "Rename a file; FileExistsError if the target exists. Atomic.");
+
+static PyObject *
+rename_noreplace(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *source, *target;
+    if (check_count("rename_noreplace", count, 2, 2) < 0 || !PyUnicode_FSConverter(args[0], &source)) {
+        return NULL;
+    }
+    if (!PyUnicode_FSConverter(args[1], &target)) {
+        Py_DECREF(source);
+        return NULL;
+    }
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    error = rename_path(PyBytes_AS_STRING(source), PyBytes_AS_STRING(target));
+    Py_END_ALLOW_THREADS
+    Py_DECREF(source);
+    Py_DECREF(target);
+    if (error != 0) {
+        return raise_os_error(error, args[0], args[1]);
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- Space and write-back ---------------------------------------------------------------------------------------- */
+
+static int
+allocate_range(int fd, long long offset, long long length)
+{
+#ifdef __linux__
+    return fallocate(fd, 0, (off_t)offset, (off_t)length) == 0 ? 0 : errno;
+#else
+    (void)fd, (void)offset, (void)length;
+    return ENOSYS;
+#endif
+}
+
+PyDoc_STRVAR(allocate_doc, "allocate(fd, offset, length, /)\n--\n\n"
+                           "Reserve disk space and extend the file. False where that can't be done without writing.");
+
+static PyObject *
+allocate(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    int fd, error;
+    long long offset, length;
+    if (as_file_range("allocate", args, count, &fd, &offset, &length) < 0) {
+        return NULL;
+    }
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        error = allocate_range(fd, offset, length);
+        Py_END_ALLOW_THREADS
+    } while (should_retry(error));
+    if (error == 0) {
+        Py_RETURN_TRUE;
+    }
+    if (error == EOPNOTSUPP || error == ENOSYS || error == EINVAL) {
+        Py_RETURN_FALSE;
+    }
+    return raise_os_error(error, NULL, NULL);
+}
+
+PyDoc_STRVAR(start_writeback_doc, "start_writeback(fd, offset, length, /)\n--\n\n"
+                                  "Start writing dirty pages to disk, as a hint: waits for nothing, reports nothing.");
+
+static PyObject *
+start_writeback(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    int fd;
+    long long offset, length;
+    if (as_file_range("start_writeback", args, count, &fd, &offset, &length) < 0) {
+        return NULL;
+    }
+#ifdef __linux__
+    /* I9: without a WAIT flag the kernel keeps a write error for the fsync to come; nothing is swallowed here. */
+    Py_BEGIN_ALLOW_THREADS
+    (void)sync_file_range(fd, (off_t)offset, (off_t)length, SYNC_FILE_RANGE_WRITE);
+    Py_END_ALLOW_THREADS
+#endif
+    Py_RETURN_NONE;
+}
+
+/* ---- The module -------------------------------------------------------------------------------------------------- */
+
+/* By way of void (*)(void), as a cast between two other function types draws a warning. */
+#define FAST(function) ((PyCFunction)(void (*)(void))(function)), METH_FASTCALL
+
+static PyMethodDef local_methods[] = {
+    {"crc32c", FAST(crc32c), crc32c_doc},
+    {"map_file", map_file, METH_O, map_file_doc},
+    {"view", FAST(view), view_doc},
+    {"rename_noreplace", FAST(rename_noreplace), rename_noreplace_doc},
+    {"allocate", FAST(allocate), allocate_doc},
+    {"start_writeback", FAST(start_writeback), start_writeback_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+local_exec(PyObject *module)
+{
+    local_state *state = PyModule_GetState(module);
+    state->mapped_file_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &mapped_file_spec, NULL);
+    if (state->mapped_file_type == NULL || PyModule_AddType(module, state->mapped_file_type) < 0) {
+        return -1;
+    }
+    return PyModule_AddStringConstant(module, "IMPLEMENTATION", "c");
+}
+
+static int
+local_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    local_state *state = PyModule_GetState(module);
+    Py_VISIT(state->mapped_file_type);
+    return 0;
+}
+
+static int
+local_clear(PyObject *module)
+{
+    local_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->mapped_file_type);
+    return 0;
+}
+
+static void
+local_free(void *module)
+{
+    (void)local_clear(module);
+}
+
+static PyModuleDef_Slot local_slots[] = {
+    {Py_mod_exec, local_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef local_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "txstore._native._local",
+    .m_doc = "Mapped files, checked slices, renames that don't replace.",
+    .m_size = sizeof(local_state),
+    .m_methods = local_methods,
+    .m_slots = local_slots,
+    .m_traverse = local_traverse,
+    .m_clear = local_clear,
+    .m_free = local_free,
+};
+
+PyMODINIT_FUNC
+PyInit__local(void)
+{
+    return PyModuleDef_Init(&local_module);
+}

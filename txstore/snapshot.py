@@ -1,0 +1,78 @@
+"""Snapshot: an immutable mapping of keys to values at one commit, read where they lie in mapped packs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from txstore import format
+from txstore.commits import Commit, Stored
+from txstore.errors import CorruptionError
+from txstore.index import Found, Runs
+from txstore.keys import encode_key
+from txstore.listing import Hierarchy
+from txstore.pack import Packs
+
+
+class Snapshot(Hierarchy):
+    """The keys and values of one commit, as a read-only `Mapping[str, bytes]`.
+
+    Nothing that other processes do changes it, and it blocks nobody (I4). Values are views of mapped files; no
+    descriptor is held. Safe in threads, and after a fork.
+
+    Raises `CorruptionError` where stored bytes are not what was written.
+    """
+
+    def __init__(self, stored: Stored | None, packs: Packs, url: str) -> None:
+        self.stored = stored
+        self.url = url
+        self.runs = Runs((), None, packs) if stored is None else Runs(stored.header.runs, stored.header.name, packs)
+
+    @property
+    def commit(self) -> Commit | None:
+        """The commit, None for a repository that has none yet."""
+        return None if self.stored is None else self.stored.commit
+
+    @property
+    def seq(self) -> int:
+        return 0 if self.stored is None else self.stored.header.seq
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.url} {self.commit or '(empty)'}>"
+
+    def lookup(self, key: str) -> Found | None:
+        """Return the ref of a live key."""
+        found = self.runs.lookup(encode_key(key))
+        return found if found is not None and found.kind == format.REF_PACK else None
+
+    def seq_of(self, key: str) -> int | None:
+        """Return the seq of the commit that last wrote a live key."""
+        found = self.lookup(key)
+        return None if found is None else found.seq
+
+    def get_view(self, key: str) -> memoryview | None:
+        return self.runs.value(key, encode_key(key))
+
+    def get_part(self, key: str, start: int, stop: int) -> memoryview | None:
+        """Return a part of a value without comparing the checksum, which covers the whole."""
+        found = self.lookup(key)
+        if found is None:
+            return None
+        pack = self.runs.open_pack(found.run, found.pack)
+        value = memoryview(pack.mapped)[found.offset : found.offset + found.length]
+        if len(value) != found.length:
+            raise CorruptionError(pack.path, offset=found.offset, key=key, reason="the value reaches beyond the file")
+        return value[start:stop]
+
+    def size_of(self, key: str) -> int | None:
+        found = self.lookup(key)
+        return None if found is None else found.length
+
+    def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
+        begin, end = start.encode(), None if stop is None else stop.encode()
+        while page := self.runs.scan(begin, end, batch):
+            for item in page:
+                yield item.key.decode()
+            if len(page) < batch:
+                return
+            begin = page[-1].key + b"\0"
+            batch = min(batch * 4, 4096)

@@ -1,0 +1,258 @@
+"""Transaction: a base snapshot plus staged writes, ending in commit or rollback."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from txstore import format
+from txstore.commits import MAIN, Commits
+from txstore.committer import Committer, SyncFailedError
+from txstore.errors import CommitUnknownError, TransactionStateError
+from txstore.keys import directory_prefix, encode_key
+from txstore.listing import Hierarchy
+from txstore.pack import Packs
+from txstore.snapshot import Snapshot
+from txstore.staging import Staging
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from typing_extensions import Buffer
+
+DURABILITIES = ("fsync", "none")
+
+
+class Transaction(Hierarchy, MutableMapping[str, bytes]):
+    """Staged writes over a base snapshot, as a `MutableMapping[str, bytes]`.
+
+    Nothing is seen by others before `commit` returns; then everything is. Reading sees what was staged. Staged values
+    are in files below `.staging/`, never in memory. Any number of threads may read and write.
+
+    As a context manager it commits on a clean exit and rolls back on an exception.
+
+    The states: "open", then "poisoned" by a failed write, "committed", "rolled back", or "of unknown outcome".
+    """
+
+    def __init__(
+        self,
+        commits: Commits,
+        packs: Packs,
+        base: Snapshot,
+        *,
+        branch: str = MAIN,
+        durability: str = "fsync",
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> None:
+        if durability not in DURABILITIES:
+            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
+        self.state = "open"
+        self._commits = commits
+        self._packs = packs
+        self._branch = branch
+        self._durable = durability == "fsync"
+        self._message = message
+        self._properties = dict(properties or {})
+        self._staging = Staging(commits, base, durable=self._durable)
+        self._finalizer = weakref.finalize(self, Staging.abandon, self._staging)
+        self._changed = threading.Condition()  # of state and _in_flight
+        self._in_flight = 0
+        self._cause: BaseException | None = None
+
+    @property
+    def base(self) -> Snapshot:
+        """The snapshot that the transaction began at."""
+        return self._staging.base
+
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits; the id of the commit that the transaction becomes."""
+        return self._staging.id.hex()
+
+    @property
+    def staged_count(self) -> int:
+        """How many keys and prefixes are set or deleted here and not committed."""
+        return self._staging.count
+
+    def __repr__(self) -> str:
+        staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
+        return f"<Transaction {self._staging.url} {self.base.commit or '(empty)'}{staged}>"
+
+    # --- reading
+
+    def get_view(self, key: str) -> memoryview | None:
+        return self._staging.get_view(key)
+
+    def get_part(self, key: str, start: int, stop: int) -> memoryview | None:
+        """Return a part of a value."""
+        return self._staging.get_part(key, start, stop)
+
+    def size_of(self, key: str) -> int | None:
+        return self._staging.size_of(key)
+
+    def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
+        return self._staging.keys_between(start, stop, batch=batch)
+
+    # --- writing
+
+    def set(self, key: str, value: Buffer) -> None:
+        """Stage a value. It is copied before this returns.
+
+        Raises `KeyFormatError` for an impossible key; any `OSError` poisons the transaction until `rollback`.
+        """
+        self._stage(format.FRAME_VALUE, key, encode_key(key), value)
+
+    def delete(self, key: str) -> None:
+        """Stage the deletion of a key, whether it exists or not."""
+        self._stage(format.FRAME_TOMBSTONE, key, encode_key(key), b"")
+
+    def delete_dir(self, path: str) -> None:
+        """Stage the deletion of everything below a path: one entry, however many keys there are."""
+        prefix = directory_prefix(path)
+        self._stage(format.FRAME_PREFIX, prefix, prefix.encode(), b"")
+
+    def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+        with self._changed:
+            self._check_open()
+            self._in_flight += 1
+        try:
+            self._staging.stage(kind, key, encoded, value)
+        except BaseException as error:
+            self.poison(error)
+            raise
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                self._changed.notify_all()
+
+    def poison(self, error: BaseException) -> None:
+        """Refuse everything but `rollback` from now on: what is half done must not be committed (I6)."""
+        with self._changed:
+            if self.state == "open":
+                self.state, self._cause = "poisoned", error
+
+    def _check_open(self) -> None:
+        if self._staging.process != os.getpid():
+            raise TransactionStateError(
+                "this transaction belongs to another process: open the repository in this one", state="foreign"
+            )
+        if self.state == "poisoned":
+            raise TransactionStateError(
+                f"an earlier write of this transaction failed ({self._cause!r}): call rollback(), then write again",
+                state=self.state,
+            ) from self._cause
+        if self.state != "open":
+            raise TransactionStateError(
+                f"this transaction is {self.state}: begin a new one with repo.transaction()", state=self.state
+            )
+
+    # --- the mapping face
+
+    def __setitem__(self, key: str, value: Buffer) -> None:
+        self.set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self.delete(key)
+
+    def clear(self) -> None:
+        self.delete_dir("")
+
+    def rmdir(self, path: str = "") -> None:
+        """Delete everything below a path, and the key itself (zarr 2)."""
+        self.delete_dir(path)
+        if path and path in self:
+            self.delete(path)
+
+    def setitems(self, values: Mapping[str, Buffer]) -> None:
+        """Stage several values (zarr 2)."""
+        for key, value in values.items():
+            self.set(key, value)
+
+    # --- the end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None and self.state in ("open", "poisoned"):
+                self.commit()
+        finally:
+            self.rollback()
+
+    def changes(self) -> dict[str, list[str]]:
+        """Return what is staged: `set` and `deleted` keys, and `deleted_below`: the paths cleared as a whole."""
+        found: dict[str, list[str]] = {"set": [], "deleted": []}
+        for key, staged in self._staging.items_staged():
+            found["deleted" if staged is None else "set"].append(key)
+        found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.prefixes]
+        return found
+
+    def rollback(self) -> None:
+        """Drop what is staged. Late writes of other threads raise `TransactionStateError` from now on."""
+        with self._changed:
+            if self.state in ("open", "poisoned"):
+                self.state = "rolled back"
+            self._changed.wait_for(lambda: self._in_flight == 0)
+        if self.state != "of unknown outcome":  # I3: then nothing staged is deleted
+            self._staging.discard()
+        self._finalizer.detach()
+
+    def commit(self, message: str | None = None) -> Snapshot:
+        """Publish everything staged, in one step; with `durability="fsync"` it survives power loss from then on.
+
+        Returns a snapshot of the new commit, or the base if there is nothing to publish.
+
+        Raises
+        ------
+        ConflictError
+            Somebody else committed what this transaction relies on; what is staged is still there.
+        CommitUnknownError
+            It can't be told whether the commit was made.
+        TransactionStateError
+            Writes are in flight, an earlier write failed, or the transaction has ended.
+        OSError
+            The medium failed; nothing was published.
+        """
+        with self._changed:
+            self._check_open()
+            if self._in_flight:
+                raise TransactionStateError(
+                    f"{self._in_flight} writes are in flight: wait for the threads that write, then commit", state="open"
+                )
+            self.state = "committing"
+        result = self.base
+        try:
+            if self.staged_count and (stored := self._committer(message).run()) is not None:
+                result = Snapshot(stored, self._packs, self._staging.url)
+        except CommitUnknownError:
+            self.state = "of unknown outcome"
+            raise
+        except SyncFailedError as error:
+            self.state = "open"
+            self.poison(error.cause)  # I9: never retried as if the data were still there
+            raise error.cause from None
+        except BaseException:
+            self.state = "open"
+            raise
+        self.state = "committed"
+        self._staging.discard()
+        self._finalizer.detach()
+        return result
+
+    def _committer(self, message: str | None) -> Committer:
+        return Committer(
+            self._commits,
+            self._packs,
+            self._staging,
+            branch=self._branch,
+            durable=self._durable,
+            message=(self._message or "") if message is None else message,
+            properties=self._properties,
+        )
