@@ -52,7 +52,7 @@ class Snapshot(Hierarchy):
     def get_view(self, key: str) -> memoryview | None:
         return self.runs.value(key, encode_key(key))
 
-    def get_part(self, key: str, start: int, stop: int) -> memoryview | None:
+    def get_part(self, key: str, part: slice) -> memoryview | None:
         """Return a part of a value without comparing the checksum, which covers the whole."""
         found = self.lookup(key)
         if found is None:
@@ -61,7 +61,7 @@ class Snapshot(Hierarchy):
         value = memoryview(pack.mapped)[found.offset : found.offset + found.length]
         if len(value) != found.length:
             raise CorruptionError(pack.path, offset=found.offset, key=key, reason="the value reaches beyond the file")
-        return value[start:stop]
+        return value[part]
 
     def size_of(self, key: str) -> int | None:
         found = self.lookup(key)

@@ -64,13 +64,13 @@ class Staging(Hierarchy):
             self._mark_read(key)
         return view
 
-    def get_part(self, key: str, start: int, stop: int) -> memoryview | None:
+    def get_part(self, key: str, part: slice) -> memoryview | None:
         """Return a part of a value; of a base value without comparing the checksum, which covers the whole."""
         if key in self._refs or self.is_below_deleted(key):
             view = self.get_view(key)
-            return None if view is None else view[start:stop]
+            return None if view is None else view[part]
         self._mark_read(key)
-        return self.base.get_part(key, start, stop)
+        return self.base.get_part(key, part)
 
     def size_of(self, key: str) -> int | None:
         ref = self._refs.get(key)

@@ -87,9 +87,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def get_view(self, key: str) -> memoryview | None:
         return self._staging.get_view(key)
 
-    def get_part(self, key: str, start: int, stop: int) -> memoryview | None:
+    def get_part(self, key: str, part: slice) -> memoryview | None:
         """Return a part of a value."""
-        return self._staging.get_part(key, start, stop)
+        return self._staging.get_part(key, part)
 
     def size_of(self, key: str) -> int | None:
         return self._staging.size_of(key)

@@ -1,0 +1,37 @@
+"""Fixtures that every test shares. Each repository that a test used is verified when the test ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+import txstore
+
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("dev", deadline=None)
+hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture
+def open_repo(tmp_path: Path) -> Iterator[Callable[..., txstore.Repository]]:
+    """Open repositories below the test's folder, by name; what exists of them at the end must verify."""
+    opened: list[txstore.Repository] = []
+
+    def open_repo(name: str = "data.tx", **options: object) -> txstore.Repository:
+        repo = txstore.Repository(tmp_path / name, **options)  # type: ignore[arg-type]
+        opened.append(repo)
+        return repo
+
+    yield open_repo
+    for repo in opened:
+        if repo.exists():
+            assert repo.verify().faults == []
+
+
+@pytest.fixture
+def repo(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
+    """A repository that does not exist yet; verified when the test ends."""
+    return open_repo()

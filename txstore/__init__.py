@@ -1,0 +1,55 @@
+"""Transactions for Zarr: pass a `TxStore` to `zarr.open`, from as many processes as you like."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from txstore.commits import Commit
+from txstore.errors import (
+    CommitNotFoundError,
+    CommitUnknownError,
+    ConflictError,
+    CorruptionError,
+    KeyFormatError,
+    RepositoryNotFoundError,
+    SnapshotExpiredError,
+    StaleArrayError,
+    TransactionStateError,
+    TxStoreError,
+    UncommittedChangesWarning,
+    UnsupportedFormatError,
+)
+from txstore.repository import Repository
+from txstore.snapshot import Snapshot
+from txstore.transaction import Transaction
+
+if TYPE_CHECKING:
+    from txstore.store import TxStore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Commit",
+    "CommitNotFoundError",
+    "CommitUnknownError",
+    "ConflictError",
+    "CorruptionError",
+    "KeyFormatError",
+    "Repository",
+    "RepositoryNotFoundError",
+    "Snapshot",
+    "SnapshotExpiredError",
+    "StaleArrayError",
+    "Transaction",
+    "TransactionStateError",
+    "TxStore",
+    "TxStoreError",
+    "UncommittedChangesWarning",
+    "UnsupportedFormatError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Late: with zarr 2 only the mappings are there, and importing zarr costs those who only look at the history.
+    if name == "TxStore":
+        return import_module("txstore.store").TxStore
+    raise AttributeError(f"module 'txstore' has no attribute {name!r}")

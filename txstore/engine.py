@@ -1,0 +1,151 @@
+"""One opened repository, as sessions and the facade share it: its storage, its history, its mapped packs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from txstore.commits import MAIN, Commits, Stored
+from txstore.errors import RepositoryNotFoundError, SnapshotExpiredError
+from txstore.pack import Packs
+from txstore.snapshot import Snapshot
+from txstore.storage import open_storage
+from txstore.transaction import DURABILITIES, Transaction
+
+
+class Engine:
+    """What a repository is made of, for one process. Opening it reads and creates nothing."""
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        durability: str = "fsync",
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        if durability not in DURABILITIES:
+            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
+        self.storage = open_storage(url, storage_options)
+        self.storage_options = dict(storage_options or {})
+        self.durability = durability
+        self.commits = Commits(self.storage)
+        self.packs = Packs(self.storage)
+
+    @property
+    def url(self) -> str:
+        return self.storage.url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.url, self.durability, self.storage_options)
+
+    def exists(self) -> bool:
+        """Tell whether there is a repository. Raises if something else is in its place."""
+        return self.commits.exists()
+
+    def snapshot_of(self, stored: Stored | None) -> Snapshot:
+        return Snapshot(stored, self.packs, self.url)
+
+    def newest(self, branch: str = MAIN) -> Snapshot:
+        """Return the head as a base to write on: empty where there is no repository yet."""
+        return self.snapshot_of(self.commits.head(branch) if self.exists() else None)
+
+    def begin(
+        self,
+        base: Snapshot | None = None,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Transaction:
+        return Transaction(
+            self.commits,
+            self.packs,
+            self.newest(branch) if base is None else base,
+            branch=branch,
+            durability=self.durability,
+            message=message,
+            properties=properties,
+        )
+
+
+def _reopen(url: str, durability: str, storage_options: dict[str, Any]) -> Engine:
+    return Engine(url, durability=durability, storage_options=storage_options)
+
+
+class Position:
+    """The commit that a handle stands at, found at the first use and then the same for ever (I4).
+
+    Without `at` or `tag` it is the head; `exact` is a slot and commit id that some other process stood at. A repository
+    that does not exist is an empty snapshot to a writer (`creates`), an error at the first read to a reader.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        branch: str = MAIN,
+        at: int | str | datetime | None = None,
+        tag: str | None = None,
+        exact: tuple[int, str] | None = None,
+        creates: bool = False,
+    ) -> None:
+        if at is not None and tag is not None:
+            raise ValueError("give at= or tag=, not both")
+        self._engine = engine
+        self._branch = branch
+        self._at = at
+        self._tag = tag
+        self._exact = exact
+        self._creates = creates
+        self._snapshot: Snapshot | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, engine: Engine, snapshot: Snapshot) -> Position:
+        position = cls(engine)
+        position._snapshot = snapshot
+        return position
+
+    def settle(self) -> None:
+        """Find the commit now, if there is a repository: what a caller did before counts, not the first use."""
+        if self._snapshot is None and self._exact is None and self._engine.exists():
+            self.snapshot()
+
+    def snapshot(self) -> Snapshot:
+        """Raises `RepositoryNotFoundError`, `CommitNotFoundError`, `SnapshotExpiredError` or `CorruptionError`."""
+        found = self._snapshot
+        if found is None:
+            with self._lock:
+                found = self._snapshot = self._snapshot or self._find()
+        return found
+
+    @property
+    def stored(self) -> Stored | None:
+        """The commit, None if there is none, or it was not looked for yet."""
+        return None if self._snapshot is None else self._snapshot.stored
+
+    @property
+    def exact(self) -> tuple[int, str] | None:
+        """Slot and commit id, for another process to stand at the same commit."""
+        return self._exact if self.stored is None else (self.stored.header.slot, self.stored.header.id.hex())
+
+    def _find(self) -> Snapshot:
+        engine, commits = self._engine, self._engine.commits
+        if not engine.exists():
+            if self._creates and self._exact is None:
+                return engine.snapshot_of(None)
+            raise RepositoryNotFoundError(engine.url)
+        if self._exact is not None:
+            slot, commit_id = self._exact
+            stored = commits.read(self._branch, slot)
+            if stored is None or stored.header.id.hex() != commit_id:
+                raise SnapshotExpiredError(f"{self._branch}@{slot} ({commit_id})")
+            return engine.snapshot_of(stored)
+        if self._tag is not None:
+            return engine.snapshot_of(commits.by_tag(self._tag))
+        if self._at is not None:
+            return engine.snapshot_of(commits.at(self._at, self._branch))
+        return engine.snapshot_of(commits.head(self._branch))

@@ -1,0 +1,218 @@
+"""Repository: the facade over one repository: transactions, snapshots, history, tags, verification."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from txstore.commits import MAIN, Commit, Commits
+from txstore.engine import Engine, Position
+from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError
+from txstore.maintenance import Report, verify
+from txstore.snapshot import Snapshot
+from txstore.transaction import Transaction
+
+if TYPE_CHECKING:
+    from txstore.store import TxStore
+
+T = TypeVar("T")
+
+#: Seconds: the longest pause before the first retry of `run`; it doubles with each.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
+
+
+class Repository:
+    """One TxStore repository.
+
+    Parameters
+    ----------
+    url : str or PathLike
+        Where it is. It is created by the first write, never by reading.
+    durability : {"fsync", "none"}
+        Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data.
+    storage_options : dict, optional
+        For remote file systems; none are supported yet.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile, txstore, zarr
+    >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+    >>> with repo.transaction("add positions") as store:
+    ...     z = zarr.create_array(store, name="position", data=np.arange(6), chunks=(2,))
+    >>> zarr.open_array(repo.snapshot(), path="position", mode="r")[:]
+    array([0, 1, 2, 3, 4, 5])
+    >>> [commit.message for commit in repo.log()]
+    ['add positions']
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        durability: str = "fsync",
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        self.engine = Engine(url, durability=durability, storage_options=storage_options)
+        self.engine.exists()  # says now if something else is in its place
+
+    @property
+    def url(self) -> str:
+        return self.engine.url
+
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits. Raises `RepositoryNotFoundError` before the first write."""
+        return self.engine.commits.repository_id.hex()
+
+    def exists(self) -> bool:
+        """Tell whether anything was ever written here."""
+        return self.engine.exists()
+
+    def __repr__(self) -> str:
+        return f"<Repository {self.url}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Repository) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    # --- writing
+
+    def transaction(
+        self, message: str | None = None, *, branch: str = MAIN, properties: Mapping[str, Any] | None = None
+    ) -> TxStore:
+        """Return a writable store, a context manager: commits on a clean exit, rolls back on an exception.
+
+        `properties` is a JSON object that the commit carries.
+        """
+        from txstore.store import TxStore  # late: the mappings below work without zarr 3
+
+        return TxStore.begin(self.engine, branch=branch, message=message, properties=properties)
+
+    def begin(
+        self, message: str | None = None, *, branch: str = MAIN, properties: Mapping[str, Any] | None = None
+    ) -> Transaction:
+        """Return a transaction as a plain `MutableMapping[str, bytes]`, for zarr 2 and whoever takes one."""
+        return self.engine.begin(branch=branch, message=message, properties=properties)
+
+    def run(self, fn: Callable[[TxStore], T], *, retries: int = 10, **transaction_arguments: Any) -> T:
+        """Run `fn(store)` in a transaction; run it again, on the new head, when its commit conflicts.
+
+        Returns what `fn` returned. Raises `ConflictError` after `retries` retries. `fn` must not keep array objects
+        of an earlier run.
+        """
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                with self.transaction(**transaction_arguments) as store:
+                    return fn(store)
+            except ConflictError:
+                if retries <= 0:
+                    raise
+            retries -= 1
+            time.sleep(random.uniform(0, pause))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    # --- reading
+
+    def snapshot(self, at: int | str | datetime | None = None, *, branch: str = MAIN, tag: str | None = None) -> TxStore:
+        """Return a read-only store at the newest commit, or at the one that `at` or `tag` names.
+
+        `at` is a slot, a commit id (or its first digits), or an aware datetime: the newest commit that is not later.
+        A missing repository is reported by the first read.
+        """
+        from txstore.store import TxStore  # late: the mappings work without zarr 3
+
+        return TxStore(self, read_only=True, branch=branch, at=at, tag=tag)
+
+    def mapping(
+        self, at: int | str | datetime | None = None, *, branch: str = MAIN, tag: str | None = None
+    ) -> Snapshot:
+        """Return a snapshot as a plain `Mapping[str, bytes]`, for zarr 2 and whoever takes one."""
+        return Position(self.engine, branch=branch, at=at, tag=tag).snapshot()
+
+    # --- history
+
+    def log(self, branch: str = MAIN, *, limit: int | None = None) -> Iterator[Commit]:
+        """Yield the commits of a branch, newest first."""
+        head = self._existing().head(branch)
+        for number, stored in enumerate(self.engine.commits.ancestors(head)):
+            if number == limit:
+                return
+            yield stored.commit
+
+    def head(self, branch: str = MAIN) -> Commit | None:
+        """Return the newest commit, None if there is none yet."""
+        stored = self._existing().head(branch)
+        return None if stored is None else stored.commit
+
+    def commit(self, at: int | str | datetime, *, branch: str = MAIN) -> Commit:
+        """Return the commit that a slot, an id or an aware datetime names."""
+        return self._existing().at(at, branch).commit
+
+    def resolve(self, commit_id: str) -> Commit | None:
+        """Return the commit with this id, None if it was never made: the answer to `CommitUnknownError`."""
+        with suppress(CommitNotFoundError):
+            return self._existing().at(commit_id).commit
+        return None
+
+    @property
+    def branches(self) -> list[str]:
+        self._existing()
+        return [MAIN]
+
+    @property
+    def tags(self) -> Tags:
+        """Names of commits: a `MutableMapping` from name to `Commit`, where a name is given once."""
+        return Tags(self._existing())
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
+        """Check every checksum and reference that can be reached. Returns a report; `.faults` is empty if all is well.
+
+        `progress(done, total)` is called with bytes.
+        """
+        self._existing()
+        return verify(self.engine.commits, progress)
+
+    def _existing(self) -> Commits:
+        if not self.engine.exists():
+            raise RepositoryNotFoundError(self.url)
+        return self.engine.commits
+
+
+class Tags(MutableMapping[str, Commit]):
+    """The tags of a repository. A tag is written once: it can be neither moved nor, so far, deleted."""
+
+    def __init__(self, commits: Commits) -> None:
+        self._commits = commits
+
+    def __getitem__(self, name: str) -> Commit:
+        try:
+            return self._commits.by_tag(name).commit
+        except CommitNotFoundError as error:
+            raise KeyError(name) from error
+
+    def __setitem__(self, name: str, commit: Commit | str | int) -> None:
+        stored = self._commits.at(commit.id if isinstance(commit, Commit) else commit)
+        try:
+            self._commits.write_tag(name, stored)
+        except FileExistsError:
+            raise ValueError(f"tag {name!r} exists; a tag is never moved: choose another name") from None
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"tag {name!r} can't be deleted: tags are kept for ever")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._commits.storage.list("tags")))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<Tags {', '.join(self)}>"

@@ -1,0 +1,418 @@
+"""TxStore: zarr's `Store` over a transaction or a snapshot. Only the face is here; `session.py` has the life cycle."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from datetime import datetime
+from html import escape
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer.core import default_buffer_prototype
+
+from txstore.commits import MAIN, Commit
+from txstore.engine import Engine, Position
+from txstore.errors import RepositoryNotFoundError
+from txstore.listing import Hierarchy
+from txstore.session import Session
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from txstore.repository import Repository
+    from txstore.snapshot import Snapshot
+    from txstore.transaction import Transaction
+
+#: Sessions that a pickle can rejoin, by token.
+_sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+
+_ELSEWHERE = (
+    "this store was pickled with staged writes in another process, and a transaction is written by one process: "
+    "commit there first, or open the repository here"
+)
+_COMMITTED = "this store's `with` block has ended and was committed: begin a new one with repo.transaction()"
+_ROLLED_BACK = "this store's `with` block has ended and was rolled back: begin a new one with repo.transaction()"
+
+
+class TxStore(Store):
+    """A zarr store whose writes become visible together, at `commit`, or not at all.
+
+    Parameters
+    ----------
+    url_or_repository : str, PathLike or Repository
+        Where the repository is. It is created by the first write, never by reading.
+    read_only : bool
+        Read one commit, for as long as you like. Implied by `at` and `tag`.
+    branch : str
+        So far every repository has one branch, "main".
+    at : int, str or datetime, optional
+        A slot, a commit id (or its first digits), or an aware datetime: the newest commit that is not later.
+    tag : str, optional
+        The name of a tag.
+    durability : {"fsync", "none"}
+        Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data.
+    storage_options : dict, optional
+        For remote file systems; none are supported yet.
+
+    A writable store is a session of successive transactions: `commit()` publishes what is staged and goes on from
+    there, `rollback()` drops it and moves to the newest commit. As a context manager it commits on a clean exit, rolls
+    back on an exception, and can't be used afterwards.
+
+    Examples
+    --------
+    >>> import zarr, txstore, tempfile
+    >>> path = tempfile.mkdtemp() + "/data.tx"
+    >>> with txstore.TxStore(path) as store:
+    ...     z = zarr.create_array(store, name="position", shape=(4,), chunks=(2,), dtype="i4")
+    ...     z[:] = [1, 2, 3, 4]
+    >>> store = txstore.TxStore(path, read_only=True)
+    >>> zarr.open_array(store, path="position", mode="r")[:]
+    array([1, 2, 3, 4], dtype=int32)
+    """
+
+    supports_writes: bool = True
+    supports_deletes: bool = True
+    supports_listing: bool = True
+
+    def __init__(
+        self,
+        url_or_repository: str | os.PathLike[str] | Repository,
+        *,
+        read_only: bool = False,
+        branch: str = MAIN,
+        at: int | str | datetime | None = None,
+        tag: str | None = None,
+        durability: str = "fsync",
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        if isinstance(url_or_repository, str | os.PathLike):
+            engine = Engine(url_or_repository, durability=durability, storage_options=storage_options)
+        else:
+            engine = url_or_repository.engine
+        read_only = read_only or at is not None or tag is not None
+        position = Position(engine, branch=branch, at=at, tag=tag, creates=not read_only)
+        position.settle()
+        self._set_up(engine, position, None if read_only else Session(engine, position, branch=branch), read_only)
+
+    def _set_up(self, engine: Engine, position: Position, session: Session | None, read_only: bool) -> None:
+        super().__init__(read_only=read_only)
+        self._engine = engine
+        self._position = position  # of a reader; a writer's moves with its session
+        self._session = session
+        if session is not None:
+            _sessions[session.token] = session
+
+    @classmethod
+    def _of(cls, engine: Engine, position: Position, session: Session | None, *, read_only: bool) -> Self:
+        store = cls.__new__(cls)
+        store._set_up(engine, position, session, read_only)
+        return store
+
+    @classmethod
+    def begin(
+        cls, engine: Engine, *, branch: str, message: str | None, properties: Mapping[str, Any] | None
+    ) -> Self:
+        """Return a writable store at the head: what `Repository.transaction` returns."""
+        position = Position(engine, branch=branch, creates=True)
+        position.settle()
+        session = Session(engine, position, branch=branch, message=message, properties=properties)
+        return cls._of(engine, position, session, read_only=False)
+
+    # --- what it is a view of
+
+    @property
+    def url(self) -> str:
+        """Where the repository is."""
+        return self._engine.url
+
+    @property
+    def mapping(self) -> Transaction | Snapshot:
+        """The same keys and values as a `MutableMapping[str, bytes]` (of a reader: a `Mapping`), until the next commit."""
+        return self._position.snapshot() if self._session is None else self._session.transaction
+
+    @property
+    def _view(self) -> Session | Snapshot:
+        return self._session or self._position.snapshot()
+
+    @property
+    def base(self) -> Commit | None:
+        """The commit that is read, and that what is staged is based on. None if there is none yet."""
+        position = self._position if self._session is None else self._session.position
+        stored = position.snapshot().stored
+        return None if stored is None else stored.commit
+
+    @property
+    def staged_count(self) -> int:
+        """How many keys and prefixes are set or deleted here and not committed."""
+        return 0 if self._session is None else self._session.staged_count
+
+    def changes(self) -> dict[str, list[str]]:
+        """Return what is staged: `set` and `deleted` keys, and `deleted_below`: the paths cleared as a whole."""
+        return self._writer().transaction.changes()
+
+    def _writer(self) -> Session:
+        self._check_writable()
+        if self._session is None:
+            raise ValueError("store was opened in read-only mode and does not support writing")
+        return self._session
+
+    # --- transactions
+
+    def commit(self, message: str | None = None) -> Commit | None:
+        """Publish what is staged and go on from the new commit.
+
+        Returns the commit; that of the base, without a new one, if nothing is staged. Errors as of
+        `Transaction.commit`. After `ConflictError` what is staged is still there: `rollback()` drops it.
+        """
+        return self._writer().commit(message)
+
+    def rollback(self) -> None:
+        """Drop what is staged and move to the newest commit."""
+        self._writer().rollback()
+
+    def latest(self) -> TxStore:
+        """Return a new store at the newest commit, which sees nothing of what is staged here."""
+        if self._session is None:
+            branch = MAIN if self._position.stored is None else self._position.stored.header.branch
+            position = Position(self._engine, branch=branch)
+            position.settle()
+            return self._of(self._engine, position, None, read_only=True)
+        session = self._session
+        return self.begin(
+            self._engine, branch=session.branch, message=session.message, properties=session.properties
+        )
+
+    def __enter__(self) -> Self:
+        if self._session is not None and not self.read_only:
+            self._session.depth += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        session = self._session
+        if session is None or self.read_only:
+            self.close()
+            return
+        session.depth -= 1
+        if session.depth:
+            return
+        try:
+            if kind is None:
+                session.commit()
+        except BaseException:
+            session.end(_ROLLED_BACK)
+            raise
+        else:
+            session.end(_ROLLED_BACK if kind else _COMMITTED)
+        finally:
+            self.close()
+
+    def with_read_only(self, read_only: bool = False) -> Self:
+        """Return an unopened store on the same data: of a writer, with what is staged."""
+        if self._session is not None:
+            return self._of(self._engine, self._position, self._session, read_only=read_only)
+        if read_only:
+            return self._of(self._engine, self._position, None, read_only=True)
+        stored = self._position.stored
+        branch = MAIN if stored is None else stored.header.branch
+        if stored is None:
+            return self.begin(self._engine, branch=branch, message=None, properties=None)  # type: ignore[return-value]
+        session = Session(self._engine, self._position, branch=branch)
+        return self._of(self._engine, self._position, session, read_only=False)
+
+    # --- identity
+
+    def _identity(self) -> tuple[Any, ...]:
+        if self._session is not None and self._session.staged_count:
+            return self.url, self.read_only, self._session.token
+        position = self._position if self._session is None else self._session.position
+        return self.url, self.read_only, position.exact
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TxStore) and self._identity() == other._identity()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        session = self._session
+        if session is None:
+            return _reopen_reader, (self._engine, self._position.exact)
+        told = (session.token, session.staged_count > 0, session.branch, session.message, session.properties)
+        return _reopen_writer, (self._engine, session.position.exact, told, self.read_only)
+
+    def __str__(self) -> str:
+        return f"txstore://{self.url}"
+
+    def __repr__(self) -> str:
+        return f"<TxStore {self.url} {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        return f"<b>TxStore</b> <code>{escape(self.url)}</code> {escape(self._state())}"
+
+    def _state(self) -> str:
+        position = self._position if self._session is None else self._session.position
+        where = "(no commit)" if position.stored is None else str(position.stored.commit)
+        mode = ", read-only" if self.read_only else ""
+        staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
+        return where + mode + staged
+
+    # --- dict syntax
+
+    def __getitem__(self, key: str) -> bytes:
+        view = self._view.get_view(key)
+        if view is None:
+            raise KeyError(key)
+        return bytes(view)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._writer().set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self._writer().delete(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._hierarchy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._hierarchy)
+
+    def __len__(self) -> int:
+        return len(self._hierarchy)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def _hierarchy(self) -> Hierarchy:
+        return self.mapping
+
+    # --- zarr's synchronous face: what the fused codec pipeline calls, from threads
+
+    def get_sync(
+        self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return a value, or a part of it, as a view of the mapped file; None if there is no such key."""
+        self._is_open = True
+        view = self._view.get_view(key) if byte_range is None else self._view.get_part(key, _part(byte_range))
+        if view is None:
+            return None
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(view)
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Stage a value. It is copied before this returns."""
+        self._is_open = True
+        self._check_writable()
+        if not isinstance(value, Buffer):
+            raise TypeError(f"TxStore.set() takes a zarr Buffer, not {type(value).__name__}; use store[key] = bytes")
+        self._writer().set(key, _contiguous(value))
+
+    def delete_sync(self, key: str) -> None:
+        """Stage the deletion of a key. It need not exist."""
+        self._is_open = True
+        self._writer().delete(key)
+
+    # --- zarr's asynchronous face. Staging is a write to the page cache: no reason to leave the event loop
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        return self.get_sync(key, prototype=prototype, byte_range=byte_range)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        return [self.get_sync(key, prototype=prototype, byte_range=part) for key, part in key_ranges]
+
+    async def exists(self, key: str) -> bool:
+        return key in self
+
+    async def set(self, key: str, value: Buffer) -> None:
+        self.set_sync(key, value)
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        self._check_writable()
+        if key not in self:
+            self.set_sync(key, value)
+
+    async def delete(self, key: str) -> None:
+        self.delete_sync(key)
+
+    async def delete_dir(self, prefix: str) -> None:
+        self._writer().delete_dir(prefix)
+
+    async def is_empty(self, prefix: str) -> bool:
+        return not self._hierarchy.has_keys_below(prefix)
+
+    async def list(self) -> AsyncIterator[str]:
+        for key in self._hierarchy:
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        for key in takewhile(lambda key: key.startswith(prefix), self._hierarchy.keys_between(prefix, None)):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        for name in self._hierarchy.list_dir(prefix):
+            yield name
+
+    async def getsize(self, key: str) -> int:
+        size = self._hierarchy.size_of(key)
+        if size is None:
+            raise FileNotFoundError(key)
+        return size
+
+    async def getsize_prefix(self, prefix: str) -> int:
+        hierarchy = self._hierarchy
+        return sum(hierarchy.size_of(key) or 0 for key in hierarchy.keys_below(prefix))
+
+    @property
+    def supports_consolidated_metadata(self) -> bool:
+        # Three sequential appends through consolidated metadata lose two, without a conflict: it is a second copy of
+        # every array's shape. Our own metadata look-ups need no second copy.
+        return False
+
+
+def _part(byte_range: ByteRequest) -> slice:
+    match byte_range:
+        case RangeByteRequest(start, end):
+            return slice(start, end)
+        case OffsetByteRequest(offset):
+            return slice(offset, None)
+        case SuffixByteRequest(suffix):
+            return slice(-suffix, None) if suffix else slice(0, 0)
+        case _:
+            raise ValueError(f"Unexpected byte_range, got {byte_range}.")
+
+
+def _contiguous(value: Buffer) -> memoryview:
+    array = value.as_numpy_array()
+    return memoryview(array if array.flags.c_contiguous else array.copy())
+
+
+def _reopen_reader(engine: Engine, exact: tuple[int, str] | None) -> TxStore:
+    return TxStore._of(engine, Position(engine, exact=exact), None, read_only=True)
+
+
+def _reopen_writer(
+    engine: Engine,
+    exact: tuple[int, str] | None,
+    told: tuple[str, bool, str, str | None, Mapping[str, Any] | None],
+    read_only: bool,
+) -> TxStore:
+    """Nothing is raised here, only at the first use: an error while unpickling hangs a pool of workers."""
+    token, staged, branch, message, properties = told
+    session = _sessions.get(token)
+    if session is None or session.process != os.getpid():
+        position = Position(engine, branch=branch, exact=exact, creates=True)
+        session = Session(engine, position, branch=branch, message=message, properties=properties)
+        if staged:
+            session.end(_ELSEWHERE)
+    return TxStore._of(session.engine, session.position, session, read_only=read_only)
+
+
+__all__ = ["RepositoryNotFoundError", "TxStore"]
