@@ -136,8 +136,8 @@ class Commits:
         if names & {"zarr.json", ".zgroup", ".zarray", ".zmetadata"} and not self._is_guarded():
             reason = "this is plain Zarr, not a TxStore repository: use `txstore import` to make one of it"
             return RepositoryNotFoundError(url, reason=reason)
-        ours = {format.GUARD, *(name.partition("/")[0] for name in format.DIRECTORIES)}
-        if names <= ours:  # somebody is creating it, or was killed while doing so
+        ours = {format.GUARD, format.FORMAT, *(name.partition("/")[0] for name in format.DIRECTORIES)}
+        if names <= ours:  # somebody is creating it (or just has), or was killed while doing so
             return RepositoryNotFoundError(url, creatable=True)
         reason = f"this directory holds something else ({sorted(names - ours)[0]!r}); choose an empty or a new one"
         return RepositoryNotFoundError(url, reason=reason)
@@ -284,7 +284,9 @@ class Commits:
         found = [] if len(wanted) < 4 else [s for s in self.ancestors(head) if s.header.id.hex().startswith(wanted)]
         if len(found) == 1:
             return found[0]
-        hint = "several commits begin like this: give more digits" if found else "there is no such commit; see repo.log()"
+        hint = (
+            "several commits begin like this: give more digits" if found else "there is no such commit; see repo.log()"
+        )
         raise CommitNotFoundError(f"commit {commit_id!r}", hint=hint)
 
     def _at_time(self, at: datetime, branch: str, head: Stored) -> Stored:
@@ -310,7 +312,9 @@ class Commits:
         tag = self.read_tag(name)
         stored = self.read(tag.branch, tag.slot)
         if stored is None or stored.header.id != tag.commit_id:
-            raise CorruptionError(format.tag_path(name), reason=f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}")
+            raise CorruptionError(
+                format.tag_path(name), reason=f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}"
+            )
         return stored
 
     def read_tag(self, name: str) -> Tag:
@@ -382,4 +386,3 @@ class Commits:
         # The commit stands whatever becomes of the hint.
         with contextlib.suppress(OSError):
             self.storage.write_in_place(format.hint_path(stored.header.branch), stored.hint(durable=durable).encode())
-

@@ -87,7 +87,7 @@ class Committer:
 
         # 4. I1: values and runs are durable before the header that names them: large ones now, small ones with it.
         if self.durable and self.end > SYNC_BEFORE_LOCK:
-            self.writer.truncate(self.end)
+            self.writer.finish(self.end)
             self._sync()
 
         # 5. The lock gives everybody a turn. That a slot is taken once does not depend on it.
@@ -160,7 +160,8 @@ class Committer:
     # --- conflicts
 
     def _writes(self) -> Writes:
-        written, deleted = [], []
+        written: list[str] = []
+        deleted: list[str] = []
         documents: dict[str, bytes | None] = {}
         for key, staged in self.staging.items_staged():
             if key in self.unchanged:
@@ -220,7 +221,7 @@ class Committer:
         total = offset + len(encoded) + format.FOOTER_SIZE
         footer = Footer(len(encoded), offset, total, header.id, format.crc32c(encoded))
         self.writer.write_at(offset, encoded + footer.encode())
-        self.writer.truncate(total)
+        self.writer.finish(total)
         return Stored(header, footer, format.header_hash(encoded))
 
 

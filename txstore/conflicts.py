@@ -214,7 +214,7 @@ class _Checker:
 
     def is_equal_group_creation(self, key: str) -> bool:
         mine = self.mine.documents.get(key)
-        if mine is None or key in self.base or self.head.get_view(key) != mine:
+        if mine is None or key in self.base or _bytes(self.head, key) != mine:
             return False
         if key.rpartition("/")[2] == ".zattrs":
             return self.mine.documents.get(document_key(node_of_document(key), ".zgroup")) is not None
@@ -257,4 +257,3 @@ class _Checker:
 def _bytes(snapshot: Snapshot, key: str) -> bytes | None:
     view = snapshot.get_view(key)
     return None if view is None else bytes(view)
-

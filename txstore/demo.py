@@ -17,16 +17,17 @@ from __future__ import annotations
 import csv
 import ctypes
 import gzip
-import importlib.metadata
 import importlib.util
 import itertools
 import multiprocessing
 import platform
 import signal
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -44,6 +45,7 @@ from rich.markup import escape
 from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
+import txstore
 from txstore.demo_picture import DATA, Board, DemoReport, SceneResult, draw, require_matplotlib, summary
 from txstore.repository import Repository
 
@@ -117,13 +119,13 @@ class Transactions:
 
     @cached_property
     def repository(self) -> Repository:
-        return Repository(str(self.path))
+        return Repository(self.path)
 
     def writing(self, message: str) -> AbstractContextManager[Store]:
         return self.repository.transaction(message)
 
     def reading(self) -> AbstractContextManager[Store]:
-        return Repository(str(self.path)).snapshot()
+        return Repository(self.path).snapshot()
 
 
 # -- the two scenes ----------------------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ Role = Callable[[Scene, Place, Stage, Callable[[], None]], Notes]
 
 def perform(role: Role, scene: Scene, place: Place, stage: Stage, pipe: Connection) -> None:
     """A child's main: tells None when it is ready, and its notes at the end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process in order
     try:
         notes = role(scene, place, stage, lambda: pipe.send(None))
     except Exception as error:  # told to the parent, and raised again for the traceback
@@ -344,6 +346,28 @@ class Child:
 # -- the parent --------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def holding_interrupts() -> Iterator[None]:
+    """Ctrl-C inside takes effect at the end, and processes started inside never see it.
+
+    So each child that runs is known to its parent, and none prints a traceback while it imports.
+    """
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    # The mask is for the children, who inherit it. The handler is for a signal that another thread takes.
+    handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        signal.raise_signal(signal.SIGINT)
+
+
 def play(scene: Scene, place: Place, seconds: float, show: Callable[[SceneResult], None]) -> SceneResult:
     """Play one scene on one store. Both processes are gone when this returns or raises."""
     context = multiprocessing.get_context("spawn")
@@ -368,8 +392,9 @@ def play(scene: Scene, place: Place, seconds: float, show: Callable[[SceneResult
         )
 
     try:
-        for title, role in (("the writer", write), ("the reader", read)):
-            children.append(Child(context, title, role, scene, place, stage))
+        with holding_interrupts():
+            for title, role in (("the writer", write), ("the reader", read)):
+                children.append(Child(context, title, role, scene, place, stage))
         notes = [child.next_word(START_SECONDS) for child in children]
         if any(notes):
             return result(notes)
@@ -419,8 +444,8 @@ def run(
             result = play(scene, place, seconds, board.show)
             board.done(result)
             console.print(summary(result), highlight=False)
-    versions = {name: importlib.metadata.version(name) for name in ("txstore", "zarr")}
-    report = DemoReport(board.results, rows, versions | {"python": platform.python_version()}, picture)
+    versions = {"txstore": txstore.__version__, "zarr": zarr.__version__, "python": platform.python_version()}
+    report = DemoReport(board.results, rows, versions, picture)
     console.print(board.table())
     for problem in report.problems:
         console.print(f"[bold red]WRONG[/] {escape(problem)}", highlight=False)

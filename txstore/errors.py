@@ -45,7 +45,9 @@ class CommitUnknownError(TxStoreError):
 
     def __init__(self, commit_id: str, *, reason: str) -> None:
         self.commit_id = commit_id
-        super().__init__(f"{reason}: it is unknown whether commit {commit_id} is durable. Look it up with repo.resolve()")
+        super().__init__(
+            f"{reason}: it is unknown whether commit {commit_id} is durable. Look it up with repo.resolve()"
+        )
 
 
 class CorruptionError(TxStoreError):
@@ -72,7 +74,13 @@ class SnapshotExpiredError(TxStoreError):
 class RepositoryNotFoundError(TxStoreError, FileNotFoundError):
     """There is no repository here: look at the path."""
 
-    def __init__(self, url: str, *, reason: str = "there is no TxStore repository here; look at the path", creatable: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        reason: str = "there is no TxStore repository here; look at the path",
+        creatable: bool = False,
+    ) -> None:
         self.url = url
         self.creatable = creatable  # a writer may create one here
         super().__init__(f"{url}: {reason}")

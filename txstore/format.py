@@ -1,4 +1,4 @@
-"""Bytes <-> frozen dataclasses, and every file name. No I/O. The layout is docs/format.md; sections are named after it."""
+"""Bytes <-> frozen dataclasses, and every file name. No I/O. The layout is docs/format.md, whose words are used."""
 
 from __future__ import annotations
 
@@ -142,7 +142,9 @@ class _Reader:
     def take(self, length: int) -> bytes:
         end = self.position + length
         if length < 0 or end > len(self._data):
-            raise MalformedError(f"{length} bytes are needed where {len(self._data) - self.position} are left", self.position)
+            raise MalformedError(
+                f"{length} bytes are needed where {len(self._data) - self.position} are left", self.position
+            )
         part = self._data[self.position : end]
         self.position = end
         return part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+
 from txstore.keys import after_prefix, directory_prefix
 
 
@@ -96,4 +97,3 @@ class Hierarchy(Mapping[str, bytes], ABC):
         """Return the values of those keys that exist."""
         found = ((key, self.get_view(key)) for key in keys)
         return {key: bytes(view) for key, view in found if view is not None}
-

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from txstore import format
 from txstore._native import local
 from txstore.errors import CorruptionError
-from txstore.format import PackName
+from txstore.format import PackName, crc32c, encode_frame, frame_layout
 from txstore.storage import Mapped, StagedFile, Storage
 
 if TYPE_CHECKING:
@@ -25,11 +24,16 @@ _WRITEBACK_STEP = 8 << 20
 #: Maps held at once. The kernel allows a process 65,530 by default.
 MAX_MAPS = 16_384
 
-_PADDING = bytes(format.ALIGNMENT)
+#: Frames are collected up to this length, so that small values cost a copy each and no system call. A transaction of
+#: this process alone is lost with it anyway; what others have to find (I8) is flushed before `append` returns.
+_BUFFER_SMALLEST, _BUFFER_LARGEST = 16 << 10, 1 << 20
+#: A value from this length on is written from where it lies.
+_WRITTEN_DIRECTLY = 128 << 10
+
+_ZEROS = bytes(format.ALIGNMENT)
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """Where a staged value lies in its transaction's own pack."""
 
     offset: int
@@ -38,71 +42,163 @@ class Staged:
 
 
 class PackWriter:
-    """Appends framed values to one pack that nobody else sees. Threads may append at the same time."""
+    """Appends framed values to one pack that nobody else sees. Threads may append at the same time.
+
+    The file is created when there is something to write to it: with the first full buffer, or at `sync`.
+    """
 
     def __init__(self, storage: Storage, path: str, pack_id: bytes, repository_id: bytes) -> None:
         self.id = pack_id
         self.path = path
-        self._file: StagedFile = storage.create(path)
+        self._storage = storage
+        self._file: StagedFile | None = None
         self._lock = threading.Lock()
         self._sequence = 0
+        self._end = format.HEAD_SIZE  # of the frames
+        self._buffer = memoryview(bytearray(_BUFFER_SMALLEST))
+        self._buffer_start = 0  # where in the pack the buffer begins; all before it is in the file
+        self._buffer_end = format.HEAD_SIZE
         self._allocated = 0
-        self._highest = 0  # end of what was written after the frames
+        self._length = 0  # of the file, but for what is preallocated
         self._writeback = 0
-        self._end = format.HEAD_SIZE
-        self._file.write(0, [format.encode_head(pack_id, repository_id)])
+        self._buffer[: format.HEAD_SIZE] = format.encode_head(pack_id, repository_id)
 
     @property
     def size(self) -> int:
+        """Where the frames end."""
         return self._end
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: bool) -> Staged:
-        """Append one frame. When this returns, a killed process has not lost it (I8).
+        """Append one frame.
 
         `value` is any contiguous buffer of bytes; it is not needed afterwards. Raises `OSError`.
         """
-        length = memoryview(value).nbytes
-        checksum = local.crc32c(value)
+        view = memoryview(value)
+        length = view.nbytes
+        if length:
+            view = view.cast("B")
+        checksum = crc32c(view)
         with self._lock:
             start = self._end
-            offset, end = format.frame_layout(start, len(key), length)
-            sequence = self._sequence
-            if end > self._allocated and end > PREALLOCATE_FROM:
-                step = min(max(end, _STEP_SMALLEST), _STEP_LARGEST)
-                self._file.allocate(self._allocated, end + step - self._allocated)
-                self._allocated = end + step
+            offset, end = frame_layout(start, len(key), length)
+            frame = encode_frame(kind, seen, self._sequence, key, length, checksum)
             self._sequence += 1
             self._end = end
-        frame = format.encode_frame(kind, seen, sequence, key, length, checksum)
-        self._file.write(start, [frame, _PADDING[: offset - start - len(frame)], value])
-        if start - self._writeback >= _WRITEBACK_STEP:
-            begin, self._writeback = self._writeback, start
-            self._file.start_writeback(begin, start - begin)
+            self._drop_sections(start)
+            if length < _WRITTEN_DIRECTLY:
+                buffer = self._room_for(start, end)
+                begin = self._buffer_start
+                value_at, frame_end = offset - begin, start - begin + len(frame)
+                buffer[start - begin : frame_end] = frame
+                if frame_end != value_at:
+                    buffer[frame_end:value_at] = _ZEROS[: value_at - frame_end]
+                if length:
+                    buffer[value_at : value_at + length] = view
+                if offset + length != end:
+                    buffer[value_at + length : end - begin] = _ZEROS[: end - offset - length]
+                self._buffer_end = end
+                return Staged(offset, length, checksum)
+            self._flush()
+            self._reserve(end)
+        padding = _ZEROS[: offset - start - len(frame)], _ZEROS[: end - offset - length]
+        self._created().write(start, [frame, padding[0], view, padding[1]])
+        self._start_writeback(end)
         return Staged(offset, length, checksum)
+
+    def _drop_sections(self, start: int) -> None:
+        """Forget what an attempt to commit wrote after the frames, which end at `start`; the caller holds the lock."""
+        if start < self._buffer_start:  # it was flushed, and the buffer is empty
+            self._buffer_start = start
+        self._buffer_end = start
+
+    def _room_for(self, start: int, end: int) -> memoryview:
+        """Return the buffer with room for a frame; the caller holds the lock."""
+        if end - self._buffer_start > len(self._buffer):
+            self._flush()
+            self._start_writeback(start)
+            if len(self._buffer) < _BUFFER_LARGEST:
+                self._buffer = memoryview(bytearray(min(max(4 * len(self._buffer), end - start), _BUFFER_LARGEST)))
+        return self._buffer
+
+    def _flush(self) -> None:
+        """Write the buffer to the file; the caller holds the lock."""
+        start, end = self._buffer_start, self._buffer_end
+        if end > start:
+            self._allocate(end)
+            self._created().write(start, [self._buffer[: end - start]])
+            self._length = max(self._length, end)
+            self._buffer_start = end
+
+    def _reserve(self, end: int) -> None:
+        """Make room for a frame that is written directly; the caller holds the lock."""
+        self._allocate(end)
+        self._created()
+        self._buffer_start = self._buffer_end = end
+        self._length = max(self._length, end)
+
+    def _created(self) -> StagedFile:
+        if self._file is None:
+            self._file = self._storage.create(self.path)
+        return self._file
+
+    def _allocate(self, end: int) -> None:
+        if end > self._allocated and end > PREALLOCATE_FROM:
+            step = min(max(end, _STEP_SMALLEST), _STEP_LARGEST)
+            self._created().allocate(self._allocated, end + step - self._allocated)
+            self._allocated = end + step
+
+    def _start_writeback(self, end: int) -> None:
+        begin = self._writeback
+        if end - begin >= _WRITEBACK_STEP:
+            self._writeback = end
+            self._created().start_writeback(begin, end - begin)
 
     def read(self, staged: Staged) -> bytes:
         """Return a value that was appended here. Raises `CorruptionError` if it is no longer what was written."""
-        value = self._file.read(staged.offset, staged.length)
-        if len(value) != staged.length or local.crc32c(value) != staged.checksum:
+        with self._lock:
+            begin = staged.offset - self._buffer_start
+            if begin >= 0:
+                value = bytes(self._buffer[begin : begin + staged.length])
+            else:
+                value = self._created().read(staged.offset, staged.length)
+        if len(value) != staged.length or crc32c(value) != staged.checksum:
             raise CorruptionError(self.path, offset=staged.offset, reason="a staged value has changed on the disk")
         return value
 
     def write_at(self, offset: int, content: bytes) -> None:
         """Write what follows the frames: sections, header, footer. A later frame overwrites it."""
-        self._file.write(offset, [content])
-        self._highest = max(self._highest, offset + len(content))
+        with self._lock:
+            begin, end = offset - self._buffer_start, offset + len(content)
+            if begin >= 0 and end - self._buffer_start <= len(self._buffer):
+                gap = self._buffer_end - self._buffer_start
+                if gap < begin:
+                    self._buffer[gap:begin] = bytes(begin - gap)
+                self._buffer[begin : begin + len(content)] = content
+                self._buffer_end = end
+            else:
+                self._flush()
+                self._created().write(offset, [content])
+                self._length = max(self._length, end)
+                self._buffer_start = self._buffer_end = max(self._buffer_start, end)
 
-    def truncate(self, length: int) -> None:
-        """End the file here. It may be longer: preallocated, or by an earlier attempt to commit."""
-        if max(self._allocated, self._highest) > length:
-            self._file.truncate(length)
-            self._allocated, self._highest = min(self._allocated, length), length
+    def finish(self, length: int) -> None:
+        """Write what is buffered and end the file here. It may be longer: preallocated, or by an earlier attempt."""
+        with self._lock:
+            self._flush()
+            if max(self._allocated, self._length) > length:
+                self._created().truncate(length)
+                self._allocated, self._length = min(self._allocated, length), length
 
     def sync(self) -> None:
-        self._file.sync()
+        """Make what was written durable. Raises `OSError`."""
+        self._created().sync()
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """Close the file; return whether one was created. It may have been renamed meanwhile."""
+        if self._file is None:
+            return False
         self._file.close()
+        return True
 
 
 class OpenPack:

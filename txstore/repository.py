@@ -121,7 +121,9 @@ class Repository:
 
     # --- reading
 
-    def snapshot(self, at: int | str | datetime | None = None, *, branch: str = MAIN, tag: str | None = None) -> TxStore:
+    def snapshot(
+        self, at: int | str | datetime | None = None, *, branch: str = MAIN, tag: str | None = None
+    ) -> TxStore:
         """Return a read-only store at the newest commit, or at the one that `at` or `tag` names.
 
         `at` is a slot, a commit id (or its first digits), or an aware datetime: the newest commit that is not later.

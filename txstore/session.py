@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.commits import MAIN, Commit
@@ -203,7 +204,7 @@ class Session:
                 self._transaction.rollback()
                 self._transaction = None
 
-    def _move(self, old: Snapshot, new: Snapshot, relied_on: set[str]) -> None:
+    def _move(self, old: Snapshot, new: Snapshot, relied_on: AbstractSet[str]) -> None:
         """Base the next transaction on `new`, and note which documents somebody else has changed since `old`."""
         self._transaction, self.position = None, Position.of(self.engine, new)
         if new.seq <= old.seq:

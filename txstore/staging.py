@@ -183,7 +183,9 @@ class Staging(Hierarchy):
             if self._writer is None:
                 self._commits.create(durable=self._durable)
                 repository_id = self._commits.repository_id
-                self._writer = PackWriter(self._commits.storage, format.staging_path(self.id, 0), self.id, repository_id)
+                self._writer = PackWriter(
+                    self._commits.storage, format.staging_path(self.id, 0), self.id, repository_id
+                )
             return self._writer
 
     @property
@@ -217,8 +219,7 @@ class Staging(Hierarchy):
     def discard(self) -> None:
         """Drop what is staged. In a forked child only the inherited descriptor: the files are the parent's."""
         if self._writer is not None:
-            self._writer.close()
-            if self.process == os.getpid():
+            if self._writer.close() and self.process == os.getpid():
                 with contextlib.suppress(OSError):
                     self._commits.storage.delete(self._writer.path)
                     self._commits.storage.delete(format.staging_directory(self.id))

@@ -232,8 +232,12 @@ class LocalStorage:
             return
         # The lock belongs to the open file description: two threads that open the file exclude each other too.
         with self._opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _WHOLE_FILE)
-            yield
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK_ALL)
+            try:
+                yield
+            finally:
+                # Closing is not enough: a child that was forked meanwhile has the description open, too.
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_ALL)
 
 
 class LocalStagedFile:
@@ -269,7 +273,8 @@ class LocalStagedFile:
 
 
 if sys.platform == "linux":
-    _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
+    _LOCK_ALL = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
+    _UNLOCK_ALL = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def _sync(descriptor: int) -> None:
@@ -302,8 +307,8 @@ def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
 
 
 def _write_fully(descriptor: int, offset: int, parts: Sequence[Buffer]) -> None:
-    written = os.pwritev(descriptor, parts, offset)
     total = sum(memoryview(part).nbytes for part in parts)
+    written = os.pwritev(descriptor, parts, offset)
     if written == total:
         return
     rest = memoryview(b"".join(parts))[written:]

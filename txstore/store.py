@@ -113,9 +113,7 @@ class TxStore(Store):
         return store
 
     @classmethod
-    def begin(
-        cls, engine: Engine, *, branch: str, message: str | None, properties: Mapping[str, Any] | None
-    ) -> Self:
+    def begin(cls, engine: Engine, *, branch: str, message: str | None, properties: Mapping[str, Any] | None) -> Self:
         """Return a writable store at the head: what `Repository.transaction` returns."""
         position = Position(engine, branch=branch, creates=True)
         position.settle()
@@ -131,7 +129,7 @@ class TxStore(Store):
 
     @property
     def mapping(self) -> Transaction | Snapshot:
-        """The same keys and values as a `MutableMapping[str, bytes]` (of a reader: a `Mapping`), until the next commit."""
+        """The same keys and values as a `MutableMapping` (of a reader: a `Mapping`), until the next commit."""
         return self._position.snapshot() if self._session is None else self._session.transaction
 
     @property
@@ -182,9 +180,7 @@ class TxStore(Store):
             position.settle()
             return self._of(self._engine, position, None, read_only=True)
         session = self._session
-        return self.begin(
-            self._engine, branch=session.branch, message=session.message, properties=session.properties
-        )
+        return self.begin(self._engine, branch=session.branch, message=session.message, properties=session.properties)
 
     def __enter__(self) -> Self:
         if self._session is not None and not self.read_only:
@@ -219,7 +215,7 @@ class TxStore(Store):
         stored = self._position.stored
         branch = MAIN if stored is None else stored.header.branch
         if stored is None:
-            return self.begin(self._engine, branch=branch, message=None, properties=None)  # type: ignore[return-value]
+            return self.begin(self._engine, branch=branch, message=None, properties=None)
         session = Session(self._engine, self._position, branch=branch)
         return self._of(self._engine, self._position, session, read_only=False)
 

@@ -59,7 +59,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._properties = dict(properties or {})
         self._staging = Staging(commits, base, durable=self._durable)
         self._finalizer = weakref.finalize(self, Staging.abandon, self._staging)
-        self._changed = threading.Condition()  # of state and _in_flight
+        self._lock = threading.Lock()  # of state and _in_flight
+        self._idle = threading.Condition(self._lock)  # nothing is in flight
         self._in_flight = 0
         self._cause: BaseException | None = None
 
@@ -116,8 +117,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._stage(format.FRAME_PREFIX, prefix, prefix.encode(), b"")
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
-        with self._changed:
-            self._check_open()
+        with self._lock:
+            if self.state != "open" or self._staging.process != os.getpid():
+                self._check_open()
             self._in_flight += 1
         try:
             self._staging.stage(kind, key, encoded, value)
@@ -125,13 +127,14 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self.poison(error)
             raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._in_flight -= 1
-                self._changed.notify_all()
+                if self.state != "open":
+                    self._idle.notify_all()
 
     def poison(self, error: BaseException) -> None:
         """Refuse everything but `rollback` from now on: what is half done must not be committed (I6)."""
-        with self._changed:
+        with self._lock:
             if self.state == "open":
                 self.state, self._cause = "poisoned", error
 
@@ -196,10 +199,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def rollback(self) -> None:
         """Drop what is staged. Late writes of other threads raise `TransactionStateError` from now on."""
-        with self._changed:
+        with self._lock:
             if self.state in ("open", "poisoned"):
                 self.state = "rolled back"
-            self._changed.wait_for(lambda: self._in_flight == 0)
+            self._idle.wait_for(lambda: self._in_flight == 0)
         if self.state != "of unknown outcome":  # I3: then nothing staged is deleted
             self._staging.discard()
         self._finalizer.detach()
@@ -220,11 +223,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         OSError
             The medium failed; nothing was published.
         """
-        with self._changed:
+        with self._lock:
             self._check_open()
             if self._in_flight:
                 raise TransactionStateError(
-                    f"{self._in_flight} writes are in flight: wait for the threads that write, then commit", state="open"
+                    f"{self._in_flight} writes are in flight: wait for the threads that write, then commit",
+                    state="open",
                 )
             self.state = "committing"
         result = self.base

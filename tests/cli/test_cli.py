@@ -1,0 +1,374 @@
+"""The commands: what they print, as text and as JSON, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import Result
+from typer.testing import CliRunner
+
+import txstore
+import txstore.demo
+from txstore.cli import app
+
+pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+
+
+def run(*arguments: object) -> Result:
+    # Wide: the runner's output is no terminal, but whoever runs the tests may have set COLUMNS.
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def run_json(*arguments: object) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    """One line on the standard error, status 1, nothing else: no traceback."""
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("txstore: ")
+    for word in words:
+        assert word in result.stderr
+    assert isinstance(result.exception, SystemExit)
+
+
+@pytest.fixture
+def filled(repo: txstore.Repository) -> txstore.Repository:
+    """Two commits: a group with an array, a scalar and a format 2 array; then three more chunks' worth of values."""
+    with repo.transaction("create [all] of it\nat length", properties={"run": 3, "by": {"whom": "me"}}) as store:
+        group = zarr.create_group(store, path="storm")
+        group.create_array("position", shape=(10, 4), chunks=(5, 4), dtype="f8")
+        zarr.create_array(store, name="scalar", shape=(), dtype="i4")
+        zarr.create_array(store, name="old", shape=(6,), chunks=(2,), dtype="u1", zarr_format=2)
+    with repo.transaction("fill") as store:
+        zarr.open_array(store, path="storm/position")[:5] = 1.0
+        zarr.open_array(store, path="old")[:] = np.arange(1, 7)
+    repo.tags["v1"] = 0
+    return repo
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"txstore {txstore.__version__}\n")
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    for command in ("demo", "log", "ls", "show", "verify"):
+        assert command in run("--help").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["log"],
+        ["no-such-command"],
+        ["log", "x", "--limit", "0"],
+        ["log", "x", "--limit", "many"],
+        ["ls", "x", "--no-such-option"],
+        ["show", "x"],
+        ["demo", "--seconds", "0"],
+    ],
+)
+def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr
+
+
+COMMANDS = [("log",), ("ls",), ("ls", "--keys"), ("show", "0"), ("verify",)]
+
+
+def call(command: tuple[str, ...], path: Path, *more: str) -> Result:
+    return run(command[0], path, *command[1:], *more)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_missing_repository(command: tuple[str, ...], more: list[str], tmp_path: Path) -> None:
+    assert_refused(call(command, tmp_path / "none", *more), "none: there is no TxStore repository here")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_path_that_is_something_else(command: tuple[str, ...], tmp_path: Path) -> None:
+    zarr.open_group(tmp_path / "plain.zarr", mode="w")
+    assert_refused(call(command, tmp_path / "plain.zarr"), "plain Zarr")
+    (tmp_path / "file").write_text("x")
+    assert_refused(call(command, tmp_path / "file"), "this is a file")
+
+
+@pytest.mark.parametrize("command", COMMANDS[:4])
+def test_a_damaged_repository(command: tuple[str, ...], filled: txstore.Repository) -> None:
+    path = Path(filled.url) / "format.json"
+    good = path.read_bytes()
+    path.write_text("{}")
+    assert_refused(call(command, Path(filled.url)), "format.json")
+    path.write_bytes(good)  # the repository is verified when the test ends
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_forbidden_repository(filled: txstore.Repository) -> None:
+    os.chmod(filled.url, 0)
+    try:
+        assert_refused(run("log", filled.url), "Permission denied")
+    finally:
+        os.chmod(filled.url, 0o700)
+
+
+def test_run_as_a_module(filled: txstore.Repository) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "txstore", "log", filled.url, "--json"], capture_output=True, text=True, check=True
+    )
+    assert [commit["slot"] for commit in json.loads(ran.stdout)] == [1, 0]
+
+
+def test_output_that_nobody_reads(filled: txstore.Repository) -> None:
+    """`txstore ls --keys | head` ends without a traceback."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "txstore", "ls", "--keys", filled.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+
+
+# -- log ---------------------------------------------------------------------------------------------------------------
+
+
+def test_log(filled: txstore.Repository) -> None:
+    result = run("log", filled.url)
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    commits = list(filled.log())
+    assert lines[0] == ["slot", "id", "time", "author", "set", "deleted", "bytes", "message"]
+    assert [line[:2] for line in lines[2:]] == [["1", commits[0].id[:12]], ["0", commits[1].id[:12]]]
+    assert lines[2][-1] == "fill"
+    assert lines[3][-4:] == ["create", "[all]", "of", "it"]
+
+
+def test_log_as_json(filled: txstore.Repository) -> None:
+    commits = list(filled.log())
+    shown = run_json("log", filled.url)
+    assert shown == [{**asdict(commit), "time": commit.time.isoformat()} for commit in commits]
+    assert list(shown[0]) == [
+        "id", "branch", "slot", "seq", "parent", "time", "author", "message", "properties", "statistics",
+    ]  # fmt: skip
+    assert run_json("log", filled.url, "--limit", 1) == shown[:1]
+    assert run_json("log", filled.url, "--limit", 9) == shown
+
+
+def test_a_message_does_not_steer_the_terminal(repo: txstore.Repository) -> None:
+    with repo.transaction("red: \x1b[31m bell: \x07") as store:
+        zarr.create_group(store)
+    for arguments in (["log", repo.url], ["show", repo.url, "0"]):
+        assert r"red: \x1b[31m bell: \x07" in run(*arguments).stdout
+
+
+# -- ls ----------------------------------------------------------------------------------------------------------------
+
+
+def test_ls(filled: txstore.Repository) -> None:
+    result = run("ls", filled.url)
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["name", "kind", "shape", "dtype", "chunks", "bytes"]
+    assert [line[:-1] for line in lines[2:]] == [
+        ["/", "group"],
+        ["old", "array", "6", "uint8", "3"],
+        ["scalar", "array", "scalar", "int32", "0"],
+        ["storm", "group"],
+        ["storm/position", "array", "10", "×", "4", "float64", "1"],
+    ]
+
+
+def test_ls_as_json(filled: txstore.Repository) -> None:
+    shown = {node["name"]: node for node in run_json("ls", filled.url)}
+    snapshot = filled.mapping()
+    sizes = {key: len(value) for key, value in snapshot.items()}
+    assert shown["storm/position"] == {
+        "name": "storm/position",
+        "kind": "array",
+        "shape": [10, 4],
+        "dtype": "float64",
+        "chunks_stored": 1,
+        "bytes": sizes["storm/position/zarr.json"] + sizes["storm/position/c/0/0"],
+    }
+    assert shown[""] == {
+        "name": "",
+        "kind": "group",
+        "shape": None,
+        "dtype": None,
+        "chunks_stored": None,
+        "bytes": sum(sizes.values()),
+    }
+    assert shown["storm"]["bytes"] == shown["storm/position"]["bytes"] + sizes["storm/zarr.json"]
+
+
+@pytest.mark.parametrize("prefix", ["storm", "storm/", "/storm"])
+def test_ls_below_a_node(filled: txstore.Repository, prefix: str) -> None:
+    assert [node["name"] for node in run_json("ls", filled.url, prefix)] == ["storm", "storm/position"]
+
+
+def test_ls_of_an_array(filled: txstore.Repository) -> None:
+    assert [node["name"] for node in run_json("ls", filled.url, "storm/position")] == ["storm/position"]
+
+
+@pytest.mark.parametrize("at", ["0", "v1", "id"])
+def test_ls_at_a_commit(filled: txstore.Repository, at: str) -> None:
+    at = filled.commit(0).id[:10] if at == "id" else at
+    shown = {node["name"]: node["chunks_stored"] for node in run_json("ls", filled.url, "--at", at)}
+    assert shown["storm/position"] == 0
+    assert shown["old"] == 0
+
+
+def test_ls_keys(filled: txstore.Repository) -> None:
+    sizes = {key: len(value) for key, value in filled.mapping().items()}
+    assert run_json("ls", filled.url, "--keys") == [{"key": key, "bytes": size} for key, size in sizes.items()]
+    assert run_json("ls", filled.url, "storm/position/c/0/0", "--keys") == [
+        {"key": "storm/position/c/0/0", "bytes": sizes["storm/position/c/0/0"]}
+    ]
+    assert run_json("ls", filled.url, "nothing", "--keys") == []
+    lines = run("ls", filled.url, "--keys", "--at", "v1").stdout.splitlines()
+    assert [line.split()[1] for line in lines] == list(filled.mapping(at=0))
+
+
+def test_ls_of_what_is_not_there(filled: txstore.Repository) -> None:
+    assert_refused(run("ls", filled.url, "nowhere"), "no array or group is at 'nowhere'")
+    assert_refused(run("ls", filled.url, "a//b"), "empty segment")
+    assert_refused(run("ls", filled.url, "--at", "2"), "slots 0 to 1")
+    assert_refused(run("ls", filled.url, "--at", "v2", "--keys"), "'v2'")
+
+
+# -- show --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["slot", "id", "id prefix", "tag"])
+def test_show(filled: txstore.Repository, name: str) -> None:
+    commit = filled.commit(0)
+    given = {"slot": "0", "id": commit.id, "id prefix": commit.id[:10].upper(), "tag": "v1"}[name]
+    assert run_json("show", filled.url, given) == {**asdict(commit), "time": commit.time.isoformat()}
+    lines = [line.split(maxsplit=1) for line in run("show", filled.url, given).stdout.splitlines()]
+    shown = {line[0]: line[1].rstrip() for line in lines}
+    assert shown["id"] == commit.id
+    assert shown["parent"] == "-"
+    assert shown["message"] == r"create [all] of it\nat length"
+    assert shown["properties.run"] == "3"
+    assert shown["properties.by"] == '{"whom": "me"}'
+    assert shown["statistics.keys_set"] == f"{commit.statistics['keys_set']}"
+
+
+def test_digits_are_a_slot_unless_they_are_many(filled: txstore.Repository) -> None:
+    filled.tags["123"] = 1  # can't be reached by this name here: the documented rule
+    filled.tags["1234567890"] = 1
+    assert_refused(run("show", filled.url, "123"), "slot 123")
+    assert run_json("show", filled.url, "1234567890")["slot"] == 1
+
+
+@pytest.mark.parametrize("commit", ["7", "999999999", "9999999999", "abcdefabcdef", "v2", "a/b", ""])
+def test_show_what_is_not_there(filled: txstore.Repository, commit: str) -> None:
+    assert_refused(run("show", filled.url, commit), commit)
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+
+def test_verify(filled: txstore.Repository) -> None:
+    result = run("verify", filled.url)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert result.stdout.startswith("0 faults in 2 commits, ")
+    report = filled.verify()
+    assert run_json("verify", filled.url) == {"ok": True, **asdict(report)}
+
+
+def test_verify_reports_faults(filled: txstore.Repository) -> None:
+    path = Path(filled.url) / "commits" / "main" / "0000000001"
+    good = path.read_bytes()
+    offset = good.index(b"old/0")
+    path.write_bytes(good[:offset] + b"X" + good[offset + 1 :])
+    try:
+        result = run("verify", filled.url)
+        assert result.exit_code == 1
+        assert result.stderr == ""
+        assert "FAULT commits/main/0000000001" in result.stdout
+        result = run("verify", filled.url, "--json")
+        assert result.exit_code == 1
+        shown = json.loads(result.stdout)
+        assert not shown["ok"]
+        assert shown["faults"][0]["path"] == "commits/main/0000000001"
+        assert set(shown["faults"][0]) == {"path", "reason", "offset", "key", "commits"}
+    finally:
+        path.write_bytes(good)
+
+
+# -- demo --------------------------------------------------------------------------------------------------------------
+
+
+def report(*, torn: int) -> txstore.demo.DemoReport:
+    result = txstore.demo.SceneResult("append", "TxStore", torn=torn, failed=0, whole=200, writes=9, seconds=1.0)
+    return txstore.demo.DemoReport((result,), 3, {"zarr": "3"}, None)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Puts in the demo's place what only notes how it was called, and reports so many torn reads as `torn` says."""
+    called: dict[str, Any] = {"torn": 0}
+
+    def play(seconds: float, directory: Path | None, picture: Path | None, console: Any) -> txstore.demo.DemoReport:
+        called.update(seconds=seconds, directory=directory, picture=picture)
+        console.print("played")
+        return report(torn=called["torn"])
+
+    monkeypatch.setattr(txstore.demo, "run", play)
+    return called
+
+
+def test_demo(played: dict[str, Any], tmp_path: Path) -> None:
+    result = run("demo")
+    assert (result.exit_code, result.stdout) == (0, "played\n")
+    assert played == {"torn": 0, "seconds": 4.0, "directory": None, "picture": Path("demo.png")}
+    run("demo", "--seconds", 2, "--directory", tmp_path, "--picture", tmp_path / "x.svg")
+    assert played == {"torn": 0, "seconds": 2.0, "directory": tmp_path, "picture": tmp_path / "x.svg"}
+    run("demo", "--no-picture")
+    assert played["picture"] is None
+
+
+def test_a_bad_demo_is_status_1(played: dict[str, Any]) -> None:
+    played["torn"] = 1
+    assert run("demo").exit_code == 1
+
+
+@pytest.mark.parametrize("torn", [0, 1])
+def test_demo_as_json(played: dict[str, Any], torn: int) -> None:
+    played["torn"] = torn
+    result = run("demo", "--json")
+    assert result.exit_code == torn
+    assert json.loads(result.stdout) == json.loads(json.dumps(report(torn=torn).as_dict()))
+    assert result.stderr == "played\n"
+
+
+def test_a_demo_that_can_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ModuleNotFoundError("pip install 'txstore[demo]'")
+
+    monkeypatch.setattr(txstore.demo, "run", fail)
+    assert_refused(run("demo"), "pip install 'txstore[demo]'")

@@ -1,0 +1,322 @@
+"""The command line: each command parses, asks the repository, and prints; `--json` for scripts.
+
+Exit status: 0 well, 1 the answer is bad (no such repository or commit, faults found, a torn read in the demo), 2 wrong
+usage.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, ParamSpec
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+import txstore
+from txstore.commits import Commit
+from txstore.errors import KeyFormatError, TxStoreError
+from txstore.keys import ancestors, is_document
+from txstore.listing import Hierarchy
+from txstore.repository import Repository
+
+P = ParamSpec("P")
+
+#: A number this long may be the beginning of a commit's id; a shorter one is a slot.
+_SLOT_DIGITS = 10
+#: Columns where the output is no terminal: nothing is folded, so that each row is one line.
+_WIDE = 100_000
+
+app = typer.Typer(
+    help="Look into TxStore repositories, check them, and see what they are for.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on the standard output.")]
+
+
+def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Show what went wrong as one line on the standard error, and exit with status 1."""
+
+    @functools.wraps(command)
+    def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except BrokenPipeError:
+            raise  # the reader of our output has left; click ends quietly
+        except (TxStoreError, OSError, ValueError, ModuleNotFoundError) as error:
+            _fail(error)
+
+    return reporting
+
+
+def _fail(error: Exception) -> NoReturn:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        told = f"{error.filename}: {error.strerror}"
+    else:
+        told = str(error) or type(error).__name__
+    typer.echo(f"txstore: {_printable(' '.join(told.split()))}", err=True)
+    raise typer.Exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"txstore {txstore.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+# --- commands
+
+
+@app.command()
+@reporting_errors
+def demo(
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each of the four plays lasts.")] = 4.0,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where the scratch data go. [default: the system's]", show_default=False)
+    ] = None,
+    picture: Annotated[Path, typer.Option(help="The PNG, PDF or SVG to draw.")] = Path("demo.png"),
+    no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let one process write while another reads, on plain Zarr and on TxStore, and count torn reads."""
+    from txstore.demo import run  # late: it imports zarr, which `log` does not need
+
+    report = run(seconds, directory, None if no_picture else picture, Console(stderr=as_json))
+    if as_json:
+        _print_json(report.as_dict())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+@reporting_errors
+def log(
+    path: PathArgument,
+    limit: Annotated[int | None, typer.Option(min=1, help="Show the newest so many.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the commits, newest first."""
+    commits = Repository(path).log(limit=limit)
+    if as_json:
+        _print_json([_commit_as_dict(commit) for commit in commits])
+        return
+    table = _table("slot>", "id", "time", "author", "set>", "deleted>", "bytes>", "message")
+    for commit in commits:
+        statistics = commit.statistics
+        table.add_row(
+            f"{commit.slot}",
+            commit.id[:12],
+            f"{commit.time:%Y-%m-%d %H:%M:%S}",
+            _text(commit.author),
+            f"{statistics['keys_set']:,}",
+            f"{statistics['keys_deleted'] + statistics['prefixes_deleted']:,}",
+            f"{statistics['bytes_set']:,}",
+            _text(commit.message.partition("\n")[0]),
+        )
+    _console().print(table)
+
+
+@app.command()
+@reporting_errors
+def ls(
+    path: PathArgument,
+    key_prefix: Annotated[
+        str, typer.Argument(metavar="[KEY-PREFIX]", help="The array or group to begin at.", show_default=False)
+    ] = "",
+    at: Annotated[
+        str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
+    ] = None,
+    keys: Annotated[bool, typer.Option("--keys", help="List raw keys and their sizes, not arrays and groups.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the arrays and groups, with what is stored of each."""
+    repo = Repository(path)
+    slot = None if at is None else _find(repo, at).slot
+    if keys:
+        _list_keys(repo.mapping(at=slot), key_prefix, as_json)
+        return
+    nodes = list(_nodes(repo, slot, key_prefix.strip("/")))
+    if as_json:
+        _print_json(nodes)
+        return
+    table = _table("name", "kind", "shape", "dtype", "chunks>", "bytes>")
+    for node in nodes:
+        shape, dtype, chunks = node["shape"], node["dtype"], node["chunks_stored"]
+        table.add_row(
+            _text(node["name"] or "/"),
+            node["kind"],
+            "" if shape is None else " × ".join(map(str, shape)) or "scalar",
+            dtype or "",
+            "" if chunks is None else f"{chunks:,}",
+            f"{node['bytes']:,}",
+        )
+    _console().print(table)
+
+
+@app.command()
+@reporting_errors
+def show(
+    path: PathArgument,
+    commit: Annotated[
+        str, typer.Argument(metavar="COMMIT", help="A slot, an id or its first digits, or a tag.", show_default=False)
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Show all that is known of one commit."""
+    found = _commit_as_dict(_find(Repository(path), commit))
+    if as_json:
+        _print_json(found)
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            for inner, content in value.items():
+                shown = f"{content:,}" if name == "statistics" else json.dumps(content)
+                table.add_row(_text(f"{name}.{inner}"), _text(shown))
+        else:
+            table.add_row(name, _text("-" if value is None else str(value)))
+    _console().print(table)
+
+
+@app.command()
+@reporting_errors
+def verify(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Check every checksum and every reference of the whole history."""
+    console = _console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("verify", total=None)
+        report = Repository(path).verify(lambda done, total: progress.update(task, completed=done, total=total))
+    if as_json:
+        _print_json({"ok": report.ok, **asdict(report)})
+    else:
+        for fault in report.faults:
+            typer.echo(f"FAULT {_printable(str(fault))}")
+        typer.echo(
+            f"{len(report.faults)} faults in {report.commits:,} commits, {report.values:,} values, "
+            f"{report.refs:,} refs, {report.bytes:,} bytes"
+        )
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+# --- asking
+
+
+def _find(repo: Repository, commit: str) -> Commit:
+    if commit.isdecimal() and len(commit) < _SLOT_DIGITS:
+        return repo.commit(int(commit))
+    try:
+        return repo.tags[commit]
+    except (KeyError, KeyFormatError):
+        return repo.commit(commit)
+
+
+def _nodes(repo: Repository, slot: int | None, prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield the node at a path and those below it, by name."""
+    import zarr
+
+    store = repo.snapshot(at=slot)
+    try:
+        top = zarr.open(store, path=prefix, mode="r")
+    except FileNotFoundError as error:
+        if isinstance(error, TxStoreError):
+            raise
+        raise ValueError(f"no array or group is at {prefix or '/'!r}: --keys lists raw keys") from error
+    nodes: dict[str, Any] = {prefix: top}
+    if isinstance(top, zarr.Group):
+        nodes |= {node.path: node for _, node in top.members(max_depth=None, use_consolidated_for_children=False)}
+    sizes = dict.fromkeys(nodes, 0)
+    chunks = dict.fromkeys(nodes, 0)
+    snapshot = store.mapping
+    for key in snapshot.keys_below(prefix):
+        size = snapshot.size_of(key) or 0
+        for path in ancestors(key):
+            if path in nodes:
+                sizes[path] += size
+                chunks[path] += not is_document(key)
+    for path, node in sorted(nodes.items()):
+        is_array = isinstance(node, zarr.Array)
+        yield {
+            "name": path,
+            "kind": "array" if is_array else "group",
+            "shape": list(node.shape) if is_array else None,
+            "dtype": str(node.dtype) if is_array else None,
+            "chunks_stored": chunks[path] if is_array else None,
+            "bytes": sizes[path],
+        }
+
+
+# --- printing
+
+
+def _list_keys(snapshot: Hierarchy, prefix: str, as_json: bool) -> None:
+    listed = ((key, snapshot.size_of(key) or 0) for key in _keys_from(snapshot, prefix))
+    if as_json:
+        _print_json([{"key": key, "bytes": size} for key, size in listed])
+        return
+    for key, size in listed:  # there may be millions: no table that waits for the last
+        typer.echo(f"{size:>14,}  {_printable(key)}")
+
+
+def _keys_from(snapshot: Hierarchy, prefix: str) -> Iterator[str]:
+    for key in snapshot.keys_between(prefix, None):
+        if not key.startswith(prefix):
+            return
+        yield key
+
+
+def _commit_as_dict(commit: Commit) -> dict[str, Any]:
+    return asdict(commit) | {"time": commit.time.isoformat()}
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    return console
+
+
+def _table(*columns: str) -> Table:
+    """Return a table; a column whose name ends in `>` is aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    return table
+
+
+def _text(content: str) -> Text:
+    return Text(_printable(content))
+
+
+def _printable(content: str) -> str:
+    """Show control characters by their escapes: what a repository says must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in content)
+
+
+if __name__ == "__main__":
+    sys.exit(app())
