@@ -237,19 +237,18 @@ def _nodes(repo: Repository, slot: int | None, prefix: str) -> Iterator[dict[str
     import zarr
 
     store = repo.snapshot(at=slot)
+    snapshot = store.mapping
+    keys = snapshot.keys_below(prefix)
     try:
         top = zarr.open(store, path=prefix, mode="r")
     except FileNotFoundError as error:
-        if isinstance(error, TxStoreError):
-            raise
         raise ValueError(f"no array or group is at {prefix or '/'!r}: --keys lists raw keys") from error
     nodes: dict[str, Any] = {prefix: top}
     if isinstance(top, zarr.Group):
         nodes |= {node.path: node for _, node in top.members(max_depth=None, use_consolidated_for_children=False)}
     sizes = dict.fromkeys(nodes, 0)
     chunks = dict.fromkeys(nodes, 0)
-    snapshot = store.mapping
-    for key in snapshot.keys_below(prefix):
+    for key in keys:
         size = snapshot.size_of(key) or 0
         for path in ancestors(key):
             if path in nodes:

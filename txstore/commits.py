@@ -95,6 +95,7 @@ class Commits:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._format: RepositoryFormat | None = None
+        self._newest: Stored | None = None  # the head that was found last
 
     # --- the repository itself
 
@@ -196,29 +197,28 @@ class Commits:
         """Return the newest commit, None if there is none yet."""
         return self.find_head(branch)[0]
 
-    def find_head(self, branch: str = MAIN, *, known: Stored | None = None) -> tuple[Stored | None, bool]:
-        """Return the newest commit, and whether it and all before it are known to be durable.
-
-        `known` is a commit that the caller has read before; it spares reading it again.
-        """
+    def find_head(self, branch: str = MAIN) -> tuple[Stored | None, bool]:
+        """Return the newest commit, and whether it and all before it are known to be durable."""
         self._check_branch(branch)
-        found, durable = self._follow_hint(branch, known)
+        found, durable = self._follow_hint(branch)
         if found is None:
             found = self._search(branch)
         while True:
             slot, parent_id = (0, format.NO_ID) if found is None else (found.header.slot + 1, found.header.id)
             above = self.read(branch, slot)
             if above is None or above.header.parent_id != parent_id:  # nothing, or an orphan: not followed
+                self._newest = found
                 return found, durable
             found, durable = above, False
 
-    def _follow_hint(self, branch: str, known: Stored | None) -> tuple[Stored | None, bool]:
+    def _follow_hint(self, branch: str) -> tuple[Stored | None, bool]:
         try:
             hint = Hint.decode(self.storage.read(format.hint_path(branch))[: format.HINT_SIZE])
         except (OSError, format.MalformedError):
             return None, False  # it is only a hint: the slots are the truth
-        if known is not None and known.header.id == hint.commit_id:
-            return known, hint.durable
+        newest = self._newest
+        if newest is not None and newest.header.id == hint.commit_id:
+            return newest, hint.durable  # as read before: a commit never changes
         found = self.read(branch, hint.slot)
         if found is None or found.header.id != hint.commit_id or not (hint.durable or self._follows_parent(found)):
             return None, False

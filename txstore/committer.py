@@ -16,8 +16,7 @@ from txstore.conflicts import Writes
 from txstore.errors import TransactionStateError
 from txstore.format import Footer, Header, RunName, Section, Statistics
 from txstore.keys import ancestors, directory_prefix, is_document
-from txstore.pack import Packs
-from txstore.snapshot import Snapshot
+from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging
 
 #: A commit above this length is synced before the commit lock is taken, so that nobody waits for its data.
@@ -45,7 +44,7 @@ class Committer:
     def __init__(
         self,
         commits: Commits,
-        packs: Packs,
+        snapshots: Snapshots,
         staging: Staging,
         *,
         branch: str,
@@ -55,7 +54,7 @@ class Committer:
     ) -> None:
         self.commits = commits
         self.storage = commits.storage
-        self.packs = packs
+        self.snapshots = snapshots
         self.staging = staging
         self.base = staging.base
         self.writer = staging.writer
@@ -179,10 +178,10 @@ class Committer:
 
     def _move_to_newest(self, known: Snapshot) -> tuple[Snapshot, bool]:
         """Return the head, `known` itself if it is, and whether the head is known to be durable."""
-        found, durable = self.commits.find_head(self.branch, known=known.stored)
+        found, durable = self.commits.find_head(self.branch)
         if found is None or (known.stored is not None and found.header.id == known.stored.header.id):
             return known, durable
-        return Snapshot(found, self.packs, self.storage.url), durable
+        return self.snapshots.of(found), durable
 
     def _write_header(
         self,

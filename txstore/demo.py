@@ -46,7 +46,7 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
 import txstore
-from txstore.demo_picture import DATA, Board, DemoReport, SceneResult, draw, require_matplotlib, summary
+from txstore.demo_picture import DATA, Board, DemoReport, SceneResult, check_picture, draw, summary
 from txstore.repository import Repository
 
 __all__ = ["DemoReport", "SceneResult", "run"]
@@ -424,15 +424,13 @@ def run(
 
     Shows the counters on `console` as they grow, the result as a table, and draws it to `picture`.
 
-    Before anything is played it raises ModuleNotFoundError if the extra `demo` is not installed, and
-    NotADirectoryError or FileNotFoundError if the picture or the scratch data have no folder to go to.
+    Before anything is played it raises ModuleNotFoundError if the extra `demo` is not installed, FileNotFoundError if
+    the picture or the scratch data have no folder to go to, and ValueError if the picture's suffix is of no format.
     """
     console = console or Console()
     columns = load_storms()
     if picture is not None:
-        require_matplotlib()
-        if not picture.parent.is_dir():
-            raise NotADirectoryError(f"no folder for the picture: {picture.parent}")
+        check_picture(picture)
     rows = len(columns["time"])
     scenes: tuple[Scene, ...] = (Append(columns), Overwrite(columns))
     stores: tuple[type[PlainZarr] | type[Transactions], ...] = (PlainZarr, Transactions)
@@ -451,4 +449,5 @@ def run(
         console.print(f"[bold red]WRONG[/] {escape(problem)}", highlight=False)
     if picture is not None:
         draw(report.results, {scene.name: scene.title for scene in scenes}, report.small_print(), picture)
+        console.print(f"Drawn: {escape(str(picture))}", highlight=False, soft_wrap=True)
     return report

@@ -176,14 +176,25 @@ TITLE = "What a reader sees while another process writes"
 INK, FAINT = "#1f1f1f", "#6b6b6b"
 
 
-def require_matplotlib() -> None:
-    """Raises ModuleNotFoundError if it is missing."""
+def check_picture(path: Path) -> None:
+    """Says before the scenes are played what would fail after them.
+
+    Raises ModuleNotFoundError without matplotlib, FileNotFoundError without the folder, and ValueError if the suffix is
+    of no format that can be drawn.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError("matplotlib is not installed: pip install 'txstore[demo]'", name="matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder for the picture: {path.parent}")
+    formats = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in formats:
+        raise ValueError(f"can't draw {path.name}: give it the suffix of one of {', '.join(sorted(formats))}")
 
 
 def draw(results: Sequence[SceneResult], titles: Mapping[str, str], small_print: str, path: Path) -> None:
-    """Draws a panel per scene and in it a bar per store, split into the torn, failed and whole reads, to a PNG."""
+    """Draws a panel per scene and in it a bar per store, split into the torn, failed and whole reads."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -208,7 +219,7 @@ def draw(results: Sequence[SceneResult], titles: Mapping[str, str], small_print:
     for axes, (scene, title) in zip(panels, titles.items(), strict=True):
         draw_scene(axes, title, [result for result in results if result.scene == scene])
     figure.text(0.03, 0.03, small_print, size=8.5, color=FAINT, linespacing=1.5)
-    figure.savefig(path, format="png", dpi=160)
+    figure.savefig(path, dpi=160)
 
 
 def draw_scene(axes: Axes, title: str, results: Sequence[SceneResult]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from txstore.commits import MAIN, Commits, Stored
 from txstore.errors import RepositoryNotFoundError, SnapshotExpiredError
 from txstore.pack import Packs
-from txstore.snapshot import Snapshot
+from txstore.snapshot import Snapshot, Snapshots
 from txstore.storage import open_storage
 from txstore.transaction import DURABILITIES, Transaction
 
@@ -32,7 +32,7 @@ class Engine:
         self.storage_options = dict(storage_options or {})
         self.durability = durability
         self.commits = Commits(self.storage)
-        self.packs = Packs(self.storage)
+        self.snapshots = Snapshots(Packs(self.storage), self.url)
 
     @property
     def url(self) -> str:
@@ -45,12 +45,9 @@ class Engine:
         """Tell whether there is a repository. Raises if something else is in its place."""
         return self.commits.exists()
 
-    def snapshot_of(self, stored: Stored | None) -> Snapshot:
-        return Snapshot(stored, self.packs, self.url)
-
     def newest(self, branch: str = MAIN) -> Snapshot:
         """Return the head as a base to write on: empty where there is no repository yet."""
-        return self.snapshot_of(self.commits.head(branch) if self.exists() else None)
+        return self.snapshots.of(self.commits.head(branch) if self.exists() else None)
 
     def begin(
         self,
@@ -62,7 +59,7 @@ class Engine:
     ) -> Transaction:
         return Transaction(
             self.commits,
-            self.packs,
+            self.snapshots,
             self.newest(branch) if base is None else base,
             branch=branch,
             durability=self.durability,
@@ -136,16 +133,16 @@ class Position:
         engine, commits = self._engine, self._engine.commits
         if not engine.exists():
             if self._creates and self._exact is None:
-                return engine.snapshot_of(None)
+                return engine.snapshots.of(None)
             raise RepositoryNotFoundError(engine.url)
         if self._exact is not None:
             slot, commit_id = self._exact
             stored = commits.read(self._branch, slot)
             if stored is None or stored.header.id.hex() != commit_id:
                 raise SnapshotExpiredError(f"{self._branch}@{slot} ({commit_id})")
-            return engine.snapshot_of(stored)
+            return engine.snapshots.of(stored)
         if self._tag is not None:
-            return engine.snapshot_of(commits.by_tag(self._tag))
+            return engine.snapshots.of(commits.by_tag(self._tag))
         if self._at is not None:
-            return engine.snapshot_of(commits.at(self._at, self._branch))
-        return engine.snapshot_of(commits.head(self._branch))
+            return engine.snapshots.of(commits.at(self._at, self._branch))
+        return engine.snapshots.of(commits.head(self._branch))

@@ -89,12 +89,8 @@ def orphan_path(branch: str, slot: int, commit_id: bytes) -> str:
     return f"{commit_path(branch, slot)}.orphan-{commit_id.hex()}"
 
 
-def staging_directory(transaction: bytes) -> str:
-    return f"{STAGING}/{transaction.hex()}"
-
-
 def staging_path(transaction: bytes, participant: int) -> str:
-    return f"{staging_directory(transaction)}/{participant}"
+    return f"{STAGING}/{transaction.hex()}.{participant}"
 
 
 def hint_path(branch: str) -> str:

@@ -164,14 +164,14 @@ class Runs:
     def plan_merge(self) -> int:
         """Return how many of the newest runs to merge into one; 0 if none.
 
-        A run is taken along while it has no more entries than those before it together, so that the sizes that are
-        left at least double from each to the next: their number is logarithmic, and so is the number of times that
+        A run is taken along while it has at most twice the entries of those before it together, so that the sizes that
+        are left at least triple from each to the next: their number is logarithmic, and so is the number of times that
         one entry is copied.
         """
         count = total = 0
         for name in self.names:
             weight = max(name.entries, 1)
-            if count and weight > total:
+            if count and weight > 2 * total:
                 break
             total += weight
             count += 1

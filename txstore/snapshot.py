@@ -76,3 +76,20 @@ class Snapshot(Hierarchy):
                 return
             begin = page[-1].key + b"\0"
             batch = min(batch * 4, 4096)
+
+
+class Snapshots:
+    """Makes the snapshots of one repository, and keeps the last: many handles stand at the same commit."""
+
+    def __init__(self, packs: Packs, url: str) -> None:
+        self._packs = packs
+        self._url = url
+        self._last: Snapshot | None = None
+
+    def of(self, stored: Stored | None) -> Snapshot:
+        last = self._last
+        if last is not None and stored is not None and last.stored is not None:
+            if last.stored.header.id == stored.header.id:
+                return last
+        self._last = snapshot = Snapshot(stored, self._packs, self._url)
+        return snapshot

@@ -218,11 +218,9 @@ class Staging(Hierarchy):
 
     def discard(self) -> None:
         """Drop what is staged. In a forked child only the inherited descriptor: the files are the parent's."""
-        if self._writer is not None:
-            if self._writer.close() and self.process == os.getpid():
-                with contextlib.suppress(OSError):
-                    self._commits.storage.delete(self._writer.path)
-                    self._commits.storage.delete(format.staging_directory(self.id))
+        if self._writer is not None and self._writer.close() and self.process == os.getpid():
+            with contextlib.suppress(OSError):
+                self._commits.storage.delete(self._writer.path)
         self._writer = None
         self._refs = {}
         self._prefixes = {}

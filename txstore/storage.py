@@ -71,7 +71,7 @@ class Storage(Protocol):
         """Create a directory, and those above it, unless it exists. The empty path is the root."""
 
     def create(self, path: str) -> StagedFile:
-        """Create a file, and the directory for it; FileExistsError if it exists."""
+        """Create a file; FileExistsError if it exists."""
 
     def sync_file(self, path: str) -> None:
         """Make the content of a finished file durable."""
@@ -89,7 +89,7 @@ class Storage(Protocol):
         """Write the beginning of a file that need not survive anything."""
 
     def delete(self, path: str) -> None:
-        """Delete a file or an empty directory; nothing happens if it does not exist."""
+        """Delete a file; nothing happens if it does not exist."""
 
     def lock(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Take turns with other processes and threads. Serves fairness, never correctness."""
@@ -180,12 +180,7 @@ class LocalStorage:
 
     def create(self, path: str) -> StagedFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            descriptor = os.open(self._file(path), flags, 0o666)
-        except FileNotFoundError:
-            os.mkdir(os.path.dirname(self._file(path)))
-            descriptor = os.open(self._file(path), flags, 0o666)
-        return LocalStagedFile(descriptor)
+        return LocalStagedFile(os.open(self._file(path), flags, 0o666))
 
     def sync_file(self, path: str) -> None:
         with self._opened(path) as descriptor:
@@ -219,10 +214,7 @@ class LocalStorage:
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            try:
-                os.unlink(self._file(path))
-            except (IsADirectoryError, PermissionError):  # Linux says the first of a directory, others the second
-                os.rmdir(self._file(path))
+            os.unlink(self._file(path))
 
     @contextmanager
     def lock(self, path: str) -> Iterator[None]:

@@ -14,8 +14,7 @@ from txstore.committer import Committer, SyncFailedError
 from txstore.errors import CommitUnknownError, TransactionStateError
 from txstore.keys import directory_prefix, encode_key
 from txstore.listing import Hierarchy
-from txstore.pack import Packs
-from txstore.snapshot import Snapshot
+from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def __init__(
         self,
         commits: Commits,
-        packs: Packs,
+        snapshots: Snapshots,
         base: Snapshot,
         *,
         branch: str = MAIN,
@@ -52,7 +51,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
         self.state = "open"
         self._commits = commits
-        self._packs = packs
+        self._snapshots = snapshots
         self._branch = branch
         self._durable = durability == "fsync"
         self._message = message
@@ -234,7 +233,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         result = self.base
         try:
             if self.staged_count and (stored := self._committer(message).run()) is not None:
-                result = Snapshot(stored, self._packs, self._staging.url)
+                result = self._snapshots.of(stored)
         except CommitUnknownError:
             self.state = "of unknown outcome"
             raise
@@ -253,7 +252,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _committer(self, message: str | None) -> Committer:
         return Committer(
             self._commits,
-            self._packs,
+            self._snapshots,
             self._staging,
             branch=self._branch,
             durable=self._durable,

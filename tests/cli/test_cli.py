@@ -48,12 +48,12 @@ def assert_refused(result: Result, *words: str) -> None:
 
 @pytest.fixture
 def filled(repo: txstore.Repository) -> txstore.Repository:
-    """Two commits: a group with an array, a scalar and a format 2 array; then three more chunks' worth of values."""
+    """Two commits: a group with an array, and two more arrays; then some chunks."""
     with repo.transaction("create [all] of it\nat length", properties={"run": 3, "by": {"whom": "me"}}) as store:
         group = zarr.create_group(store, path="storm")
         group.create_array("position", shape=(10, 4), chunks=(5, 4), dtype="f8")
         zarr.create_array(store, name="scalar", shape=(), dtype="i4")
-        zarr.create_array(store, name="old", shape=(6,), chunks=(2,), dtype="u1", zarr_format=2)
+        zarr.create_array(store, name="old", shape=(6,), chunks=(2,), dtype="u1")
     with repo.transaction("fill") as store:
         zarr.open_array(store, path="storm/position")[:5] = 1.0
         zarr.open_array(store, path="old")[:] = np.arange(1, 7)
@@ -223,6 +223,18 @@ def test_ls_as_json(filled: txstore.Repository) -> None:
     assert shown["storm"]["bytes"] == shown["storm/position"]["bytes"] + sizes["storm/zarr.json"]
 
 
+def test_ls_of_zarr_format_2(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        group = zarr.create_group(store, zarr_format=2)
+        group.create_array("old", shape=(6,), chunks=(2,), dtype="u1")[2:] = 1
+        group["old"].attrs["unit"] = "m"
+    nodes = run_json("ls", repo.url)
+    assert [(node["name"], node["kind"], node["chunks_stored"]) for node in nodes] == [
+        ("", "group", None),
+        ("old", "array", 2),
+    ]
+
+
 @pytest.mark.parametrize("prefix", ["storm", "storm/", "/storm"])
 def test_ls_below_a_node(filled: txstore.Repository, prefix: str) -> None:
     assert [node["name"] for node in run_json("ls", filled.url, prefix)] == ["storm", "storm/position"]
@@ -303,7 +315,7 @@ def test_verify(filled: txstore.Repository) -> None:
 def test_verify_reports_faults(filled: txstore.Repository) -> None:
     path = Path(filled.url) / "commits" / "main" / "0000000001"
     good = path.read_bytes()
-    offset = good.index(b"old/0")
+    offset = good.index(b"old/c/0")
     path.write_bytes(good[:offset] + b"X" + good[offset + 1 :])
     try:
         result = run("verify", filled.url)

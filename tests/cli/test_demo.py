@@ -64,6 +64,25 @@ def test_a_missing_extra_is_named_before_anything_is_played(missing, monkeypatch
         demo.run(directory=tmp_path, picture=tmp_path / "demo.png", console=Console(file=io.StringIO()))
 
 
+@pytest.mark.parametrize(
+    ("picture", "error"), [("no/demo.png", FileNotFoundError), ("demo.doc", ValueError), ("demo", ValueError)]
+)
+def test_what_cannot_be_drawn_is_said_before_anything_is_played(picture, error, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(demo, "load_storms", dict)
+    monkeypatch.setattr(demo, "play", None)
+    with pytest.raises(error):
+        demo.run(directory=tmp_path, picture=tmp_path / picture, console=Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_picture_is_drawn_from_any_numbers(suffix, tmp_path):
+    pytest.importorskip("matplotlib")
+    results = [GOOD, replace(GOOD, store="LocalStore", torn=7, failed=1), replace(GOOD, whole=0, scene="overwrite")]
+    demo.draw(results, {"append": "Append", "overwrite": "Overwrite"}, "small", tmp_path / f"demo.{suffix}")
+    assert (tmp_path / f"demo.{suffix}").stat().st_size > 1000
+
+
 # -- the judge ---------------------------------------------------------------------------------------------------------
 
 

@@ -306,7 +306,7 @@ def corrupted(data: bytes, block: int) -> bytes:
     index_at = struct.unpack_from("<Q", data, len(data) - 28)[0]
     offset = struct.unpack_from("<Q", data, index_at + 32 * block)[0]
     broken = bytearray(data)
-    broken[offset + 40] ^= 1
+    broken[offset + 2] ^= 1
     return bytes(broken)
 
 
@@ -550,6 +550,7 @@ def one(block: bytes, first: bytes = b"a", **options: Any) -> bytes:
         (one(craft_block(craft_entry(0, b"a"), count=2**32 - 1)), "bad restart points"),
         (one(craft_block(restarts=(0,))), "bad restart points"),
         (one(craft_block(craft_entry(0, b"a"), restarts=(1,))), "bad restart points"),
+        (one(A, b"A"), "first key differs from the index"),
         (one(craft_block(b"\x80")), "bad entry"),
         (one(craft_block(b"\x80\x00\x01a\x00\x00")), "bad entry"),  # 0 in two bytes
         (one(craft_block(b"\x00" + b"\xff" * 9 + b"\x02a\x00\x00")), "bad entry"),  # above 64 bits
@@ -562,8 +563,8 @@ def one(block: bytes, first: bytes = b"a", **options: Any) -> bytes:
         (one(craft_block(b"\x00\x01a\x01\x00\x00\x00\x00\x00\x00\x00")), "bad entry"),  # half a checksum
         (one(craft_block(craft_entry(0, b"k" * 4097))), "bad entry"),
         (one(craft_block(craft_entry(0, b"a"), craft_entry(2, b"b"))), "bad entry"),
-        (one(craft_block(craft_entry(0, b"b"), craft_entry(0, b"a"))), "keys out of order"),
-        (one(craft_block(craft_entry(0, b"b"), craft_entry(1, b""))), "keys out of order"),
+        (one(craft_block(craft_entry(0, b"b"), craft_entry(0, b"a")), b"b"), "keys out of order"),
+        (one(craft_block(craft_entry(0, b"b"), craft_entry(1, b"")), b"b"), "keys out of order"),
         (one(craft_block(craft_entry(0, b"a", kind=2))), "unknown ref kind 2"),
         (one(craft_block(craft_entry(0, b"a", kind=255))), "unknown ref kind 255"),
         (one(craft_block(craft_entry(0, b"a", seq=1))), "bad entry"),
@@ -591,7 +592,6 @@ def test_every_reader_refuses_a_bad_block(index: Any, data: bytes, message: str)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (one(A, b"A"), "block at 0: first key differs from the index"),
         (one(A, entries=2), "trailer at 53: wrong number of entries"),
         (one(craft_block(craft_entry(0, b"a", 1)), max_seq=2), "block at 0: wrong highest seq"),
         (one(craft_block(craft_entry(0, b"a", 1)), block_seqs=[1], max_seq=2), "trailer at 53: wrong highest seq"),
@@ -617,6 +617,14 @@ def test_verify_refuses(index: Any, data: bytes, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         index.Run(data, 1).verify()
     assert str(caught.value) == message
+
+
+def test_a_seek_that_a_lying_index_misleads_ends(index: Any) -> None:
+    """The seek past a/ went to the block that says to begin with b, found a/2 there, and was sent past a/ again."""
+    lying = craft([(b"a/1", craft_block(craft_entry(0, b"a/1"))), (b"b", craft_block(craft_entry(0, b"a/2")))], entries=2)
+    runs = (index.Run(index.build([], [b"a/"]), 2), index.Run(lying, 1))
+    with pytest.raises(ValueError, match="^block at 22: first key differs from the index$"):
+        index.scan(runs, b"", None, -1)
 
 
 def test_verify_accepts_what_is_right(index: Any) -> None:

@@ -86,6 +86,14 @@ cursor_decode(cursor *c)
     span suffix = {at, (size_t)unshared};
     if (compare(suffix, (span){c->key + shared, c->key_length - shared}) <= 0)
         return cursor_fault(c, "keys out of order");
+    if (c->at == c->block) {
+        /* Without this a seek could end below the key that it was for, and a merge would seek for ever. */
+        span first;
+        if (read_first_key(c->run, (uint32_t)c->index, &first) < 0)
+            return -1;
+        if (compare(suffix, first))
+            return cursor_fault(c, "first key differs from the index");
+    }
     at += unshared;
     if (at == end)
         return cursor_fault(c, "bad entry");

@@ -1,0 +1,69 @@
+"""What is on the disk, children of the test's process, and a repository that is small but has a part of every kind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import txstore
+
+ROOT = Path(txstore.__file__).parents[1]
+NOBODY = 65534
+
+
+def tree(path: Path) -> dict[str, bytes | None]:
+    """Everything below a path: the contents of files, None for directories."""
+    return {
+        str(found.relative_to(path)): found.read_bytes() if found.is_file() else None
+        for found in sorted(path.rglob("*"))
+    }
+
+
+def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script in a new interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def in_child(function: Callable[[], Any], *, user: int | None = None) -> Any:
+    """Return what a function returns in a forked child, there as another user; an exception comes back as the result."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            if user is not None:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
+            answer: Any = function()
+        except BaseException as error:  # noqa: BLE001 - the parent is told, whatever it is
+            answer = error
+        try:
+            content = pickle.dumps(answer)
+        except Exception:  # noqa: BLE001
+            content = pickle.dumps(RuntimeError(repr(answer)))
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(content)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(child, 0)
+    return pickle.loads(content)
+
+
+def said(error: BaseException) -> str:
+    """The type and message of an exception: few exceptions survive a pickle."""
+    return f"{type(error).__name__}: {error}"
