@@ -207,9 +207,16 @@ class Commits:
             slot, parent_id = (0, format.NO_ID) if found is None else (found.header.slot + 1, found.header.id)
             above = self.read(branch, slot)
             if above is None or above.header.parent_id != parent_id:  # nothing, or an orphan: not followed
-                self._newest = found
+                self._remember(branch, found)
                 return found, durable
             found, durable = above, False
+
+    def _remember(self, branch: str, found: Stored | None) -> None:
+        """Keep the head that was found. Raises `CorruptionError` if it lies below one that was there before (I4)."""
+        newest, self._newest = self._newest, found
+        if newest is not None and (found is None or found.header.slot < newest.header.slot):
+            reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
+            raise CorruptionError(format.commits_directory(branch), reason=reason)
 
     def _follow_hint(self, branch: str) -> tuple[Stored | None, bool]:
         try:
@@ -329,22 +336,23 @@ class Commits:
     def write_tag(self, name: str, stored: Stored) -> None:
         """Create a tag. Raises `FileExistsError`: a tag is written once."""
         header = stored.header
+        self.make_durable(stored)  # I1: the tag is
         content = Tag(header.branch, header.slot, header.id).encode()
         self.storage.write_once(format.tag_path(check_name("tag", name)), content, durable=True)
 
     # --- taking a slot
 
-    def make_durable(self, parent: Stored) -> None:
+    def make_durable(self, newest: Stored) -> None:
         """Make a commit and all before it durable, where that is not known (I1).
 
         Commits made with `durability="none"` are synced file by file, down to the first that was made durable: its
         committer did the same for those below it.
         """
-        for stored in self.ancestors(parent):
+        for stored in self.ancestors(newest):
             if stored.header.synced:
                 break
             self.storage.sync_file(stored.path)
-        self.storage.sync_directory(format.commits_directory(parent.header.branch))
+        self.storage.sync_directory(format.commits_directory(newest.header.branch))
 
     def take_slot(self, source: str, stored: Stored, *, durable: bool) -> None:
         """Rename a finished file into its slot: the moment of commit (I2).

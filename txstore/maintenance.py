@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from txstore import format
 from txstore._native import index, local
 from txstore.commits import MAIN, Commits, Stored
 from txstore.errors import CorruptionError, TxStoreError
-from txstore.format import PackName, RunName
+from txstore.format import Hint, PackName, RunName
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,7 @@ class _Verifier:
         self.values: dict[bytes, _Values] = {}
 
     def run(self) -> Report:
-        try:
-            chain = list(self._chain())
-            self._check_slots(chain)
-        except TxStoreError as error:
-            self._fault_of(error)
-            chain = []
+        chain = self._chain()
         total = sum(stored.footer.file_length for stored in chain)
         for stored in reversed(chain):  # oldest first: refs point back
             self._check_pack(stored)
@@ -90,21 +85,48 @@ class _Verifier:
             self._guarded(lambda name=name: self.commits.by_tag(name), ())  # type: ignore[misc]
         return self.report
 
-    def _chain(self) -> Iterator[Stored]:
-        """Yield the commits from the head down, and report where the chain breaks."""
-        head = self.commits.head(MAIN)
+    def _chain(self) -> list[Stored]:
+        """Return the commits that can be read, newest first. Reports the slots of others, and links that do not hold."""
+        slots = self.commits.slots(MAIN)  # before the head is looked for: others may be committing
+        floor, top = min(slots, default=0), max(slots, default=-1)
         try:
-            yield from self.commits.ancestors(head)
-        except TxStoreError as error:
+            head = self.commits.head(MAIN)
+            floor, top = (0, -1) if head is None else (head.header.floor, head.header.slot)
+        except (TxStoreError, OSError) as error:
             self._fault_of(error)
+        for slot in sorted(slots):
+            if slot > top:
+                self._fault(format.commit_path(MAIN, slot), "this commit does not follow the one in the slot before it")
+        self._check_hint()
+        chain: list[Stored] = []
+        child: Stored | None = None
+        for slot in range(top, floor - 1, -1):
+            path = format.commit_path(MAIN, slot)
+            stored: Stored | None = None
+            try:
+                stored = self.commits.read(MAIN, slot)
+                if stored is None:
+                    self._fault(path, "the file is missing")
+            except (TxStoreError, OSError) as error:
+                self._fault_of(error, path=path)
+            if stored is not None:
+                chain.append(stored)
+                if child is not None and child.header.slot == slot + 1:
+                    if (stored.header.id, stored.hash) != (child.header.parent_id, child.header.parent_hash):
+                        self._fault(path, f"this is not the parent that slot {slot + 1} names")
+                child = stored
+        return chain
 
-    def _check_slots(self, chain: list[Stored]) -> None:
-        """Report commit files above the head: an orphan, or a gap in the slots."""
-        head = chain[0].header.slot if chain else -1
-        for slot in sorted(self.commits.slots(MAIN)):
-            if slot > head:
-                path = format.commit_path(MAIN, slot)
-                self.report.faults.append(Fault(path, "this commit does not follow the one in the slot before it"))
+    def _check_hint(self) -> None:
+        """Report the loss of the newest commits: a durable one that the hint names and that is not there."""
+        try:
+            hint = Hint.decode(self.storage.read(format.hint_path(MAIN))[: format.HINT_SIZE])
+            stored = self.commits.read(MAIN, hint.slot)
+        except (OSError, TxStoreError, format.MalformedError):
+            return  # it is only a hint; a damaged commit is reported where its slot is read
+        if hint.durable and (stored is None or stored.header.id != hint.commit_id):
+            path = format.commit_path(MAIN, hint.slot)
+            self._fault(path, f"commit {hint.commit_id.hex()} was durable in this slot and is not there")
 
     def _check_pack(self, stored: Stored) -> None:
         self.report.commits += 1
@@ -113,15 +135,15 @@ class _Verifier:
         try:
             data = memoryview(self.storage.map(stored.path))
         except OSError as error:
-            self.report.faults.append(Fault(stored.path, f"it can't be read: {error}", commits=(commit_id,)))
+            self._fault_of(error, (commit_id,), path=stored.path)
             return
         self._guarded(lambda: self._check_frames(stored, data), (commit_id,))
         for run in stored.header.runs:
             if run.pack is None:
                 self._guarded(lambda run=run: self._check_run(stored, run, data), (commit_id,))  # type: ignore[misc]
             elif run.pack.id not in self.values:
-                self.report.faults.append(
-                    Fault(stored.path, f"it lists a run in {run.pack.path}, which is not there", commits=(commit_id,))
+                self._fault(
+                    stored.path, f"it lists a run in {run.pack.path}, which is missing or damaged", (commit_id,)
                 )
 
     def _check_frames(self, stored: Stored, data: memoryview) -> None:
@@ -134,7 +156,7 @@ class _Verifier:
         if found[:2] != (stored.header.id, stored.header.repository_id):
             raise CorruptionError(path, offset=0, reason="the pack's head names another pack or repository")
         position, sequence = format.HEAD_SIZE, 0
-        end = min(section.offset for section in stored.header.sections)
+        end = min((section.offset for section in stored.header.sections), default=stored.footer.header_offset)
         while position < end:
             try:
                 frame = format.decode_frame(data, position)
@@ -153,6 +175,19 @@ class _Verifier:
             values.checksums.append(frame.checksum)
             self.report.values += 1
             position, sequence = frame.end, sequence + 1
+        self._check_sections(stored, data, position)
+
+    def _check_sections(self, stored: Stored, data: memoryview, position: int) -> None:
+        """Check that sections and header follow one another with nothing between them, from `position` on."""
+        runs = {(run.offset, run.length) for run in stored.header.runs if run.pack is None}
+        parts = sorted((section.offset, section.length) for section in stored.header.sections)
+        for offset, length in [*parts, (stored.footer.header_offset, stored.footer.header_length)]:
+            if offset < position or any(data[position:offset]):
+                raise CorruptionError(stored.path, offset=position, reason="there is something between the sections")
+            position = offset + length
+        for section in stored.header.sections:
+            if section.kind == format.SECTION_RUN and (section.offset, section.length) not in runs:
+                raise CorruptionError(stored.path, offset=section.offset, reason="the header does not list this run")
 
     def _check_run(self, stored: Stored, name: RunName, data: memoryview) -> None:
         try:
@@ -178,12 +213,22 @@ class _Verifier:
     def _guarded(self, check: Callable[[], object], commits: tuple[str, ...]) -> None:
         try:
             check()
-        except TxStoreError as error:
+        except (TxStoreError, OSError) as error:
             self._fault_of(error, commits)
 
-    def _fault_of(self, error: TxStoreError, commits: tuple[str, ...] = ()) -> None:
+    def _fault_of(
+        self, error: TxStoreError | OSError, commits: tuple[str, ...] = (), *, path: str | None = None
+    ) -> None:
         if isinstance(error, CorruptionError):
-            fault = Fault(error.path, error.reason, error.offset, error.key, commits)
+            self._add(Fault(error.path, error.reason, error.offset, error.key, commits))
+        elif isinstance(error, OSError):
+            self._fault(path or self.storage.url, f"it can't be read: {error}", commits)
         else:
-            fault = Fault(self.storage.url, str(error), commits=commits)
-        self.report.faults.append(fault)
+            self._fault(path or self.storage.url, str(error), commits)
+
+    def _fault(self, path: str, reason: str, commits: tuple[str, ...] = ()) -> None:
+        self._add(Fault(path, reason, commits=commits))
+
+    def _add(self, fault: Fault) -> None:
+        if fault not in self.report.faults:  # a damaged head is met twice
+            self.report.faults.append(fault)

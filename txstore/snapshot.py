@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Never
 
 from txstore import format
 from txstore.commits import Commit, Stored
@@ -66,6 +67,14 @@ class Snapshot(Hierarchy):
     def size_of(self, key: str) -> int | None:
         found = self.lookup(key)
         return None if found is None else found.length
+
+    # zarr 2 accepts a mapping, and reads it, only if these are there.
+
+    def __setitem__(self, key: str, value: object) -> Never:
+        raise TypeError("a snapshot is read-only: write to repo.transaction() or repo.begin()")
+
+    def __delitem__(self, key: str) -> Never:
+        raise TypeError("a snapshot is read-only: write to repo.transaction() or repo.begin()")
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
         begin, end = start.encode(), None if stop is None else stop.encode()

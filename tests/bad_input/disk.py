@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str
 def in_child(function: Callable[[], Any], *, user: int | None = None) -> Any:
     """Return what a function returns in a forked child, there as another user; an exception comes back as the result."""
     reading, writing = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # zarr has threads; the child does not use them
+        child = os.fork()
     if child == 0:
         os.close(reading)
         try:

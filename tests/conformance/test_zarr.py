@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from threading import current_thread
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import zarr
 import zarr.api.asynchronous
 from zarr.core.group import GroupMetadata
 from zarr.core.metadata import ArrayV3Metadata
-from zarr.core.sync import sync
+from zarr.core.sync import iothread, sync
 
 import txstore
+from txstore.session import Session
 from txstore.store import TxStore
 
 
@@ -40,26 +42,25 @@ def zarr_format(request: pytest.FixtureRequest) -> int:
 # --- arrays
 
 
-def test_the_fused_pipeline_uses_the_synchronous_methods(
+def test_the_fused_pipeline_alone_leaves_the_event_loop(
     repo: txstore.Repository, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called = []
-    monkeypatch.setattr(TxStore, "get", lambda *args, **options: called.append("get"))
     create(repo, range(6), chunks=(2,))
-    assert repo.snapshot().mapping["x/c/2"]
-    monkeypatch.undo()
-    with repo.transaction() as store:
-        z = zarr.open_array(store, path="x")
-        monkeypatch.setattr(TxStore, "get_sync", lambda *args, **options: called.append("get_sync"))
-        z[:]
-    assert ("get_sync" in called) or pipeline == "Batched"
+    store, z = writable(repo)
+    z[:2] = 7
+    threads = set()
+    original = Session.set
+    monkeypatch.setattr(Session, "set", lambda *args: threads.add(current_thread()) or original(*args))
+    z[2:] = 8
+    store.commit()
+    assert (iothread[0] in threads) == (pipeline == "Batched")
 
 
-@pytest.mark.parametrize("value", [7, 2.5, True, "word"])
+@pytest.mark.parametrize("value", [7, 2.5, True])
 def test_a_scalar_array_is_one_chunk(repo: txstore.Repository, pipeline: str, zarr_format: int, value: Any) -> None:
     create(repo, value, zarr_format=zarr_format)
-    assert read(repo)[()] == value
-    assert len(repo.snapshot()) == {2: 3, 3: 2}[zarr_format] + {2: 2, 3: 1}[zarr_format]
+    assert np.asarray(read(repo)).item() == value
+    assert set(repo.snapshot()) > ({"x/c"} if zarr_format == 3 else {"x/0"})
 
 
 def test_an_array_without_elements_has_no_chunks(repo: txstore.Repository, pipeline: str, zarr_format: int) -> None:
@@ -86,7 +87,7 @@ def test_overwriting_with_fill_values_deletes_the_chunk(repo: txstore.Repository
     assert "x/c/0" not in repo.snapshot()
     assert "x/c/0" in repo.snapshot(0)
     assert commit is not None
-    assert commit.statistics.keys_deleted == 1
+    assert commit.statistics["keys_deleted"] == 1
 
 
 def test_fill_values_where_there_were_none_make_no_commit(repo: txstore.Repository, pipeline: str) -> None:
@@ -346,7 +347,7 @@ def test_mode_r_of_an_empty_repository_finds_nothing(repo: txstore.Repository) -
 def test_nbytes_stored_counts_the_array_alone(repo: txstore.Repository, zarr_format: int) -> None:
     create(repo, np.arange(100, dtype="i4"), chunks=(10,), compressors=None, zarr_format=zarr_format, fill_value=None)
     with repo.transaction() as store:
-        zarr.create_array(store, name="xy", data=np.arange(100))
+        zarr.create_array(store, name="y", data=np.arange(100))
     snapshot = repo.snapshot()
     z = zarr.open_array(snapshot, path="x", mode="r")
     documents = sum(len(snapshot[key]) for key in snapshot if key.startswith("x/") and not key[-1].isdigit())

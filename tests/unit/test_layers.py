@@ -17,6 +17,7 @@ LAYERS = [
     "demo_picture",
     "__init__",
     "repository",
+    "zarr2",
     "store",
     "session",
     "draining",
