@@ -199,7 +199,8 @@ class Commits:
 
     def find_head(self, branch: str = MAIN) -> tuple[Stored | None, bool]:
         """Return the newest commit, and whether it and all before it are known to be durable."""
-        self._check_branch(branch)
+        self.check_branch(branch)
+        before = self._newest
         found, durable = self._follow_hint(branch)
         if found is None:
             found = self._search(branch)
@@ -207,13 +208,16 @@ class Commits:
             slot, parent_id = (0, format.NO_ID) if found is None else (found.header.slot + 1, found.header.id)
             above = self.read(branch, slot)
             if above is None or above.header.parent_id != parent_id:  # nothing, or an orphan: not followed
-                self._remember(branch, found)
+                self._remember(branch, before, found)
                 return found, durable
             found, durable = above, False
 
-    def _remember(self, branch: str, found: Stored | None) -> None:
-        """Keep the head that was found. Raises `CorruptionError` if it lies below one that was there before (I4)."""
-        newest, self._newest = self._newest, found
+    def _remember(self, branch: str, newest: Stored | None, found: Stored | None) -> None:
+        """Keep the head that was found. Raises `CorruptionError` if it lies below one that was there before (I4).
+
+        `newest` is what was known when the search began: another thread may have found a newer one since.
+        """
+        self._newest = found
         if newest is not None and (found is None or found.header.slot < newest.header.slot):
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(format.commits_directory(branch), reason=reason)
@@ -236,7 +240,8 @@ class Commits:
         below = self.read(header.branch, header.slot - 1) if header.slot else None
         return header.parent_id == (format.NO_ID if below is None else below.header.id)
 
-    def _check_branch(self, branch: str) -> None:
+    def check_branch(self, branch: str) -> None:
+        """Raise `CommitNotFoundError` unless there is, or can be, such a branch."""
         if branch != MAIN:
             raise CommitNotFoundError(f"branch {branch!r}", hint="so far a repository has one branch, 'main'")
 

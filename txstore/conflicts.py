@@ -42,13 +42,17 @@ _NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")
 
 
 class DocumentChange(Enum):
-    """How one version of a metadata document differs from another, for those who rely on the first."""
+    """How one version of a metadata document differs from another, for those who rely on the first. Mildest first."""
 
     NONE = "unchanged"
     ATTRIBUTES = "attributes"  # or the creation of a group
     GROWTH = "growth"
     SHRINK = "shrink"
     STRUCTURE = "structure"
+
+    def or_worse(self, other: DocumentChange) -> DocumentChange:
+        order = list(DocumentChange)
+        return max(self, other, key=order.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,31 @@ def compare_documents(key: str, before: bytes | None, after: bytes | None) -> Do
 def drops_chunk(document: str, after: bytes | None, key: str) -> bool:
     """Tell whether the array that `after` describes has no chunk `key`. What can't be told counts as dropped."""
     return _Node.parse(document, after).drops(_below(document, key))
+
+
+def moved_edges(document: str, before: bytes | None, after: bytes | None) -> frozenset[tuple[int, int]]:
+    """Return (dimension, index) of the chunks in whose middle the old shape ends, where the new one ends elsewhere.
+
+    An array object of the old shape takes all that it can write to such a chunk for the whole of it, and does not read
+    what others have put behind the old end.
+    """
+    old, new = _Node.parse(document, before), _Node.parse(document, after)
+    return frozenset(
+        (dimension, o // c)
+        for dimension, (o, n, c) in enumerate(zip(old.shape, new.shape, old.chunks or (), strict=False))
+        if o != n and o % c
+    )
+
+
+def is_at_edge(document: str, after: bytes | None, key: str, edges: frozenset[tuple[int, int]]) -> bool:
+    """Tell whether chunk `key` is one of those that `moved_edges` found. What can't be told counts as one."""
+    index = _Node.parse(document, after).index_of(_below(document, key))
+    return index is None or any(place in edges for place in enumerate(index))
+
+
+def may_be_array(document: str, content: bytes | None) -> bool:
+    """Tell whether there may be chunks that a document describes."""
+    return not document.endswith(".zattrs") and _Node.parse(document, content).kind in ("array", "unknown")
 
 
 def _below(document: str, key: str) -> str:
@@ -126,18 +155,24 @@ class _Node:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return cls("unknown")
 
-    def drops(self, suffix: str) -> bool:
-        """`suffix` is the chunk's key below the array: `c/0/1`, `c.0.1`, `0.1` or `0/1`."""
+    def index_of(self, suffix: str) -> tuple[int, ...] | None:
+        """Return the index of the chunk whose key below the array is `suffix`: `c/0/1`, `c.0.1`, `0.1` or `0/1`."""
         parts = suffix.replace(".", "/").split("/")
         if parts[:1] == ["c"]:
             parts = parts[1:]
         if not self.shape:
             parts = [part for part in parts if part != "0"]  # the one chunk of a scalar is `c` or `0`
         if self.kind != "array" or self.chunks is None or len(parts) != len(self.shape):
-            return True
+            return None
         if not all(part.isascii() and part.isdigit() for part in parts):
+            return None
+        return tuple(map(int, parts))
+
+    def drops(self, suffix: str) -> bool:
+        index = self.index_of(suffix)
+        if index is None or self.chunks is None:
             return True
-        return any(int(i) * c >= n for i, c, n in zip(parts, self.chunks, self.shape, strict=True))
+        return any(i * c >= n for i, c, n in zip(index, self.chunks, self.shape, strict=True))
 
 
 def _regular_chunks(document: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -181,16 +216,16 @@ class _Checker:
         found = self.recent.lookup(key.encode())
         return found is not None and found.seq > self.since
 
-    def new_keys_below(self, path: str) -> Iterator[str]:
-        """Yield the keys below a path that were written since and are there at the head."""
+    def new_keys_below(self, path: str, *, deleted: bool = False) -> Iterator[str]:
+        """Yield the keys below a path that were written since and are there at the head, or deleted since."""
         prefix = directory_prefix(path)
         stop = after_prefix(prefix)
         seen = set()
         for change in self.recent.changes(prefix.encode(), None if stop is None else stop.encode(), self.since):
-            if change.kind == format.REF_PACK and change.key not in seen:
+            if change.key not in seen and (deleted or change.kind == format.REF_PACK):
                 seen.add(change.key)
                 key = change.key.decode()
-                if (self.head.seq_of(key) or 0) > self.since:
+                if deleted or (self.head.seq_of(key) or 0) > self.since:
                     yield key
 
     def changed_documents(self, path: str) -> list[str]:
@@ -243,7 +278,8 @@ class _Checker:
         for document, after in self.mine.documents.items():
             change = compare_documents(document, _bytes(self.base, document), after)
             if change is DocumentChange.STRUCTURE:
-                yield from self.new_keys_below(node_of_document(document))
+                # A chunk that was deleted has become the fill value, which may be another now.
+                yield from self.new_keys_below(node_of_document(document), deleted=True)
             elif change is DocumentChange.SHRINK:
                 for key in self.new_keys_below(node_of_document(document)):
                     if not is_document(key) and drops_chunk(document, after, key):

@@ -47,6 +47,7 @@ class Engine:
 
     def newest(self, branch: str = MAIN) -> Snapshot:
         """Return the head as a base to write on: empty where there is no repository yet."""
+        self.commits.check_branch(branch)
         return self.snapshots.of(self.commits.head(branch) if self.exists() else None)
 
     def begin(
@@ -91,6 +92,7 @@ class Position:
     ) -> None:
         if at is not None and tag is not None:
             raise ValueError("give at= or tag=, not both")
+        engine.commits.check_branch(branch)
         self._engine = engine
         self._branch = branch
         self._at = at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ VERSION = 1
 ALIGNMENT = 64  # of values from ALIGNED_FROM bytes up
 ALIGNED_FROM = 1024
 NO_ID = bytes(16)
+_ID = re.compile("[0-9a-f]{32}")
 
 CHECKSUM_CRC32C = 1
 HEADER_COMMIT = 1
@@ -511,11 +513,17 @@ class RepositoryFormat:
         checksum = members.pop("checksum", None)
         if checksum != _json_checksum(members):
             raise MalformedError("the document has a wrong checksum")
-        if members.get("slots") != "rename":
-            raise NewerFormatError(f"slots taken by {members.get('slots')!r}")
-        if members["required"] & ~REQUIRED_FEATURES_KNOWN:
-            raise NewerFormatError(f"required features {members['required']:#x}")
-        return cls(bytes.fromhex(members["repository"]), members["slots"], members["required"], members["optional"])
+        repository, slots = members.get("repository"), members.get("slots")
+        required, optional = members.get("required"), members.get("optional")
+        if version != VERSION or not isinstance(required, int) or not isinstance(optional, int):
+            raise MalformedError("a number in the document is missing or not one")
+        if not isinstance(repository, str) or not _ID.fullmatch(repository):
+            raise MalformedError("the document names no repository")
+        if slots != "rename":
+            raise NewerFormatError(f"slots taken by {slots!r}")
+        if required & ~REQUIRED_FEATURES_KNOWN:
+            raise NewerFormatError(f"required features {required:#x}")
+        return cls(bytes.fromhex(repository), slots, required, optional)
 
 
 def _json_checksum(members: Mapping[str, Any]) -> str:

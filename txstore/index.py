@@ -62,7 +62,7 @@ class Runs:
         self.names = tuple(name if own is None else name.inside(own) for name in names)
         self._packs = packs
         self._runs = tuple(self._open_run(name) for name in self.names)
-        self._tables: list[dict[int, OpenPack]] = [{} for _ in self.names]
+        self._tables: list[dict[int, PackName]] = [{} for _ in self.names]
 
     def _open_run(self, name: RunName) -> index.Run:
         file = self.file(name)
@@ -85,25 +85,25 @@ class Runs:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def pack_of(self, run: int, number: int) -> PackName:
-        """Return the name of the pack that a ref names: its run's file, or one of the run's table."""
+    def open_pack(self, run: int, number: int) -> OpenPack:
+        """Open the pack that a ref names: its run's file, or one of the run's table."""
+        table = self._tables[run]
+        name = table.get(number)
+        if name is None:
+            name = table[number] = self._pack_name(run, number)
+        return self._packs.get(name)
+
+    def _pack_name(self, run: int, number: int) -> PackName:
+        file = self.file(self.names[run])
         if number == 0:
-            return self.file(self.names[run])
+            return file
         try:
             return PackName.decode(self._runs[run].packs[number - 1])
         except format.NewerFormatError as error:
-            path = self.file(self.names[run]).path
-            raise UnsupportedFormatError(path, found=error.reason, supported="commit files") from error
+            raise UnsupportedFormatError(file.path, found=error.reason, supported="commit files") from error
         except (IndexError, format.MalformedError) as error:
-            path = self.file(self.names[run]).path
-            raise CorruptionError(path, reason=f"a run names pack {number}, which it does not list: {error}") from error
-
-    def open_pack(self, run: int, number: int) -> OpenPack:
-        table = self._tables[run]
-        pack = table.get(number)
-        if pack is None:
-            pack = table[number] = self._packs.get(self.pack_of(run, number))
-        return pack
+            reason = f"a run names pack {number}, which it does not list: {error}"
+            raise CorruptionError(file.path, reason=reason) from error
 
     def lookup(self, key: bytes) -> Found | None:
         """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it."""

@@ -86,7 +86,7 @@ class _Verifier:
         return self.report
 
     def _chain(self) -> list[Stored]:
-        """Return the commits that can be read, newest first. Reports the slots of others, and links that do not hold."""
+        """Return the commits that can be read, newest first. Reports other slots, and links that do not hold."""
         slots = self.commits.slots(MAIN)  # before the head is looked for: others may be committing
         floor, top = min(slots, default=0), max(slots, default=-1)
         try:
@@ -111,10 +111,10 @@ class _Verifier:
                 self._fault_of(error, path=path)
             if stored is not None:
                 chain.append(stored)
-                if child is not None and child.header.slot == slot + 1:
-                    if (stored.header.id, stored.hash) != (child.header.parent_id, child.header.parent_hash):
-                        self._fault(path, f"this is not the parent that slot {slot + 1} names")
-                child = stored
+                named = None if child is None else (child.header.parent_id, child.header.parent_hash)
+                if named not in (None, (stored.header.id, stored.hash)):
+                    self._fault(path, f"this is not the parent that slot {slot + 1} names")
+            child = stored
         return chain
 
     def _check_hint(self) -> None:
@@ -224,7 +224,7 @@ class _Verifier:
         elif isinstance(error, OSError):
             self._fault(path or self.storage.url, f"it can't be read: {error}", commits)
         else:
-            self._fault(path or self.storage.url, str(error), commits)
+            self._fault(path or str(getattr(error, "path", self.storage.url)), str(error), commits)
 
     def _fault(self, path: str, reason: str, commits: tuple[str, ...] = ()) -> None:
         self._add(Fault(path, reason, commits=commits))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from txstore import format
@@ -177,7 +176,8 @@ class PackWriter:
                 self._buffer_end = end
             else:
                 self._flush()
-                self._created().write(offset, [content])
+                zeros = _ZEROS[: max(offset - self._buffer_start, 0)]  # an earlier attempt may have written there
+                self._created().write(offset - len(zeros), [zeros, content])
                 self._length = max(self._length, end)
                 self._buffer_start = self._buffer_end = max(self._buffer_start, end)
 
@@ -223,14 +223,14 @@ class OpenPack:
 
 
 class Packs:
-    """The packs of one repository that are mapped: at most `MAX_MAPS`, the least recently used go first.
+    """The packs of one repository that are mapped: at most `MAX_MAPS`, those mapped first go first.
 
     Views that were handed out keep their map alive; no descriptor is held.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._open: OrderedDict[bytes, OpenPack] = OrderedDict()
+        self._open: dict[bytes, OpenPack] = {}
         self._lock = threading.Lock()
 
     def get(self, name: PackName) -> OpenPack:
@@ -247,5 +247,5 @@ class Packs:
         with self._lock:
             self._open[name.id] = pack
             if len(self._open) > MAX_MAPS:
-                self._open.popitem(last=False)
+                del self._open[next(iter(self._open))]
         return pack

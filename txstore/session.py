@@ -10,25 +10,34 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.commits import MAIN, Commit
-from txstore.conflicts import DocumentChange, compare_documents, drops_chunk
+from txstore.conflicts import DocumentChange, compare_documents, drops_chunk, is_at_edge, may_be_array, moved_edges
 from txstore.draining import drain_zarr
 from txstore.engine import Engine, Position
-from txstore.errors import StaleArrayError, TransactionStateError
+from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
 from txstore.keys import DOCUMENT_NAMES, ancestors, directory_prefix, document_key, is_document, node_of_document
 from txstore.snapshot import Snapshot
-from txstore.transaction import Transaction
+from txstore.transaction import Transaction, check_description
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
 class _Stale(NamedTuple):
-    change: DocumentChange
+    """How a document differs from those versions of it that array objects may hold."""
+
+    change: DocumentChange  # the worst of them: what changed back has still been different
     document: bytes | None  # as it is now
+    edges: frozenset[tuple[int, int]]  # chunks that look complete to an old object, and are not
+
+    def then(self, later: _Stale) -> _Stale:
+        return _Stale(self.change.or_worse(later.change), later.document, self.edges | later.edges)
+
+
+#: What array objects of a session rely on, for its pickle: documents handed out, stale ones, unread ones.
+Reliance = tuple[frozenset[str], dict[str, _Stale], dict[str, bool]]
 
 
 class Session:
@@ -43,6 +52,7 @@ class Session:
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> None:
+        check_description(message, properties)
         self.engine = engine
         self.branch = branch
         self.message = message
@@ -56,7 +66,8 @@ class Session:
         self._ended: str | None = None
         self._handed_out: set[str] = set()
         self._stale: dict[str, _Stale] = {}
-        self._unread: set[str] = set()  # staged documents that a rollback dropped
+        self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
+        self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
         self._lock = threading.RLock()
 
     # --- the present transaction
@@ -82,15 +93,23 @@ class Session:
     def staged_count(self) -> int:
         return 0 if self._transaction is None else self._transaction.staged_count
 
-    # --- reading
+    @property
+    def reliance(self) -> Reliance:
+        """What a pickle carries, so that array objects unpickled elsewhere are checked as they are here."""
+        return frozenset(self._handed_out), dict(self._stale), dict(self._unread)
+
+    def rely_on(self, reliance: Reliance) -> None:
+        handed_out, self._stale, self._unread = reliance
+        self._handed_out = set(handed_out)
+
+    # --- reading. The transaction is taken first: what is checked, and what is then read or written, must be of one
+    # transaction, also while another thread commits.
 
     def get_view(self, key: str) -> memoryview | None:
         """Return a value; remember that a document was handed out. Raises `StaleArrayError`."""
         transaction = self.transaction
         if is_document(key):
-            view = transaction.get_view(key)
-            self._hand_out(key, view is not None)
-            return view
+            return self._hand_out(key, transaction)
         if self._stale or self._unread:
             self._check_above(key)
         return transaction.get_view(key)
@@ -99,29 +118,48 @@ class Session:
         if is_document(key):
             view = self.get_view(key)
             return None if view is None else view[part]
+        transaction = self.transaction
         if self._stale or self._unread:
             self._check_above(key)
-        return self.transaction.get_part(key, part)
+        return transaction.get_part(key, part)
 
-    def _hand_out(self, key: str, exists: bool) -> None:
-        self._unread.discard(key)
-        if exists:  # absence is nothing that an array object could rely on
-            self._handed_out.add(key)
+    def _hand_out(self, key: str, transaction: Transaction) -> memoryview | None:
+        known = key in self._handed_out
+        self._handed_out.add(key)  # before it is read: a commit in another thread must not overlook it
+        view = transaction.get_view(key)
+        self._forget_unread(key)
+        # Absence is nothing that an array object could rely on, but that of attributes is: it holds none.
+        if view is None and not known and not key.endswith(".zattrs"):
+            self._handed_out.discard(key)
+        return view
+
+    def exists(self, key: str) -> bool:
+        exists = key in self.transaction
+        if not exists and is_document(key):
+            self._forget_unread(key)  # whoever looks before creating a node does not rely on one that was dropped
+        return exists
+
+    def _forget_unread(self, key: str) -> None:
+        if self._unread:
+            for name in DOCUMENT_NAMES:
+                self._unread.pop(document_key(node_of_document(key), name), None)
 
     # --- writing
 
     def set(self, key: str, value: Buffer) -> None:
         """Stage a value for zarr. Raises `StaleArrayError`."""
-        self._check_writable(key)
+        transaction = self.transaction
+        self._check_writable(key, transaction)
         self._written_by_zarr = True
-        self.transaction.set(key, value)
+        transaction.set(key, value)
         if is_document(key):
-            self._hand_out(key, exists=True)
+            self._handed_out.add(key)
 
     def delete(self, key: str) -> None:
-        self._check_writable(key)
+        transaction = self.transaction
+        self._check_writable(key, transaction)
         self._written_by_zarr = True
-        self.transaction.delete(key)
+        transaction.delete(key)
 
     def delete_dir(self, path: str) -> None:
         self._written_by_zarr = True
@@ -129,28 +167,29 @@ class Session:
         if self._stale or self._unread:
             # Whoever clears a node means to replace it, whatever it has become.
             prefix = directory_prefix(path)
+            self._cleared |= {key: stale for key, stale in self._stale.items() if key.startswith(prefix)}
             self._stale = {key: stale for key, stale in self._stale.items() if not key.startswith(prefix)}
-            self._unread = {key for key in self._unread if not key.startswith(prefix)}
+            self._unread = {key: kind for key, kind in self._unread.items() if not key.startswith(prefix)}
 
-    def _check_writable(self, key: str) -> None:
+    def _check_writable(self, key: str, transaction: Transaction) -> None:
         if not (self._stale or self._unread):
             return
         try:
             if is_document(key) and (key in self._stale or key in self._unread):
                 raise self._stale_error(key)
-            self._check_above(key)
+            self._check_above(key, writing=True)
         except StaleArrayError as error:
-            self.transaction.poison(error)  # the statement may be half done: a resize deletes chunks first
+            transaction.poison(error)  # the statement may be half done: a resize deletes chunks first
             raise
 
-    def _check_above(self, key: str) -> None:
+    def _check_above(self, key: str, *, writing: bool = False) -> None:
         """Raise if a document that this key depends on is not the one that was handed out."""
         for path in ancestors(key):
             for name in DOCUMENT_NAMES:
                 document = document_key(path, name)
                 if document == key:
                     continue
-                if document in self._unread:
+                if self._unread.get(document):
                     raise self._stale_error(document)
                 stale = self._stale.get(document)
                 if stale is None:
@@ -158,6 +197,8 @@ class Session:
                 if stale.change is DocumentChange.STRUCTURE:
                     raise self._stale_error(document)
                 if stale.change is DocumentChange.SHRINK and drops_chunk(document, stale.document, key):
+                    raise self._stale_error(document)
+                if writing and stale.edges and is_at_edge(document, stale.document, key, stale.edges):
                     raise self._stale_error(document)
 
     def _stale_error(self, document: str) -> StaleArrayError:
@@ -174,27 +215,36 @@ class Session:
         with self._lock:
             ended = self.transaction
             self._drain()
-            mine = {key for key in ended.changes()["set"] if is_document(key)} if self._handed_out else set()
+            old = ended.base
             new = ended.commit(message)
-            self._move(ended.base, new, self._handed_out - mine)
+            self._cleared = {}
+            self._move(old, new, own=new.seq)
             return new.commit
 
     def rollback(self) -> None:
         """Drop what is staged; the next transaction is based on the head."""
         with self._lock:
             ended = self.transaction
-            changes = ended.changes()
+            dropped = self._staged_documents(ended)
             ended.rollback()  # late writes fail from now on, and so are soon done
             self._drain()
-            dropped = {key for key in changes["set"] + changes["deleted"] if is_document(key)}
-            below = tuple(directory_prefix(path) for path in changes["deleted_below"])
-            self._unread |= dropped | {key for key in self._handed_out if key.startswith(below)}
-            self._move(ended.base, self.engine.newest(self.branch), self._handed_out)
+            self._unread |= dropped
+            self._stale |= self._cleared
+            self._cleared = {}
+            self._move(ended.base, self.engine.newest(self.branch))
+
+    def _staged_documents(self, transaction: Transaction) -> dict[str, bool]:
+        """Return the documents that a rollback will drop, and of each whether there may be chunks below it."""
+        changes = transaction.changes()
+        below = tuple(directory_prefix(path) for path in changes["deleted_below"])
+        documents = {key for key in changes["set"] + changes["deleted"] if is_document(key)}
+        documents |= {key for key in list(self._handed_out) if key.startswith(below)}
+        return {key: any(_may_be_array(view, key) for view in (transaction, transaction.base)) for key in documents}
 
     def _drain(self) -> None:
         if self._written_by_zarr:
-            drain_zarr()
             self._written_by_zarr = False
+            drain_zarr()
 
     def end(self, reason: str) -> None:
         """Roll back and end the session: whatever is used of it from now on raises `TransactionStateError`."""
@@ -204,22 +254,34 @@ class Session:
                 self._transaction.rollback()
                 self._transaction = None
 
-    def _move(self, old: Snapshot, new: Snapshot, relied_on: AbstractSet[str]) -> None:
-        """Base the next transaction on `new`, and note which documents somebody else has changed since `old`."""
-        self._transaction, self.position = None, Position.of(self.engine, new)
-        if new.seq <= old.seq:
-            return
+    def _move(self, old: Snapshot, new: Snapshot, *, own: int | None = None) -> None:
+        """Base the next transaction on `new`, and note which documents somebody else has changed since `old`.
+
+        `own` is the seq of the commit that this session has made. Other threads go on only when all is noted.
+        """
+        stale = dict(self._stale)
         recent = new.runs.newer(old.seq)
-        for key in relied_on:
+        for key in list(self._handed_out) if new.seq > old.seq else ():
             found = recent.lookup(key.encode())
-            if found is None or found.seq <= old.seq:
+            if found is None or found.seq <= old.seq or found.seq == own:
                 continue
             before, after = _content(old, key), _content(new, key)
             change = compare_documents(key, before, after)
             if change is not DocumentChange.NONE:
-                self._stale[key] = _Stale(change, after)
+                noted = _Stale(change, after, moved_edges(key, before, after))
+                stale[key] = stale[key].then(noted) if key in stale else noted
+        self._stale = stale
+        self._transaction, self.position = None, Position.of(self.engine, new)
 
 
 def _content(snapshot: Snapshot, key: str) -> bytes | None:
     view = snapshot.get_view(key)
     return None if view is None else bytes(view)
+
+
+def _may_be_array(view: Transaction | Snapshot, key: str) -> bool:
+    try:
+        content = view.get_view(key)
+    except (OSError, TxStoreError):  # a rollback must not fail
+        return True
+    return may_be_array(key, None if content is None else bytes(content))

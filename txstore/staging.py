@@ -216,6 +216,11 @@ class Staging(Hierarchy):
 
     # --- the end
 
+    def close(self) -> None:
+        """Close the file, which stays where it is. Nothing can be read afterwards."""
+        if self._writer is not None:
+            self._writer.close()
+
     def discard(self) -> None:
         """Drop what is staged. In a forked child only the inherited descriptor: the files are the parent's."""
         if self._writer is not None and self._writer.close() and self.process == os.getpid():
@@ -229,14 +234,16 @@ class Staging(Hierarchy):
 
     def abandon(self) -> None:
         """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends."""
-        if self.count and self.process == os.getpid():
-            warnings.warn(
-                f"{self.url}: {self.count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
-                f"`with repo.transaction() as store:`",
-                UncommittedChangesWarning,
-                stacklevel=2,
-            )
-        self.discard()
+        try:
+            if self.count and self.process == os.getpid():
+                warnings.warn(
+                    f"{self.url}: {self.count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
+                    f"`with repo.transaction() as store:`",
+                    UncommittedChangesWarning,
+                    stacklevel=2,
+                )
+        finally:  # the warning may be an error
+            self.discard()
 
 
 def _unpack(ref: bytes) -> Staged:

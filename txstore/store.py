@@ -18,7 +18,7 @@ from txstore.commits import MAIN, Commit
 from txstore.engine import Engine, Position
 from txstore.errors import RepositoryNotFoundError
 from txstore.listing import Hierarchy
-from txstore.session import Session
+from txstore.session import Reliance, Session
 
 if TYPE_CHECKING:
     from typing import Self
@@ -237,7 +237,7 @@ class TxStore(Store):
         if session is None:
             return _reopen_reader, (self._engine, self._position.exact)
         told = (session.token, session.staged_count > 0, session.branch, session.message, session.properties)
-        return _reopen_writer, (self._engine, session.position.exact, told, self.read_only)
+        return _reopen_writer, (self._engine, session.position.exact, told, session.reliance, self.read_only)
 
     def __str__(self) -> str:
         return f"txstore://{self.url}"
@@ -258,6 +258,8 @@ class TxStore(Store):
     # --- dict syntax
 
     def __getitem__(self, key: str) -> bytes:
+        if not isinstance(key, str):
+            raise TypeError(f"a key is a string, not {type(key).__name__}")
         view = self._view.get_view(key)
         if view is None:
             raise KeyError(key)
@@ -325,14 +327,14 @@ class TxStore(Store):
         return [self.get_sync(key, prototype=prototype, byte_range=part) for key, part in key_ranges]
 
     async def exists(self, key: str) -> bool:
-        return key in self
+        return key in self if self._session is None else self._session.exists(key)
 
     async def set(self, key: str, value: Buffer) -> None:
         self.set_sync(key, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         self._check_writable()
-        if key not in self:
+        if not self._writer().exists(key):
             self.set_sync(key, value)
 
     async def delete(self, key: str) -> None:
@@ -398,6 +400,7 @@ def _reopen_writer(
     engine: Engine,
     exact: tuple[int, str] | None,
     told: tuple[str, bool, str, str | None, Mapping[str, Any] | None],
+    reliance: Reliance,
     read_only: bool,
 ) -> TxStore:
     """Nothing is raised here, only at the first use: an error while unpickling hangs a pool of workers."""
@@ -406,6 +409,7 @@ def _reopen_writer(
     if session is None or session.process != os.getpid():
         position = Position(engine, branch=branch, exact=exact, creates=True)
         session = Session(engine, position, branch=branch, message=message, properties=properties)
+        session.rely_on(reliance)
         if staged:
             session.end(_ELSEWHERE)
     return TxStore._of(session.engine, session.position, session, read_only=read_only)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import weakref
@@ -23,6 +24,32 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 DURABILITIES = ("fsync", "none")
+
+
+def check_description(message: str | None, properties: Mapping[str, Any] | None) -> None:
+    """Raise `TypeError` or `ValueError` for what a commit can't carry: before the work is done, not after."""
+    if message is not None:
+        if not isinstance(message, str):
+            raise TypeError(f"a commit's message is a string, not {type(message).__name__}")
+        try:
+            message.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the message {message!r} has a lone surrogate: it can't be stored as UTF-8") from None
+    if properties:
+        try:
+            json.dumps(dict(properties), sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"a commit's properties are a JSON object: {error}") from error
+
+
+def _contiguous(value: Buffer) -> memoryview:
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise TypeError(f"a value is bytes, or a buffer of them, not {type(value).__name__}") from None
+    if not view.c_contiguous:
+        raise ValueError("a value is a contiguous buffer: copy it first")
+    return view
 
 
 class Transaction(Hierarchy, MutableMapping[str, bytes]):
@@ -49,6 +76,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     ) -> None:
         if durability not in DURABILITIES:
             raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
+        check_description(message, properties)
         self.state = "open"
         self._commits = commits
         self._snapshots = snapshots
@@ -76,7 +104,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     @property
     def staged_count(self) -> int:
         """How many keys and prefixes are set or deleted here and not committed."""
-        return self._staging.count
+        return 0 if self.state == "committed" else self._staging.count
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
@@ -104,7 +132,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
         Raises `KeyFormatError` for an impossible key; any `OSError` poisons the transaction until `rollback`.
         """
-        self._stage(format.FRAME_VALUE, key, encode_key(key), value)
+        self._stage(format.FRAME_VALUE, key, encode_key(key), _contiguous(value))
 
     def delete(self, key: str) -> None:
         """Stage the deletion of a key, whether it exists or not."""
@@ -190,7 +218,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def changes(self) -> dict[str, list[str]]:
         """Return what is staged: `set` and `deleted` keys, and `deleted_below`: the paths cleared as a whole."""
-        found: dict[str, list[str]] = {"set": [], "deleted": []}
+        found: dict[str, list[str]] = {"set": [], "deleted": [], "deleted_below": []}
+        if self.state == "committed":
+            return found
         for key, staged in self._staging.items_staged():
             found["deleted" if staged is None else "set"].append(key)
         found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.prefixes]
@@ -202,9 +232,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             if self.state in ("open", "poisoned"):
                 self.state = "rolled back"
             self._idle.wait_for(lambda: self._in_flight == 0)
-        if self.state != "of unknown outcome":  # I3: then nothing staged is deleted
+        if self.state == "rolled back":
             self._staging.discard()
-        self._finalizer.detach()
+            self._finalizer.detach()
 
     def commit(self, message: str | None = None) -> Snapshot:
         """Publish everything staged, in one step; with `durability="fsync"` it survives power loss from then on.
@@ -222,6 +252,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         OSError
             The medium failed; nothing was published.
         """
+        check_description(message, None)
         with self._lock:
             self._check_open()
             if self._in_flight:
@@ -236,6 +267,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 result = self._snapshots.of(stored)
         except CommitUnknownError:
             self.state = "of unknown outcome"
+            self._keep_staged()
             raise
         except SyncFailedError as error:
             self.state = "open"
@@ -245,9 +277,13 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self.state = "open"
             raise
         self.state = "committed"
-        self._staging.discard()
-        self._finalizer.detach()
+        self._keep_staged()
         return result
+
+    def _keep_staged(self) -> None:
+        """Delete nothing: other threads may be reading, or the outcome is unknown (I3). The file is closed at the end."""
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, self._staging.close)
 
     def _committer(self, message: str | None) -> Committer:
         return Committer(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Never
 
 try:
-    from zarr.errors import ReadOnlyError
+    from zarr.errors import ReadOnlyError  # type: ignore[attr-defined]
     from zarr.storage import Store  # type: ignore[attr-defined]
 except ImportError as error:
     raise ImportError("txstore.zarr2 is for zarr 2; with zarr 3 use repo.transaction() and repo.snapshot()") from error

@@ -38,7 +38,7 @@ def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str
 
 
 def in_child(function: Callable[[], Any], *, user: int | None = None) -> Any:
-    """Return what a function returns in a forked child, there as another user; an exception comes back as the result."""
+    """Return what a function returns in a forked child, as another user; an exception is a result, too."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # zarr has threads; the child does not use them

@@ -110,7 +110,7 @@ def test_nothing_there_is_an_error_at_the_first_read(tmp_path):
 @pytest.mark.parametrize("read", [zarr.open, zarr.open_group, zarr.open_array])
 def test_zarr_on_nothing_says_so_and_creates_nothing(tmp_path, read):
     reader = txstore.Repository(tmp_path / "data.tx").snapshot()
-    with pytest.raises(FileNotFoundError, match="data.tx"):
+    with pytest.raises(FileNotFoundError, match=r"data\.tx"):
         read(reader, mode="r")
     assert tree(tmp_path) == {}
 
@@ -141,7 +141,7 @@ def test_a_file_url_is_a_path(tmp_path):
 
 def test_unknown_storage_options(tmp_path):
     for open_it in (txstore.Repository, txstore.TxStore):
-        with pytest.raises(ValueError, match="anon.*leave them out"):
+        with pytest.raises(ValueError, match=r"anon.*leave them out"):
             open_it(tmp_path / "data.tx", storage_options={"anon": True})
 
 

@@ -138,5 +138,3 @@ def test_verify_reports_a_commit_file_that_may_not_be_read(repository):
     (with_two / "commits/main/0000000000").chmod(0)
     faults = in_child(lambda: [fault.path for fault in txstore.Repository(with_two).verify().faults], user=USER)
     assert "commits/main/0000000000" in faults
-
-

@@ -41,7 +41,9 @@ def check(repo: txstore.Repository, first: np.ndarray[Any, Any], **arguments: An
     second, reverse = first.copy(), first[::-1, ::-1]
     arguments = {"chunks": CHUNKS, "fill_value": None, **arguments}
     with repo.transaction() as store:
-        z = zarr.create_array(store, name="x", shape=first.shape, dtype=arguments.pop("dtype", first.dtype), **arguments)
+        z = zarr.create_array(
+            store, name="x", shape=first.shape, dtype=arguments.pop("dtype", first.dtype), **arguments
+        )
         z[...] = first
     with repo.transaction() as store:
         z = zarr.open_array(store, path="x")
@@ -108,7 +110,13 @@ CODECS_2: dict[str, tuple[np.ndarray[Any, Any], dict[str, Any]]] = {
     **{
         codec.codec_id: (INTS, {"compressors": codec()})
         for codec in (
-            numcodecs.Blosc, numcodecs.Zstd, numcodecs.LZ4, numcodecs.Zlib, numcodecs.GZip, numcodecs.BZ2, numcodecs.LZMA
+            numcodecs.Blosc,
+            numcodecs.Zstd,
+            numcodecs.LZ4,
+            numcodecs.Zlib,
+            numcodecs.GZip,
+            numcodecs.BZ2,
+            numcodecs.LZMA,
         )
     },  # fmt: skip
     "delta": (INTS, {"filters": [numcodecs.Delta("i4")]}),

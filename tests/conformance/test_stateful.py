@@ -68,16 +68,16 @@ def check(machine: Callable[[txstore.Repository], RuleBasedStateMachine], folder
 
 
 def test_a_hierarchy_behaves_as_in_memory_within_a_transaction(tmp_path: Path) -> None:
-    check(Hierarchy, tmp_path, examples=75)
+    check(Hierarchy, tmp_path, examples=40)
 
 
 def test_a_hierarchy_behaves_as_in_memory_across_commits(tmp_path: Path) -> None:
-    check(CommittedHierarchy, tmp_path, examples=75)
+    check(CommittedHierarchy, tmp_path, examples=40)
 
 
 def test_keys_behave_as_a_dict_within_a_transaction(tmp_path: Path) -> None:
-    check(Keys, tmp_path, examples=75)
+    check(Keys, tmp_path, examples=40)
 
 
 def test_keys_behave_as_a_dict_across_commits(tmp_path: Path) -> None:
-    check(CommittedKeys, tmp_path, examples=75)
+    check(CommittedKeys, tmp_path, examples=40)

@@ -89,7 +89,8 @@ def test_an_array_is_read_as_it_was_written(repo: txstore.Repository, wrap: Wrap
     read = zarr.open(wrap(repo.mapping()), mode="r")
     np.testing.assert_array_equal(read[:], data)
     np.testing.assert_array_equal(read[::2, 6], data[::2, 6])
-    assert read.nchunks_initialized == 9
+    if "dimension_separator" not in arguments:  # with "/", zarr 2 counts the names in the first directory
+        assert read.nchunks_initialized == 9
 
 
 def test_values_of_any_kind(repo: txstore.Repository, wrap: Wrap) -> None:
@@ -275,7 +276,7 @@ def test_two_creations_of_one_group_do_not_conflict(repo: txstore.Repository, wr
 
 
 def test_a_chunk_cleared_conflicts_with_a_chunk_written(repo: txstore.Repository) -> None:
-    """I5: the deletion of an absent key counts. Through KVStore it can't be known: zarr only asks whether it is there."""
+    """I5: the deletion of an absent key counts. Through KVStore zarr only asks whether the key is there."""
     with repo.begin() as transaction:
         zarr.open_array(MappingStore(transaction), mode="w", shape=20, chunks=10, dtype="f8")
     mine, theirs = repo.begin(), repo.begin()

@@ -34,8 +34,10 @@ txs_crc_load64(const uint8_t *data)
 #define TXS_1(i, a, b, c, d, e, f, g, h)                                                                               \
     (TXS_BIT(i, 0, a) ^ TXS_BIT(i, 1, b) ^ TXS_BIT(i, 2, c) ^ TXS_BIT(i, 3, d) ^ TXS_BIT(i, 4, e) ^                    \
      TXS_BIT(i, 5, f) ^ TXS_BIT(i, 6, g) ^ TXS_BIT(i, 7, h))
-#define TXS_4(i, ...) TXS_1(i, __VA_ARGS__), TXS_1(i + 1, __VA_ARGS__), TXS_1(i + 2, __VA_ARGS__), TXS_1(i + 3, __VA_ARGS__)
-#define TXS_16(i, ...) TXS_4(i, __VA_ARGS__), TXS_4(i + 4, __VA_ARGS__), TXS_4(i + 8, __VA_ARGS__), TXS_4(i + 12, __VA_ARGS__)
+#define TXS_4(i, ...)                                                                                                  \
+    TXS_1(i, __VA_ARGS__), TXS_1(i + 1, __VA_ARGS__), TXS_1(i + 2, __VA_ARGS__), TXS_1(i + 3, __VA_ARGS__)
+#define TXS_16(i, ...)                                                                                                 \
+    TXS_4(i, __VA_ARGS__), TXS_4(i + 4, __VA_ARGS__), TXS_4(i + 8, __VA_ARGS__), TXS_4(i + 12, __VA_ARGS__)
 #define TXS_64(i, ...)                                                                                                 \
     TXS_16(i, __VA_ARGS__), TXS_16(i + 16, __VA_ARGS__), TXS_16(i + 32, __VA_ARGS__), TXS_16(i + 48, __VA_ARGS__)
 #define TXS_ROW(...)                                                                                                   \
@@ -90,8 +92,8 @@ txs_crc32c_table(uint32_t crc, const uint8_t *data, size_t n)
 __attribute__((target("sse4.2,pclmul"))) static inline uint64_t
 txs_crc_moved(uint64_t crc, uint32_t by)
 {
-    __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)crc), _mm_cvtsi64_si128((int64_t)(uint64_t)by), 0);
-    return (uint64_t)_mm_cvtsi128_si64(product);
+    __m128i left = _mm_cvtsi64_si128((int64_t)crc), right = _mm_cvtsi64_si128((int64_t)by);
+    return (uint64_t)_mm_cvtsi128_si64(_mm_clmulepi64_si128(left, right, 0));
 }
 
 __attribute__((target("sse4.2,pclmul"))) static inline uint64_t

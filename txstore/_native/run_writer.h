@@ -1,7 +1,7 @@
 /* Writing a run: entries in ascending order of key, then prefixes, then packs, then writer_finish.
  *
- * Blocks are written straight into the bytes object that is returned at the end, which grows by a quarter at a time; the
- * index (about 60 bytes for each block of 4 KiB), the prefixes and the packs are gathered beside it.
+ * Blocks are written straight into the bytes object that is returned at the end, which grows by a quarter at a time;
+ * the index (about 60 bytes for each block of 4 KiB), the prefixes and the packs are gathered beside it.
  *
  * Functions return -1 with the exception set. writer_clear after any of them, and after writer_finish. */
 

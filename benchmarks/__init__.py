@@ -1,0 +1,1 @@
+"""What TxStore promises about speed and size, measured: `python -m benchmarks`."""

@@ -1,0 +1,133 @@
+"""Run the benchmarks, print a table, write `benchmark-results.json`; the exit status is 1 if a promise is not kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import txstore
+from benchmarks import arrays, commits, large
+from benchmarks.harness import Row, Setting
+from txstore._native import index, local
+
+RESULTS = Path("benchmark-results.json")
+BENCHMARKS = {**arrays.BENCHMARKS, **commits.BENCHMARKS, **large.BENCHMARKS}
+
+
+def main() -> int:
+    arguments = _parse()
+    console = Console(stderr=True, highlight=False)
+    directory = arguments.directory.resolve()
+    file_system = _file_system(directory)
+    if file_system in ("tmpfs", "ramfs"):
+        console.print(f"{directory} is in memory ({file_system}), where being durable costs nothing: use --directory")
+        return 2
+    chosen = [name for name in BENCHMARKS if not arguments.only or any(part in name for part in arguments.only)]
+    if not chosen:
+        console.print(f"no such benchmark; there are {', '.join(BENCHMARKS)}")
+        return 2
+    setting = Setting(directory, quick=arguments.quick)
+    rows: list[Row] = []
+    machine = _machine(file_system)
+    for name in chosen:
+        began = time.monotonic()
+        measured = BENCHMARKS[name](setting)
+        rows += measured
+        for row in measured:
+            verdict = "[green]pass[/]" if row.ok else "[bold red]MISS[/]"
+            console.print(f"{verdict} {_amount(row.measured, row.unit):>10}  {escape(row.what)}")
+        console.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
+    _write_results(rows, machine, quick=arguments.quick)
+    Console(highlight=False).print(_table(rows, quick=arguments.quick))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", action="append", metavar="NAME", help=f"one or part of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller repositories: to see that it runs")
+    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where to write; by default here")
+    return parser.parse_args()
+
+
+def _amount(value: float, unit: str) -> str:
+    digits = 0 if unit == "files" else 3 if value < 10 else 1
+    return f"{value:,.{digits}f} {unit}"
+
+
+def _table(rows: list[Row], *, quick: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="quick: too few samples to judge by" if quick else None)
+    for column, justify in (("what", "left"), ("measured", "right"), ("must reach", "right"), ("", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(
+            escape(row.what),
+            _amount(row.measured, row.unit),
+            f"{'≥' if row.at_least else '≤'} {row.target:,g} {row.unit}",
+            "pass" if row.ok else "[bold red]MISS[/]",
+        )
+    return table
+
+
+def _write_results(rows: list[Row], machine: dict[str, Any], *, quick: bool) -> None:
+    results = {
+        "time": datetime.now(UTC).isoformat(),
+        "quick": quick,
+        "ok": all(row.ok for row in rows),
+        "machine": machine | {"load_after": os.getloadavg()},
+        "versions": _versions(),
+        "rows": [row.as_dict() for row in rows],
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "txstore": txstore.__version__}
+    for name in ("zarr", "numcodecs", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found | {"index": index.IMPLEMENTATION, "local": local.IMPLEMENTATION}
+
+
+def _machine(file_system: str) -> dict[str, Any]:
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = (line.partition(":") for line in cpuinfo.read_text(encoding="utf-8").splitlines())
+        model = next((value.strip() for name, _, value in lines if name.strip() == "model name"), model)
+    return {
+        "system": platform.platform(),
+        "processor": model,
+        "processors": os.cpu_count(),
+        "file_system": file_system,
+        "load_before": os.getloadavg(),
+    }
+
+
+def _file_system(directory: Path) -> str:
+    """Return the type of the file system that a directory lies on."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return "unknown"
+    found = [line.split()[1:3] for line in mounts.read_text(encoding="utf-8").splitlines()]
+    above = [(len(place), kind) for place, kind in found if directory.is_relative_to(place)]
+    return max(above, default=(0, "unknown"))[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

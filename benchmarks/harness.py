@@ -1,0 +1,121 @@
+"""How it is measured: in pairs, side by side, in one run.
+
+Absolute times say more about the machine and its other users than about the code. So nearly every row is a ratio to a
+peer that does the same work in the same process and on the same disk, alternating with it (A B, B A, A B, ...), after a
+round that does not count. What is compared with the target is the median of the ratios of the pairs.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+Samples = dict[str, list[float]]
+Take = Callable[[], float]  # one sample, in seconds: only the part that counts
+
+OURS = "TxStore"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One promise: what was measured, and what it must reach."""
+
+    name: str
+    what: str
+    measured: float
+    target: float
+    unit: str = "×"
+    at_least: bool = False
+    medians: Mapping[str, float] = field(default_factory=dict)
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.measured >= self.target if self.at_least else self.measured <= self.target
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "what": self.what,
+            "measured": self.measured,
+            "unit": self.unit,
+            "must_reach": {"at_least" if self.at_least else "at_most": self.target},
+            "ok": self.ok,
+            "medians": dict(self.medians),
+            "samples": {who: list(taken) for who, taken in self.samples.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how thoroughly to measure."""
+
+    directory: Path
+    quick: bool = False
+
+    def rounds(self, thorough: int, quick: int) -> int:
+        return quick if self.quick else thorough
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        with TemporaryDirectory(prefix="benchmark-", dir=self.directory) as path:
+            yield Path(path)
+
+
+def settle(directory: Path) -> None:
+    """Leave nothing behind that the next sample would pay for: garbage, or what the journal still has to write."""
+    gc.collect()
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def interleaved(takes: Mapping[str, Take], rounds: int, *, before_each: Callable[[], object] = gc.collect) -> Samples:
+    """Take samples in turns; in every second round in the opposite order. The first round is dropped.
+
+    A sample must clean up behind itself, before the next one begins and outside of its own time.
+    """
+    samples: Samples = {who: [] for who in takes}
+    for number in range(rounds + 1):
+        order = list(takes.items())
+        for who, take in order if number % 2 == 0 else reversed(order):
+            before_each()
+            sample = take()
+            if number:
+                samples[who].append(sample)
+    return samples
+
+
+def ratio(samples: Samples, above: str, below: str) -> float:
+    """Return the median of the ratios of the pairs."""
+    return statistics.median(a / b for a, b in zip(samples[above], samples[below], strict=True))
+
+
+def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {who: statistics.median(taken) for who, taken in samples.items()}
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Return the smallest sample that so many percent do not exceed."""
+    ordered = sorted(samples)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+@contextmanager
+def timed() -> Iterator[Callable[[], float]]:
+    """Time a `with` block: what it gives returns the seconds, once the block has ended."""
+    began = time.perf_counter()
+    ended = began
+    yield lambda: ended - began
+    ended = time.perf_counter()

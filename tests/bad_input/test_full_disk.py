@@ -1,0 +1,239 @@
+"""The disk fills up in the middle of a write: nothing is published, and after a rollback the process goes on."""
+
+import errno
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.bad_input.disk import tree
+from txstore.storage import LocalStagedFile, LocalStorage
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A disk of 512 KiB, in memory."""
+    if os.name != "posix" or os.getuid() != 0:
+        pytest.skip("mounting needs root")
+    path = Path(tempfile.mkdtemp())
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", path], capture_output=True, check=False)
+    if done.returncode:
+        path.rmdir()
+        pytest.skip("mounting is not allowed here")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)  # what was read is still mapped
+    path.rmdir()
+
+
+def fill(path: Path, leave: int = 0) -> Path:
+    """Take all the room that there is, but for some bytes."""
+    ballast = path / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+        file.truncate(max(file.tell() - leave, 0))
+    return ballast
+
+
+def published(repo: txstore.Repository) -> list[str]:
+    return [commit.message for commit in repo.log()]
+
+
+def test_a_large_value_does_not_fit(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    with repo.transaction("first") as store:
+        store["a"] = b"1"
+    session = txstore.TxStore(repo)
+    session["b"] = b"2"
+    with pytest.raises(OSError, match="No space left"):
+        session["a"] = bytes(1 << 20)
+    with pytest.raises(txstore.TransactionStateError, match=r"No space left.*rollback\(\)"):
+        session.commit()
+    session.rollback()
+    assert published(repo) == ["first"]
+    assert list((small_disk / "data.tx/.staging").iterdir()) == []
+    session["a"] = b"3"
+    session.commit("second")
+    assert published(repo) == ["second", "first"]
+    assert repo.snapshot()["a"] == b"3"
+    assert repo.verify().faults == []
+
+
+def test_the_commit_does_not_fit(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    with repo.transaction("first") as store:
+        store["a"] = b"1"
+    session = txstore.TxStore(repo)
+    session["a"] = b"2" * 10_000
+    ballast = fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        session.commit("second")
+    assert published(repo) == ["first"]
+    ballast.unlink()
+    session.rollback()
+    assert session["a"] == b"1"
+    session["a"] = b"3"
+    session.commit("third")
+    assert published(repo) == ["third", "first"]
+    assert list((small_disk / "data.tx/.staging").iterdir()) == []
+    assert repo.verify().faults == []
+
+
+def test_a_block_that_does_not_fit_leaves_nothing_behind(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    with repo.transaction("first") as store:
+        store["a"] = b"1"
+    before = tree(small_disk / "data.tx")
+    fill(small_disk, leave=4096)
+    with pytest.raises(OSError, match="No space left"), repo.transaction("second") as store:
+        zarr.create_array(store, name="x", data=np.random.default_rng(1).random(1 << 16), chunks=(1 << 12,))
+    assert tree(small_disk / "data.tx") == before
+
+
+def test_there_is_no_room_to_create_a_repository(small_disk):
+    ballast = fill(small_disk)
+    repo = txstore.Repository(small_disk / "data.tx")
+    with pytest.raises(OSError, match="No space left"), repo.transaction() as store:
+        store["a"] = b"1"
+    ballast.unlink()
+    assert not repo.exists()
+    with repo.transaction() as store:
+        store["a"] = b"2"
+    assert repo.verify().faults == []
+
+
+# --- each single call of the storage fails in its turn
+
+
+class FullFile(LocalStagedFile):
+    """A staged file whose writes, truncations or syncs fail when its storage says so."""
+
+    def __init__(self, inner, storage):
+        self.__dict__ = inner.__dict__
+        self._storage = storage
+
+    def write(self, offset, parts):
+        self._storage.count("write")
+        super().write(offset, parts)
+
+    def truncate(self, length):
+        self._storage.count("truncate")
+        super().truncate(length)
+
+    def sync(self):
+        self._storage.count("sync")
+        super().sync()
+
+
+class FullStorage(LocalStorage):
+    """A local storage whose n-th call that needs room says that there is none."""
+
+    def __init__(self, root: str, fail_at: int) -> None:
+        super().__init__(root)
+        self.left = fail_at
+        self.failed: str | None = None
+
+    def count(self, what: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.failed = what
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), what)
+
+    def create(self, path):
+        self.count("create")
+        return FullFile(super().create(path), self)
+
+    def rename_noreplace(self, source, target):
+        self.count("rename")
+        super().rename_noreplace(source, target)
+
+    def write_in_place(self, path, content):
+        self.count("write_in_place")
+        super().write_in_place(path, content)
+
+
+def with_storage(repo: txstore.Repository, storage: LocalStorage) -> txstore.Repository:
+    repo.engine.storage = repo.engine.commits.storage = storage
+    return repo
+
+
+def test_whatever_call_fails_the_commit_is_there_or_it_is_not(open_repo):
+    """The second of two commits fails at each of its calls; what `commit` says is true each time."""
+    failed = set()
+    for fail_at in range(1, 100):
+        repo = open_repo(f"{fail_at}.tx")
+        with repo.transaction("first") as store:
+            store["a"] = b"1"
+        storage = FullStorage(repo.url, fail_at)
+        session = txstore.TxStore(with_storage(open_repo(f"{fail_at}.tx"), storage))
+        raised = None
+        try:
+            session["a"] = b"2" * 200_000
+            session.commit("second")
+        except OSError as error:
+            raised = error
+            session.rollback()
+        assert raised is None or raised.errno == errno.ENOSPC
+        assert (raised is None) == (published(repo) == ["second", "first"])
+        assert tree(Path(repo.url) / ".staging") == {}
+        storage.left = 0
+        session["a"] = b"3"
+        session.commit("third")
+        assert published(repo)[0] == "third"
+        if storage.failed is None:
+            break
+        failed.add(storage.failed)
+    assert failed >= {"create", "write", "sync", "rename", "write_in_place"}
+
+
+def test_a_commit_that_failed_can_be_tried_again(open_repo):
+    """A rename that failed for lack of room has published nothing and lost nothing: no rollback is needed."""
+    repo = open_repo()
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    storage = FullStorage(repo.url, fail_at=1000)
+    tx = with_storage(open_repo(), storage).begin()
+    tx["a"] = b"2"
+    storage.count = lambda what: LocalStorage.delete(storage, "no such file")
+    failing = []
+
+    def rename_noreplace(source, target):
+        if not failing:
+            failing.append(source)
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        LocalStorage.rename_noreplace(storage, source, target)
+
+    storage.rename_noreplace = rename_noreplace
+    with pytest.raises(OSError, match="No space left"):
+        tx.commit()
+    tx["b"] = b"3"
+    tx.commit()
+    assert dict(repo.mapping()) == {"a": b"2", "b": b"3"}
+
+
+@pytest.mark.parametrize("length", [*range(1, 9), 1017, 1024, 1030])
+@pytest.mark.parametrize("first", [b"1", b"1" * 200_000])
+def test_an_attempt_to_commit_leaves_nothing_in_the_pack(open_repo, length, first):
+    """What follows the frames is written again by each attempt; frames that are appended between must hide it."""
+    repo = open_repo()
+    tx = repo.begin(message="m" * 3000, properties={"x": "y" * 3000})
+    tx["a"] = first
+    with repo.transaction() as store:
+        store["other"] = b"1"
+    repo.engine.commits.storage.rename_noreplace = None  # the first attempt comes up to the rename
+    with pytest.raises(TypeError):
+        tx.commit()
+    del repo.engine.commits.storage.rename_noreplace
+    for i in range(4):
+        tx[f"b/{i}"] = b"2" * length
+    tx.commit("m")
+    assert repo.verify().faults == []

@@ -1,0 +1,246 @@
+"""Calls that do not fit the state: on readers, after the end, while writes are in flight, with a wrong clock."""
+
+import gc
+import threading
+import types
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.bad_input.disk import tree
+from txstore import committer
+
+
+@pytest.fixture
+def filled(repo) -> txstore.Repository:
+    with repo.transaction("first") as store:
+        store["a"] = b"1"
+    return repo
+
+
+# --- readers
+
+
+def test_writing_to_a_reader(filled):
+    before = tree(Path(filled.url))
+    filled.tags["v1"] = 0
+    after_tag = tree(Path(filled.url))
+    assert set(after_tag) - set(before) == {"tags/v1"}
+    for reader in (
+        filled.snapshot(),
+        filled.snapshot(at=0),
+        txstore.TxStore(filled, tag="v1"),
+        txstore.TxStore(filled.url, read_only=True),
+        txstore.TxStore(filled).with_read_only(True),
+    ):
+        for write in (
+            lambda s=reader: s.__setitem__("a", b"2"),
+            lambda s=reader: s.__delitem__("a"),
+            reader.commit,
+            reader.rollback,
+            reader.changes,
+            lambda s=reader: zarr.create_array(s, name="x", shape=(1,), dtype="i1"),
+        ):
+            with pytest.raises(ValueError, match=r"read-only"):
+                write()
+        assert reader["a"] == b"1"
+    assert tree(Path(filled.url)) == after_tag
+
+
+async def test_zarrs_methods_on_a_reader(filled):
+    reader = filled.snapshot()
+    value = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(b"2")
+    for write in (
+        lambda: reader.set("a", value),
+        lambda: reader.set_if_not_exists("b", value),
+        lambda: reader.delete("a"),
+        lambda: reader.delete_dir(""),
+        lambda: reader.clear(),
+    ):
+        with pytest.raises(ValueError, match="read-only"):
+            await write()
+
+
+def test_a_mapping_of_a_commit_has_no_way_to_write(filled):
+    with pytest.raises(TypeError):
+        filled.mapping()["a"] = b"2"
+
+
+# --- after the end
+
+ENDED = [
+    ("written", lambda store: store.__setitem__("a", b"2")),
+    ("deleted", lambda store: store.__delitem__("a")),
+    ("read", lambda store: store["a"]),
+    ("listed", list),
+    ("committed", lambda store: store.commit()),
+    ("rolled back", lambda store: store.rollback()),
+    ("entered", lambda store: store.__enter__().__setitem__("a", b"2")),
+]
+
+
+@pytest.mark.parametrize(("what", "use"), ENDED)
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_use_of_a_store_after_its_block(filled, what, use, end):
+    class Stop(Exception):
+        pass
+
+    try:
+        with filled.transaction() as store:
+            store["b"] = b"1"
+            if end == "rollback":
+                raise Stop
+    except Stop:
+        pass
+    slots = len(list(filled.log()))
+    with pytest.raises(txstore.TransactionStateError, match=r"block has ended.*repo\.transaction\(\)") as caught:
+        use(store)
+    assert caught.value.state == "ended"
+    assert len(list(filled.log())) == slots
+
+
+def test_arrays_that_outlive_the_block(filled):
+    with filled.transaction() as store:
+        array = zarr.create_array(store, name="x", data=np.arange(4))
+    for use in (lambda: array.append(np.arange(4)), lambda: array[:], lambda: array.__setitem__(0, 5)):
+        with pytest.raises(txstore.TransactionStateError, match="block has ended"):
+            use()
+    assert zarr.open_array(filled.snapshot(), path="x", mode="r")[:].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_writing_to_a_transaction_that_has_ended(filled, end):
+    tx = filled.begin()
+    tx["b"] = b"1"
+    getattr(tx, end)()
+    for use in (lambda: tx.set("b", b"2"), lambda: tx.delete("b"), lambda: tx.delete_dir(""), tx.commit):
+        with pytest.raises(txstore.TransactionStateError, match=r"is (committed|rolled back): begin a new one"):
+            use()
+    assert ("b" in filled.snapshot()) == (end == "commit")
+
+
+def test_a_failed_write_refuses_all_but_rollback(filled, monkeypatch):
+    tx = filled.begin()
+    tx["b"] = b"1"
+    monkeypatch.setattr(tx._staging.writer, "append", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "no disk")))
+    with pytest.raises(OSError, match="no disk"):
+        tx["c"] = b"1"
+    monkeypatch.undo()
+    for use in (lambda: tx.set("c", b"2"), tx.commit):
+        with pytest.raises(txstore.TransactionStateError, match=r"no disk.*call rollback\(\)"):
+            use()
+    tx.rollback()
+    assert list(filled.snapshot()) == ["a"]
+
+
+# --- writes in flight
+
+
+def test_commit_while_a_write_is_in_flight(filled, monkeypatch):
+    tx = filled.begin()
+    tx["b"] = b"1"
+    writing, go_on = threading.Event(), threading.Event()
+    append = tx._staging.writer.append
+
+    def slow(*arguments, **options):
+        writing.set()
+        assert go_on.wait(60)
+        return append(*arguments, **options)
+
+    monkeypatch.setattr(tx._staging.writer, "append", slow)
+    thread = threading.Thread(target=tx.set, args=("c", b"2"))
+    thread.start()
+    assert writing.wait(60)
+    with pytest.raises(txstore.TransactionStateError, match="1 writes are in flight: wait for the threads"):
+        tx.commit()
+    go_on.set()
+    thread.join()
+    tx.commit()
+    assert dict(filled.mapping()) == {"a": b"1", "b": b"1", "c": b"2"}
+
+
+# --- clocks
+
+
+def at(seconds: float) -> types.SimpleNamespace:
+    return types.SimpleNamespace(time_ns=lambda: int(seconds * 1e9))
+
+
+def test_a_parent_from_the_future(filled, monkeypatch):
+    now = filled.head().time.timestamp()
+    monkeypatch.setattr(committer, "time", at(now + 3601))
+    with filled.transaction("from the future") as store:
+        store["a"] = b"2"
+    monkeypatch.setattr(committer, "time", at(now))
+    tx = filled.begin()
+    tx["a"] = b"3"
+    with pytest.raises(txstore.TransactionStateError, match=r"an hour ahead.*set the clock right, then commit again"):
+        tx.commit()
+    assert filled.snapshot()["a"] == b"2"
+    monkeypatch.setattr(committer, "time", at(now + 2))
+    tx.commit()  # nothing was lost
+    times = [commit.time for commit in filled.log()]
+    assert times == sorted(times, reverse=True)
+    assert len(set(times)) == 3
+
+
+def test_commits_in_one_instant_have_times_that_ascend(filled, monkeypatch):
+    monkeypatch.setattr(committer, "time", at(filled.head().time.timestamp()))
+    for value in (b"2", b"3"):
+        with filled.transaction() as store:
+            store["a"] = value
+    times = [commit.time for commit in filled.log()]
+    assert times == sorted(set(times), reverse=True)
+
+
+# --- staged and never committed
+
+
+def test_dropping_what_is_staged_warns_and_counts(filled):
+    store = txstore.TxStore(filled)
+    for i in range(3):
+        store[f"b/{i}"] = bytes(200_000)
+    del store["a"]
+    assert len(list(Path(filled.url, ".staging").iterdir())) == 1
+    stores = [store]
+    del store
+    with pytest.warns(txstore.UncommittedChangesWarning, match=r"4 staged writes were NOT COMMITTED.*call commit\(\)"):
+        stores.clear()
+    assert list(Path(filled.url, ".staging").iterdir()) == []
+    assert list(filled.snapshot()) == ["a"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_no_warning_after_the_end(filled, end):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for writer in (filled.begin(), txstore.TxStore(filled), filled.transaction()):
+            writer["b"] = end.encode() + type(writer).__name__.encode()
+            if end == "commit" and writer.base is not None and isinstance(writer, txstore.Transaction):
+                writer.commit()
+            else:
+                writer.rollback()
+            del writer
+            gc.collect()
+
+
+def test_no_warning_where_nothing_was_staged(filled):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for writer in (filled.begin(), txstore.TxStore(filled), filled.transaction()):
+            assert writer["a"] == b"1"
+            del writer
+            gc.collect()
+
+
+def test_the_state_can_be_seen(filled):
+    store = txstore.TxStore(filled)
+    store["b"] = b"1"
+    assert "main@0, 1 staged, NOT COMMITTED" in repr(store)
+    assert "NOT COMMITTED" in store._repr_html_()
+    store.rollback()
+    assert "NOT COMMITTED" not in repr(store)

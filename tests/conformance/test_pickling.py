@@ -1,0 +1,149 @@
+"""Stores that go through pickle: to the same process, to another, to dask's workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import dask
+import dask.array
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from txstore.store import TxStore
+
+
+def in_another_process(use: Callable[[bytes], str], store: TxStore) -> str:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(use, pickle.dumps(store)).result(60)
+
+
+def first_use(pickled: bytes) -> str:
+    """Tell what happens, in the words "unpickled" and then the keys, or the name of an exception."""
+    store = pickle.loads(pickled)
+    try:
+        return f"unpickled, {list(store)}"
+    except txstore.TxStoreError as error:
+        return f"unpickled, {type(error).__name__}"
+
+
+def first_write(pickled: bytes) -> str:
+    store = pickle.loads(pickled)
+    try:
+        store["b"] = b"2"
+    except txstore.TxStoreError as error:
+        return f"unpickled, {type(error).__name__}"
+    return str(store.commit())
+
+
+def commit(repo: txstore.Repository, key: str, value: bytes = b"1") -> None:
+    with repo.begin() as transaction:
+        transaction[key] = value
+
+
+def test_a_snapshot_stays_at_its_commit(repo: txstore.Repository) -> None:
+    commit(repo, "a")
+    snapshot = repo.snapshot()
+    pickled = pickle.dumps(snapshot)
+    commit(repo, "b")
+    copy = pickle.loads(pickled)
+    assert copy == snapshot
+    assert copy.read_only
+    assert list(copy) == ["a"]
+    assert list(copy.latest()) == ["a", "b"]
+
+
+def test_a_snapshot_stays_at_its_commit_in_another_process(repo: txstore.Repository) -> None:
+    commit(repo, "a")
+    snapshot = repo.snapshot()
+    commit(repo, "b")
+    assert in_another_process(first_use, snapshot) == "unpickled, ['a']"
+
+
+def test_a_writer_with_nothing_staged_is_equal(repo: txstore.Repository) -> None:
+    commit(repo, "a")
+    store = repo.transaction()
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy == store
+    assert not copy.read_only
+
+
+def test_a_writer_with_nothing_staged_writes_in_another_process(repo: txstore.Repository) -> None:
+    commit(repo, "a")
+    assert in_another_process(first_write, repo.transaction()).startswith("main@1")
+    assert list(repo.snapshot()) == ["a", "b"]
+
+
+def test_staged_writes_are_joined_in_the_same_process(repo: txstore.Repository) -> None:
+    store = repo.transaction()
+    store["a"] = b"1"
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy == store
+    assert copy["a"] == b"1"
+    copy["b"] = b"2"
+    store.commit()
+    assert list(repo.snapshot()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("use", [first_use, first_write])
+def test_staged_writes_are_refused_in_another_process_at_the_first_use(
+    repo: txstore.Repository, use: Callable[[bytes], str]
+) -> None:
+    store = repo.transaction()
+    store["a"] = b"1"
+    assert in_another_process(use, store) == "unpickled, TransactionStateError"
+    store.commit()
+    assert list(repo.snapshot()) == ["a"]
+
+
+def test_an_array_carries_its_snapshot(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(3))
+    z = zarr.open_array(repo.snapshot(), path="x", mode="r")
+    assert pickle.loads(pickle.dumps(z))[:].tolist() == [0, 1, 2]
+
+
+def test_a_missing_repository_is_reported_by_the_first_read(tmp_path: Path) -> None:
+    path = tmp_path / "missing.tx"
+    store = pickle.loads(pickle.dumps(txstore.Repository(path).snapshot()))
+    with pytest.raises(txstore.RepositoryNotFoundError, match=r"missing\.tx"):
+        store["a"]
+    assert not path.exists()
+
+
+def test_a_missing_repository_is_reported_to_who_opens_an_array(tmp_path: Path) -> None:
+    store = txstore.TxStore(tmp_path / "missing.tx", read_only=True)
+    with pytest.raises(FileNotFoundError, match=r"missing\.tx"):
+        zarr.open_array(store, path="x", mode="r")
+    with pytest.raises(FileNotFoundError, match=r"missing\.tx"):
+        zarr.open_group(store, mode="r")
+
+
+def test_a_repository_that_is_made_later_is_found_by_the_first_read(repo: txstore.Repository) -> None:
+    store = repo.snapshot()
+    commit(repo, "a")
+    assert list(store) == ["a"]
+
+
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
+def test_dask_computes_from_a_snapshot(repo: txstore.Repository, scheduler: str) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(100), chunks=(10,))
+    lazy = dask.array.from_zarr(zarr.open_array(repo.snapshot(), path="x", mode="r"))
+    with repo.transaction() as store:
+        zarr.open_array(store, path="x")[:] = 0
+    with dask.config.set(num_workers=2, **{"multiprocessing.context": "spawn"}):
+        assert int(lazy.sum().compute(scheduler=scheduler)) == 4950
+
+
+def test_dask_threads_write_into_one_transaction(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        z = zarr.create_array(store, name="x", shape=(100,), chunks=(10,), dtype="i8")
+        dask.array.arange(100, chunks=10).store(z, lock=False, scheduler="threads")
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == list(range(100))
+    assert len(list(repo.log())) == 1

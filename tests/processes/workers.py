@@ -1,0 +1,66 @@
+"""Processes that run a function each, and give back what it returned or raised."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+SPAWN = multiprocessing.get_context("spawn")
+#: Where there are dozens of rounds: children of a server that has imported all and has no threads.
+QUICK = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+QUICK.set_forkserver_preload(["txstore", "txstore.store", "zarr"])
+
+TIMEOUT = 120
+
+
+class Worker:
+    """One process. Daemonic: none outlives the tests."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any, context: Any = SPAWN) -> None:
+        self._pipe, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_run, args=(theirs, function, arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def result(self) -> Any:
+        """Return what the function returned; its traceback is the message of what is raised otherwise."""
+        assert self._pipe.poll(TIMEOUT), "the worker does not answer"
+        well, answer = self._pipe.recv()
+        self.process.join(TIMEOUT)
+        assert well, f"in the worker:\n{answer}"
+        return answer
+
+    def answered(self, timeout: float = 0) -> bool:
+        return self._pipe.poll(timeout)
+
+
+def _run(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        answer = True, function(*arguments)
+    except BaseException:  # noqa: BLE001 - the test is told, whatever it is
+        answer = False, traceback.format_exc()
+    pipe.send(answer)
+
+
+@contextmanager
+def ended(*workers: Worker) -> Iterator[None]:
+    """Kill what is left of the workers at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+
+
+def run_together(function: Callable[..., Any], *arguments: tuple[Any, ...]) -> list[Any]:
+    """Run a function in one process for each tuple of arguments, which follow a barrier, and return the results."""
+    barrier = SPAWN.Barrier(len(arguments), timeout=TIMEOUT)
+    workers = [Worker(function, barrier, *each) for each in arguments]
+    with ended(*workers):
+        return [worker.result() for worker in workers]

@@ -1,0 +1,336 @@
+"""Bytes <-> dataclasses: what is encoded is decoded, hostile bytes raise `MalformedError` and nothing else, and the
+worked example of docs/format.md is what the code writes."""
+
+import re
+import struct
+import types
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import txstore
+from txstore import committer, commits, format
+from txstore._native import index
+from txstore.format import (
+    Footer,
+    Header,
+    Hint,
+    MalformedError,
+    NewerFormatError,
+    PackName,
+    RepositoryFormat,
+    RunName,
+    Section,
+    Statistics,
+    Tag,
+)
+
+u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+ids = st.binary(min_size=16, max_size=16)
+text = st.text(max_size=40)
+numbers = st.one_of(u64, st.integers(0, 300))
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+
+pack_names = st.builds(PackName, ids, text, numbers)
+runs = st.builds(RunName, st.none() | pack_names, *[numbers] * 5)
+headers = st.builds(
+    Header,
+    repository_id=ids, id=ids, parent_id=ids, parent_hash=ids, slot=numbers, seq=numbers, time=numbers, floor=numbers,
+    branch=text, author=text, message=text, properties=st.dictionaries(text, json_values, max_size=4),
+    statistics=st.builds(Statistics, *[numbers] * 5),
+    sections=st.lists(st.builds(Section, *[numbers] * 3), max_size=3).map(tuple),
+    runs=st.lists(runs, max_size=4).map(tuple),
+    required=st.just(0), optional=u64,
+)  # fmt: skip
+footers = st.builds(
+    lambda length, offset, pack, checksum: Footer(length, offset, offset + length + 64, pack, checksum),
+    u32, st.integers(0, 2**63), ids, u32,
+)  # fmt: skip
+hints = st.builds(Hint, u64, ids, u64, u64, u32, st.booleans())
+tags = st.builds(Tag, text, u64, ids)
+formats = st.builds(RepositoryFormat, ids, optional=u64)
+
+RECORDS = {
+    "header": (headers, Header.encode, Header.decode),
+    "footer": (footers, Footer.encode, Footer.decode),
+    "hint": (hints, Hint.encode, Hint.decode),
+    "tag": (tags, Tag.encode, Tag.decode),
+    "format.json": (formats, RepositoryFormat.encode, RepositoryFormat.decode),
+    "pack name": (pack_names, PackName.encode, PackName.decode),
+    "head": (st.tuples(ids, ids, u32), lambda head: format.encode_head(*head), format.decode_head),
+}
+each_record = pytest.mark.parametrize("record", RECORDS)
+
+
+# --- what is encoded is decoded
+
+
+@each_record
+@given(data=st.data())
+def test_round_trip(record, data):
+    values, encode, decode = RECORDS[record]
+    value = data.draw(values)
+    assert decode(encode(value)) == value
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_a_varint_is_leb128_of_the_shortest_form(value):
+    encoded = format.encode_varint(value)
+    assert len(encoded) == max(1, -(-value.bit_length() // 7)) <= 10
+    assert sum((byte & 0x7F) << 7 * i for i, byte in enumerate(encoded)) == value
+    assert [byte >= 0x80 for byte in encoded] == [True] * (len(encoded) - 1) + [False]
+    assert list(format._varints(encoded)) == [value]
+
+
+@pytest.mark.parametrize(
+    "encoded", [b"\x80\x00", b"\x80" * 10 + b"\x01", b"\xff" * 9 + b"\x02", b"\x80", b"\xff" * 100]
+)
+def test_varints_of_another_form_are_refused(encoded):
+    with pytest.raises(MalformedError):
+        list(format._varints(encoded))
+
+
+@given(st.integers(0, 2**20).map(lambda n: n * 8), st.integers(1, 4097), st.integers(0, 5000))
+def test_where_a_frame_puts_its_value(start, key_length, length):
+    value, end = format.frame_layout(start, key_length, length)
+    after_key = start + format.FRAME_SIZE + key_length
+    assert after_key <= value < after_key + (format.ALIGNMENT if length >= format.ALIGNED_FROM else 1)
+    assert length < format.ALIGNED_FROM or value % format.ALIGNMENT == 0
+    assert value + length <= end < value + length + 8
+    assert end % 8 == 0
+
+
+@given(
+    st.sampled_from([1, 2, 3]), st.booleans(), u64, st.binary(min_size=1, max_size=60), st.binary(max_size=3000), u16
+)
+def test_frames(kind, seen, sequence, key, value, gap):
+    start = gap * 8
+    offset, end = format.frame_layout(start, len(key), len(value))
+    encoded = format.encode_frame(kind, seen, sequence, key, len(value), format.crc32c(value))
+    pack = bytearray(end)
+    pack[start : start + len(encoded)] = encoded
+    pack[offset : offset + len(value)] = value
+    found = format.decode_frame(memoryview(pack), start)
+    assert found == format.Frame(kind, seen, sequence, key, offset, len(value), format.crc32c(value), end)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_names_of_slots(slot):
+    name = format.commit_path("main", slot).rpartition("/")[2]
+    assert len(name) >= 10
+    assert format.parse_slot(name) == slot
+
+
+@pytest.mark.parametrize(
+    "name", ["", "0", "000000001", "00000000012", "000000001x", "0000000001.orphan-ab", "٠" * 10, "-000000001"]
+)
+def test_other_names_are_no_slots(name):
+    assert format.parse_slot(name) is None
+
+
+def test_sizes():
+    assert format.HEAD.size + 4 == format.FOOTER.size + 4 == format.HINT.size + 4 == 64
+    assert format.FRAME.size + 4 == format.FRAME_SIZE == 32
+    assert format.HEADER.size == 120
+    assert format.TAG.size == 32
+    for record in (format.HEAD, format.FRAME, format.HEADER, format.FOOTER, format.HINT, format.TAG, format.FIELD):
+        assert record.format.startswith("<")  # little-endian, and nothing is aligned
+
+
+def test_each_statistic_has_a_place_in_the_format():
+    assert [field.name for field in fields(Statistics)] == [
+        "keys_set", "keys_deleted", "prefixes_deleted", "bytes_set", "arrays",
+    ]  # fmt: skip
+
+
+def test_the_guard_says_how_to_open_it():
+    assert b"txstore.TxStore(path)" in format.encode_guard()
+    assert b'"must_understand": true' in format.encode_guard()
+
+
+# --- hostile bytes
+
+
+def attempt(decode, data: bytes) -> None:
+    try:
+        decode(data)
+    except MalformedError as error:
+        assert error.reason
+        assert str(error)
+
+
+@each_record
+@given(data=st.binary(max_size=300))
+def test_random_bytes(record, data):
+    attempt(RECORDS[record][2], data)
+
+
+@each_record
+@given(data=st.data())
+def test_mutated_bytes(record, data):
+    values, encode, decode = RECORDS[record]
+    encoded = bytearray(encode(data.draw(values)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(encoded)))
+        encoded[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    attempt(decode, bytes(encoded))
+
+
+SIGNED = {"footer": b"TXSTFOOT", "hint": b"TXSTHEAD", "tag": b"TXSTTAG1", "head": b"TXSTPACK"}
+
+
+@pytest.mark.parametrize("record", SIGNED)
+@given(data=st.data())
+def test_hostile_bytes_with_the_right_magic_and_checksum(record, data):
+    """The checksum keeps away what is damaged, not who is hostile."""
+    size = data.draw(st.integers(24, 100)) if record == "tag" else 52
+    body = SIGNED[record] + data.draw(st.binary(min_size=size, max_size=size))
+    attempt(RECORDS[record][2], format._with_checksum(body))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.binary(max_size=40)), max_size=6), st.binary(min_size=104, max_size=104)
+)
+def test_hostile_fields_of_a_header(typed, rest):
+    fixed = struct.pack("<4sHHQ", b"TXHD", 1, 1, 0) + rest
+    attempt(Header.decode, fixed + b"".join(struct.pack("<HI", tag, len(field)) + field for tag, field in typed))
+
+
+@given(st.dictionaries(st.sampled_from(["txstore", "repository", "slots", "required", "optional"]), json_values))
+def test_hostile_members_of_format_json(members):
+    document = format.json.dumps({**members, "checksum": format._json_checksum(members)})
+    attempt(RepositoryFormat.decode, document.encode())
+
+
+@pytest.mark.parametrize("depth", [1000, 100_000])
+def test_json_that_is_nested_too_deep(depth):
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        nested = opening * depth + b"1" + closing * depth
+        attempt(RepositoryFormat.decode, nested)
+        attempt(RepositoryFormat.decode, b'{"checksum": "0", "a": ' + nested + b"}")
+        field = b'{"a": ' + nested + b"}"
+        header = Header(*[bytes(16)] * 4, 0, 1, 0, "main").encode()
+        attempt(Header.decode, header + struct.pack("<HI", 4, len(field)) + field)
+
+
+@given(st.binary(max_size=200), st.integers(0, 250))
+def test_random_bytes_as_a_frame(data, start):
+    attempt(lambda pack: format.decode_frame(memoryview(pack), start), data)
+
+
+@given(u16, u64, u64, st.integers(0, 100))
+def test_a_frame_of_any_length_it_claims(key_length, sequence, length, size):
+    fixed = format.FRAME.pack(b"TXFR", 1, 0, key_length, sequence, length, 0)
+    key = bytes(size)
+    data = fixed + format.CHECKSUM.pack(format.crc32c(key[:key_length], format.crc32c(fixed))) + key
+    attempt(lambda pack: format.decode_frame(memoryview(pack), 0), data)
+
+
+def test_newer_versions_are_told_from_damage():
+    head = format._with_checksum(format.HEAD.pack(b"TXSTPACK", 2, 0, bytes(16), bytes(16)))
+    footer = format._with_checksum(format.FOOTER.pack(b"TXSTFOOT", 2, 1, 2, 67, bytes(16), 0))
+    header = Header(*[bytes(16)] * 4, 0, 1, 0, "main", required=1 << 63).encode()
+    pack = b"\x02" + bytes(20)
+    for decode, data in (
+        (format.decode_head, head),
+        (Footer.decode, footer),
+        (Header.decode, header),
+        (PackName.decode, pack),
+        (RepositoryFormat.decode, RepositoryFormat(bytes(16), required=4).encode()),
+        (RepositoryFormat.decode, RepositoryFormat(bytes(16), slots="put").encode()),
+        (RepositoryFormat.decode, b'{"txstore": 2}'),
+    ):
+        with pytest.raises(NewerFormatError):
+            decode(data)
+
+
+# --- the worked example of the document
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
+ROW = re.compile(r"\| (\d+) \| `([0-9a-f ]+)` \| (.+) \|")
+
+REPOSITORY = bytes.fromhex("00112233445566778899aabbccddeeff")
+COMMIT = bytes.fromhex("0f1e2d3c4b5a69788796a5b4c3d2e1f0")
+TIME = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def example() -> bytes:
+    """The bytes that the document shows; its offsets are checked on the way."""
+    section = DOCUMENT.read_text(encoding="utf-8").partition("## Worked example")[2].partition("\n## ")[0]
+    content = b""
+    for offset, bytes_, _ in ROW.findall(section):
+        assert int(offset) == len(content)
+        content += bytes.fromhex(bytes_)
+    assert content
+    return content
+
+
+def test_the_code_writes_the_worked_example(example, repo, monkeypatch):
+    class Fixed(RepositoryFormat):
+        def encode(self) -> bytes:
+            return RepositoryFormat(REPOSITORY).encode()
+
+    monkeypatch.setattr(commits, "RepositoryFormat", Fixed)
+    monkeypatch.setattr(committer, "time", types.SimpleNamespace(time_ns=lambda: int(TIME.timestamp()) * 10**9))
+    monkeypatch.setattr(committer, "default_author", lambda: "ana@lab")
+    tx = repo.begin("first")
+    tx._staging.id = COMMIT
+    tx["a/c/0"] = b"hello"
+    tx.commit()
+    written = Path(repo.url, "commits/main/0000000000").read_bytes()
+    assert written.hex(" ") == example.hex(" ")
+
+
+def test_the_worked_example_is_a_repository(example, open_repo, tmp_path):
+    path = tmp_path / "data.tx"
+    for name in format.DIRECTORIES:
+        (path / name).mkdir(parents=True, exist_ok=True)
+    (path / "zarr.json").write_bytes(format.encode_guard())
+    (path / "format.json").write_bytes(RepositoryFormat(REPOSITORY).encode())
+    (path / "commits/main/0000000000").write_bytes(example)
+    repo = open_repo()
+    assert dict(repo.mapping()) == {"a/c/0": b"hello"}
+    assert repo.head() == txstore.Commit(
+        id=COMMIT.hex(), branch="main", slot=0, seq=1, parent=None, time=TIME, author="ana@lab", message="first",
+        properties={}, statistics=Statistics(keys_set=1, bytes_set=5).as_dict(),
+    )  # fmt: skip
+
+
+def test_the_worked_example_is_decoded_part_by_part(example):
+    assert format.decode_head(example[:64]) == (COMMIT, REPOSITORY, 0)
+    frame = format.decode_frame(memoryview(example), 64)
+    assert (frame.kind, frame.seen, frame.sequence, frame.key) == (format.FRAME_VALUE, False, 0, b"a/c/0")
+    assert example[frame.offset : frame.offset + frame.length] == b"hello"
+    footer = Footer.decode(example[-64:])
+    assert (footer.file_length, footer.pack_id) == (len(example), COMMIT)
+    header = Header.decode(example[footer.header_offset : -64])
+    assert (header.id, header.slot, header.seq, header.parent_id) == (COMMIT, 0, 1, format.NO_ID)
+    (section,) = header.sections
+    assert section.offset == frame.end
+    assert header.runs == (RunName(None, 1, section.offset, section.length, 1, 1),)
+    run = index.Run(example[section.offset : section.offset + section.length], 1)
+    run.verify()
+    entry = (b"a/c/0", format.REF_PACK, 1, 0, frame.offset, frame.length, frame.checksum)
+    assert run.scan(b"", None, -1) == [entry]
+
+
+def test_each_row_of_the_worked_example_says_what_its_bytes_say(example):
+    """Names and numbers in the third column are those of the second."""
+    rows = ROW.findall(DOCUMENT.read_text(encoding="utf-8").partition("## Worked example")[2])
+    for _, bytes_, meaning in rows:
+        content = bytes.fromhex(bytes_)
+        quoted = re.search(r"`([^`]+)`$", meaning)
+        if quoted:
+            assert content == quoted[1].encode(), meaning
+        number = re.search(r" (\d+)(: .+)?$|: (\d+)$", meaning)
+        if number and len(content) in (1, 2, 4, 8) and "multiple" not in meaning:
+            assert int.from_bytes(content, "little") == int(number[3] or number[1]), meaning
