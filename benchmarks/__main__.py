@@ -35,7 +35,7 @@ def main() -> int:
     if file_system in ("tmpfs", "ramfs"):
         console.print(f"{directory} is in memory ({file_system}), where being durable costs nothing: use --directory")
         return 2
-    chosen = [name for name in BENCHMARKS if not arguments.only or any(part in name for part in arguments.only)]
+    chosen = _choose(arguments.only)
     if not chosen:
         console.print(f"no such benchmark; there are {', '.join(BENCHMARKS)}")
         return 2
@@ -61,6 +61,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller repositories: to see that it runs")
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where to write; by default here")
     return parser.parse_args()
+
+
+def _choose(only: list[str] | None) -> list[str]:
+    """Return the benchmarks with these names, or, of what is no name, those that contain it."""
+    if not only:
+        return list(BENCHMARKS)
+    return [
+        name for name in BENCHMARKS if any(name == part or (part in name and part not in BENCHMARKS) for part in only)
+    ]
 
 
 def _amount(value: float, unit: str) -> str:

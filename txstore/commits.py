@@ -393,7 +393,12 @@ class Commits:
 
     def _move_aside(self, orphan: Stored) -> None:
         header = orphan.header
-        self.storage.rename_noreplace(orphan.path, format.orphan_path(header.branch, header.slot, header.id))
+        try:
+            self.storage.rename_noreplace(orphan.path, format.orphan_path(header.branch, header.slot, header.id))
+        except (FileExistsError, FileNotFoundError):
+            there = self.read(header.branch, header.slot)
+            if there is not None and there.header.id == header.id:
+                raise  # else somebody else has moved it meanwhile
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
         # The commit stands whatever becomes of the hint.

@@ -64,6 +64,7 @@ class Committer:
         self.properties = properties
         self.end = _align(self.writer.size)
         self.unchanged: set[str] = set()
+        self.offered = False  # the file to a slot, which may have taken it
 
     def run(self) -> Stored | None:
         """Return the new commit; None if all that is staged is as in the base.
@@ -103,10 +104,15 @@ class Committer:
                     if head.stored is not None and not head_is_durable:
                         self.commits.make_durable(head.stored)
                 # 6. The rename is the commit.
+                self.offered = True
                 try:
                     self.commits.take_slot(self.writer.path, stored, durable=self.durable)
                 except SlotTakenError:
+                    self.offered = False
                     continue  # I2: the slot is proven to be another's, so the file may be written again
+                except OSError:
+                    self.offered = False  # it was read back: nothing is there
+                    raise
                 break
             # 7. Others find the new head sooner.
             self.commits.write_hint(stored, durable=self.durable)

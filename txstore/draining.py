@@ -51,6 +51,8 @@ def _drain_pool(timeout: float) -> None:
         return
     # Each worker can be in the barrier only when it has finished what it did before.
     barrier = threading.Barrier(pool._max_workers)
-    _, late = wait([pool.submit(barrier.wait, timeout) for _ in range(pool._max_workers)], timeout)
-    if late:
+    while pool._idle_semaphore.acquire(blocking=False):
+        pass  # it may count idle threads that are not: now `submit` starts threads until there are all
+    done, late = wait([pool.submit(barrier.wait, timeout) for _ in range(pool._max_workers)], timeout)
+    if late or any(future.exception() for future in done):
         raise TimeoutError(f"zarr's codec threads are still busy after {timeout} s")

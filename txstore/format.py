@@ -11,6 +11,8 @@ from hashlib import blake2b
 from typing import Any
 
 from txstore._native import local
+from txstore.errors import KeyFormatError
+from txstore.keys import check_name
 
 VERSION = 1
 ALIGNMENT = 64  # of values from ALIGNED_FROM bytes up
@@ -154,6 +156,14 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise MalformedError("text that is not UTF-8", start) from error
 
+    def branch(self) -> str:
+        """Return the rest as the name of a branch. It becomes a part of a path."""
+        start = self.position
+        try:
+            return check_name("branch", self.text(len(self._data) - start))
+        except KeyFormatError as error:
+            raise MalformedError(str(error), start) from error
+
 
 def _with_checksum(data: bytes) -> bytes:
     return data + CHECKSUM.pack(crc32c(data))
@@ -255,7 +265,7 @@ class PackName:
             raise NewerFormatError(f"a pack of kind {kind}")
         pack_id = reader.take(16)
         slot = reader.varint()
-        return cls(pack_id, reader.text(len(data) - reader.position), slot)
+        return cls(pack_id, reader.branch(), slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +492,7 @@ class Tag:
     def decode(cls, data: bytes) -> Tag:
         fixed = _checked("tag", data, max(len(data), TAG.size + 4), b"TXSTTAG1")
         _, slot, commit_id = TAG.unpack(fixed[: TAG.size])
-        return cls(_Reader(fixed, TAG.size).text(len(fixed) - TAG.size), slot, commit_id)
+        return cls(_Reader(fixed, TAG.size).branch(), slot, commit_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Session:
         self.token = os.urandom(16).hex()  # by which a pickle made in this process finds it again
         self.depth = 0  # of nested `with` blocks
         self._transaction: Transaction | None = None
-        self._written_by_zarr = False  # in this transaction
+        self._used = False  # perhaps by zarr: it may write late, also where it has written nothing yet
         self._ended: str | None = None
         self._handed_out: set[str] = set()
         self._stale: dict[str, _Stale] = {}
@@ -101,6 +101,7 @@ class Session:
     def rely_on(self, reliance: Reliance) -> None:
         handed_out, self._stale, self._unread = reliance
         self._handed_out = set(handed_out)
+        self._used = bool(handed_out)
 
     # --- reading. The transaction is taken first: what is checked, and what is then read or written, must be of one
     # transaction, also while another thread commits.
@@ -124,6 +125,7 @@ class Session:
         return transaction.get_part(key, part)
 
     def _hand_out(self, key: str, transaction: Transaction) -> memoryview | None:
+        self._used = True
         known = key in self._handed_out
         self._handed_out.add(key)  # before it is read: a commit in another thread must not overlook it
         view = transaction.get_view(key)
@@ -150,7 +152,7 @@ class Session:
         """Stage a value for zarr. Raises `StaleArrayError`."""
         transaction = self.transaction
         self._check_writable(key, transaction)
-        self._written_by_zarr = True
+        self._used = True
         transaction.set(key, value)
         if is_document(key):
             self._handed_out.add(key)
@@ -158,11 +160,11 @@ class Session:
     def delete(self, key: str) -> None:
         transaction = self.transaction
         self._check_writable(key, transaction)
-        self._written_by_zarr = True
+        self._used = True
         transaction.delete(key)
 
     def delete_dir(self, path: str) -> None:
-        self._written_by_zarr = True
+        self._used = True
         self.transaction.delete_dir(path)
         if self._stale or self._unread:
             # Whoever clears a node means to replace it, whatever it has become.
@@ -225,12 +227,11 @@ class Session:
         """Drop what is staged; the next transaction is based on the head."""
         with self._lock:
             ended = self.transaction
-            dropped = self._staged_documents(ended)
-            ended.rollback()  # late writes fail from now on, and so are soon done
-            self._drain()
-            self._unread |= dropped
+            self._unread |= self._staged_documents(ended)
             self._stale |= self._cleared
             self._cleared = {}
+            ended.rollback()  # late writes fail from now on, and so are soon done
+            self._drain()
             self._move(ended.base, self.engine.newest(self.branch))
 
     def _staged_documents(self, transaction: Transaction) -> dict[str, bool]:
@@ -242,8 +243,7 @@ class Session:
         return {key: any(_may_be_array(view, key) for view in (transaction, transaction.base)) for key in documents}
 
     def _drain(self) -> None:
-        if self._written_by_zarr:
-            self._written_by_zarr = False
+        if self._used:
             drain_zarr()
 
     def end(self, reason: str) -> None:

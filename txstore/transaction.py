@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from txstore import format
 from txstore.commits import MAIN, Commits
 from txstore.committer import Committer, SyncFailedError
-from txstore.errors import CommitUnknownError, TransactionStateError
+from txstore.errors import CommitUnknownError, CorruptionError, TransactionStateError
 from txstore.keys import directory_prefix, encode_key
 from txstore.listing import Hierarchy
 from txstore.snapshot import Snapshot, Snapshots
@@ -262,28 +262,34 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 )
             self.state = "committing"
         result = self.base
+        committer = None
         try:
-            if self.staged_count and (stored := self._committer(message).run()) is not None:
-                result = self._snapshots.of(stored)
-        except CommitUnknownError:
-            self.state = "of unknown outcome"
-            self._keep_staged()
-            raise
+            if self.staged_count:
+                committer = self._committer(message)
+                if (stored := committer.run()) is not None:
+                    result = self._snapshots.of(stored)
         except SyncFailedError as error:
             self.state = "open"
             self.poison(error.cause)  # I9: never retried as if the data were still there
             raise error.cause from None
-        except BaseException:
-            self.state = "open"
+        except BaseException as error:
+            if committer is None or not committer.offered:
+                self.state = "open"
+                raise
+            # I2: also after an interrupt, what may stand in a slot is never written again.
+            self.state = "of unknown outcome"
+            self._keep_staged()
+            if isinstance(error, OSError | CorruptionError):
+                raise CommitUnknownError(self.id, reason=f"it can't be read back ({error})") from error
             raise
         self.state = "committed"
         self._keep_staged()
         return result
 
     def _keep_staged(self) -> None:
-        """Delete nothing: other threads may be reading, or the outcome is unknown (I3). The file is closed at the end."""
+        """Delete nothing: other threads may be reading, or the outcome is unknown (I3). It is closed in the end."""
         self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, self._staging.close)
+        self._finalizer = weakref.finalize(self, Staging.close, self._staging)
 
     def _committer(self, message: str | None) -> Committer:
         return Committer(

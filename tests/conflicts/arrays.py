@@ -22,9 +22,7 @@ def create(path: str = "x", n: int = 8, chunks: int = 4, fill: int = 0, value: i
     """Create an array of `n` ones; `value=0` leaves its chunks out."""
 
     def step(store: txstore.TxStore) -> None:
-        z = zarr.create_array(
-            store, name=path, shape=(n,), chunks=(chunks,), dtype="i4", fill_value=fill, **options
-        )
+        z = zarr.create_array(store, name=path, shape=(n,), chunks=(chunks,), dtype="i4", fill_value=fill, **options)
         if value != fill:
             z[:] = value
 

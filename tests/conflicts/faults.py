@@ -13,8 +13,8 @@ Hook = Callable[..., object]
 class Watched:
     """Wraps a storage or a staged file. `before[name]` and `after[name]` are called with the arguments of each call.
 
-    What `before` raises comes instead of the call; what `after` raises, instead of its result: a lost response. Calls of
-    files are named `file.write`, `file.sync` and so on.
+    What `before` raises comes instead of the call; what `after` raises, instead of its result: a lost response.
+    Calls of files are named `file.write`, `file.sync` and so on.
     """
 
     def __init__(self, real: Any, prefix: str = "", parent: Watched | None = None) -> None:
@@ -50,6 +50,7 @@ def _ignore(*_: object) -> None:
 def watch(repo: txstore.Repository) -> Watched:
     watched = Watched(repo.engine.storage)
     repo.engine.storage = repo.engine.commits.storage = watched  # type: ignore[assignment]
+    repo.engine.snapshots._packs._storage = watched  # type: ignore[assignment]
     return watched
 
 

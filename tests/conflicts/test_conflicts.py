@@ -115,6 +115,7 @@ ONE_ARRAY = [
     Case("a document that is none, and a chunk", create(), lambda s: s.__setitem__("x/zarr.json", b"{"),
          put(FIRST, 5), True),
     Case("two creations", nothing, create(), create(), True),
+    Case("two creations of an array without chunks", nothing, create(value=0), create(value=0), True),
 ]  # fmt: skip
 
 # A chunk that becomes all fill value is deleted, also where there was none.
@@ -163,8 +164,8 @@ NODES = [
          lambda s: s.__setitem__("g/zarr.json", s["a/zarr.json"]), create("g/x"), True),
     Case("a group and an array of one name", nothing, group("x"), create(), True),
     Case("a group's and an array's children", nothing, create("g"), create("g/x"), True),
-    Case("a group in place of an array, and a chunk", create(), lambda s: zarr.create_group(s, path="x", overwrite=True),
-         put(FIRST, 5), True),
+    Case("a group in place of an array, and a chunk", create(),
+         lambda s: zarr.create_group(s, path="x", overwrite=True), put(FIRST, 5), True),
 ]  # fmt: skip
 
 FORMAT_2 = [
@@ -184,6 +185,8 @@ FORMAT_2 = [
     Case("shrinking, and attributes: two documents", create(zarr_format=2), resize(4), attributes(a=1), False,
          lambda root: root["x"].shape == (4,) and root["x"].attrs["a"]),
     Case("two attributes", create(zarr_format=2), attributes(a=1), attributes(b=1), True),
+    Case("two equal attributes where there were none",
+         both(create(zarr_format=2), lambda s: s.__delitem__("x/.zattrs")), attributes(a=1), attributes(a=1), True),
     Case("deletion, and attributes", create(zarr_format=2), delete(), attributes(a=1), True),
     Case("deletion of .zarray, and a chunk", create(zarr_format=2), lambda s: s.__delitem__("x/.zarray"),
          put(FIRST, 5), True),

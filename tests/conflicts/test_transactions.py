@@ -20,7 +20,9 @@ def test_a_conflict_names_the_keys_and_both_commits(repo: txstore.Repository) ->
     store = repo.transaction()
     append(7)(store)
     commit(repo, append(8))
-    with pytest.raises(ConflictError, match=r"also written by another commit: 'x/c/2', 'x/zarr\.json'\. .*repo\.run") as caught:
+    with pytest.raises(
+        ConflictError, match=r"also written by another commit: 'x/c/2', 'x/zarr\.json'\. .*repo\.run"
+    ) as caught:
         store.commit()
     assert caught.value.keys == ("x/c/2", "x/zarr.json")
     assert (caught.value.base, caught.value.head) == (base, repo.head())
@@ -77,9 +79,7 @@ def test_a_with_block_drops_what_conflicts(repo: txstore.Repository) -> None:
 @pytest.mark.parametrize("step", [add(0, 1), append(7)], ids=["increments", "appends"])
 def test_run_loses_nothing(repo: txstore.Repository, step) -> None:
     commit(repo, create(value=0))
-    threads = [
-        threading.Thread(target=lambda: [repo.run(step, retries=200) for _ in range(8)]) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: [repo.run(step, retries=200) for _ in range(8)]) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -144,6 +144,18 @@ def test_a_group_that_was_created_twice_can_be_edited_after(repo: txstore.Reposi
     other.commit()
     commit(repo, attributes("g", a=1))
     assert zarr.open_group(repo.snapshot(), path="g", mode="r").attrs.asdict() == {"a": 1}
+
+
+def test_a_key_that_was_not_there_is_deleted_beside_its_neighbours(repo: txstore.Repository) -> None:
+    with repo.begin() as mapping:
+        mapping["a/there"] = b"1"
+    late = repo.begin()
+    late.delete("a/absent")
+    late["key"] = b"1"
+    with repo.begin() as mapping:
+        mapping.delete_dir("a")
+    late.commit()
+    assert list(repo.mapping()) == ["key"]
 
 
 def test_a_deletion_is_seen_after_many_merges(repo: txstore.Repository) -> None:
@@ -220,7 +232,11 @@ def read(repo: txstore.Repository) -> xr.Dataset:
 @pytest.fixture
 def weather(repo: txstore.Repository) -> txstore.Repository:
     with repo.transaction() as store:
-        write(store, dataset(0, 1, 2, 3), encoding={"v": {"chunks": (2, 4)}, "w": {"chunks": (2,)}, "time": {"chunks": (2,)}})
+        write(
+            store,
+            dataset(0, 1, 2, 3),
+            encoding={"v": {"chunks": (2, 4)}, "w": {"chunks": (2,)}, "time": {"chunks": (2,)}},
+        )
     return repo
 
 
@@ -241,7 +257,11 @@ def test_an_appender_region_writers_and_a_back_filler_lose_nothing(weather: txst
 
 def test_equal_attributes_that_xarray_rewrites_conflict_with_nothing(weather: txstore.Repository) -> None:
     region = weather.transaction()
-    write(region, xr.Dataset({"v": (("time", "x"), np.full((2, 4), 9.0))}, attrs={"title": "t"}), region={"time": slice(0, 2)})
+    write(
+        region,
+        xr.Dataset({"v": (("time", "x"), np.full((2, 4), 9.0))}, attrs={"title": "t"}),
+        region={"time": slice(0, 2)},
+    )
     commit(weather, lambda store: zarr.open_group(store).attrs.update({"title": "new"}))
     region.commit()
     found = read(weather)

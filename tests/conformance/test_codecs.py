@@ -89,11 +89,22 @@ CODECS_3: dict[str, tuple[np.ndarray[Any, Any], dict[str, Any]]] = {
     **{
         f"numcodecs {codec.__name__}": (INTS, {"compressors": codec()})
         for codec in (
-            zn.BZ2, zn.LZ4, zn.LZMA, zn.Zlib, zn.Zstd, zn.GZip, zn.Blosc, zn.Shuffle,
-            zn.CRC32, zn.CRC32C, zn.Adler32, zn.Fletcher32, zn.JenkinsLookup3,
+            zn.BZ2,
+            zn.LZ4,
+            zn.LZMA,
+            zn.Zlib,
+            zn.Zstd,
+            zn.GZip,
+            zn.Blosc,
+            zn.Shuffle,
+            zn.CRC32,
+            zn.CRC32C,
+            zn.Adler32,
+            zn.Fletcher32,
+            zn.JenkinsLookup3,
         )
     },
-}  # fmt: skip
+}
 # Where the extras of numcodecs are installed:
 if "zfpy" in numcodecs.registry.codec_registry:
     CODECS_3["numcodecs zfpy"] = (FLOATS, {"serializer": zn.ZFPY(mode=4, tolerance=0.001), "compressors": None})
@@ -118,7 +129,7 @@ CODECS_2: dict[str, tuple[np.ndarray[Any, Any], dict[str, Any]]] = {
             numcodecs.BZ2,
             numcodecs.LZMA,
         )
-    },  # fmt: skip
+    },
     "delta": (INTS, {"filters": [numcodecs.Delta("i4")]}),
     "fixedscaleoffset": (FLOATS, {"filters": [numcodecs.FixedScaleOffset(offset=0, scale=4, dtype="f8", astype="i4")]}),
     "quantize": (FLOATS, {"filters": [numcodecs.Quantize(digits=4, dtype="f8")]}),

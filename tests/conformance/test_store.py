@@ -416,9 +416,11 @@ def test_dropping_staged_writes_is_warned_of(repo: txstore.Repository) -> None:
     store = repo.transaction()
     store["a"] = b"1"
     store["b"] = b"2"
+    dropped = [store]
+    del store
     with pytest.warns(txstore.UncommittedChangesWarning, match="2 staged writes were NOT COMMITTED"):
-        del store
-        gc.collect()
+        dropped.clear()
+    assert list(repo.transaction()) == []
 
 
 def test_snapshots_of_one_commit_are_equal(repo: txstore.Repository) -> None:

@@ -280,7 +280,7 @@ def test_consolidated_metadata_is_refused(repo: txstore.Repository) -> None:
     assert not repo.snapshot().supports_consolidated_metadata
     with repo.transaction() as store, pytest.raises(TypeError, match="doesn't support consolidated metadata"):
         zarr.consolidate_metadata(store)
-    with pytest.raises(ValueError, match="[Cc]onsolidated"):
+    with pytest.raises(ValueError, match=r"[Cc]onsolidated"):
         zarr.open_group(repo.snapshot(), mode="r", use_consolidated=True)
 
 

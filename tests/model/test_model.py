@@ -114,6 +114,10 @@ class Modelled:
         if key in self.before and not self.is_staged(key):
             self.read.add(key)
 
+    def look_at_what_is_staged(self) -> None:
+        for key in filter(self.is_staged, {*self.before, *self.set, *self.deleted}):
+            self.look(key)
+
     def is_staged(self, key: str) -> bool:
         return key in self.set or key in self.deleted or self.is_below_deleted(key)
 
@@ -212,6 +216,8 @@ class Model(RuleBasedStateMachine):
     def write(self, name: str, writes: list[Write]) -> None:
         for write in writes:
             self.stage(self.transaction(name), *write)
+        if name in self.open:
+            self.open[name].look_at_what_is_staged()
 
     def stage(self, transaction: Modelled, what: str, place: str, number: int) -> None:
         match what:

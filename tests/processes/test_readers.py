@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -52,6 +53,8 @@ def test_what_is_read_is_one_commit(repo, generations, durability):
     writer = Worker(write_generations, repo.url, generations, durability)
     with ended(writer, *readers):
         try:
+            while durability == "fsync" and not writer.answered():
+                assert repo.verify().faults == []  # what is committed meanwhile is no fault
             writer.result()
         finally:
             done.set()
@@ -98,6 +101,33 @@ def test_an_array_that_grows_is_never_torn(repo):
         finally:
             done.set()
         assert reader.result() > 1
+
+
+def test_threads_that_share_a_repository(open_repo):
+    """A search for the head that was overtaken by another thread's is not a head that went backwards."""
+    repo = open_repo(durability="none")
+    with repo.transaction() as store:
+        store["a"] = b"0"
+    done = threading.Event()
+
+    def read() -> int:
+        last = rounds = 0
+        while not done.is_set():
+            snapshot = repo.snapshot()
+            assert snapshot["a"] == b"%d" % snapshot.base.slot
+            assert snapshot.base.slot >= last
+            last, rounds = snapshot.base.slot, rounds + 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        try:
+            for i in range(1, 300):
+                with repo.transaction() as store:
+                    store["a"] = b"%d" % i
+        finally:
+            done.set()
+        assert all(reader.result() > 0 for reader in readers)
 
 
 # --- a committer that stands still while it holds the lock
