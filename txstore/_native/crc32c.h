@@ -8,7 +8,11 @@
  * One carry-less multiplication by a constant moves a stream to its place, and the product is folded into the last
  * word of c. L is 1,360 (three streams are 4,080 bytes: one index block) and then 128 for what is left.
  *
- * Without the instruction, eight tables take eight bytes a step. */
+ * That is as fast as the cache, but not as memory. Where there are carry-less multiplications of 512 bits, buffers from
+ * 1 KiB up are folded instead, 256 bytes a step: two to three times as fast on data that was not in the cache.
+ *
+ * Without any of these, eight tables take eight bytes a step. The method is that of V. Gopal et al., "Fast CRC
+ * Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009; the constants are powers of x mod P. */
 
 #ifndef TXS_CRC32C_H
 #define TXS_CRC32C_H
@@ -126,9 +130,50 @@ txs_crc32c_sse42(uint32_t start, const uint8_t *data, size_t n)
     return ~(uint32_t)crc;
 }
 
+/* Four accumulators of 64 bytes. Each 128-bit lane is moved over the D bits that it is folded by: its low half times
+ * x^(D + 31), its high half times x^(D - 33) mod P, reflected (see TXS_LONG_1 about the 33). */
+#define TXS_WIDE 1024
+#define TXS_FOLD(a, k, next)                                                                                           \
+    _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(a, k, 0x00), _mm512_clmulepi64_epi128(a, k, 0x11), next, 0x96)
+
+__attribute__((target("sse4.2,pclmul,avx512f,vpclmulqdq"))) static inline uint32_t
+txs_crc32c_avx512(uint32_t start, const uint8_t *data, size_t n)
+{
+    const __m512i by_2048 = _mm512_set4_epi64(0xb9e02b86, 0xdcb17aa4, 0xb9e02b86, 0xdcb17aa4);
+    const __m512i by_512 = _mm512_set4_epi64(0x9e4addf8, 0x740eef02, 0x9e4addf8, 0x740eef02);
+    const __m512i by_384_256_128 =
+        _mm512_set_epi64(0, 0, 0x493c7d27, 0xf20c0dfe, 0xba4fc28e, 0x3da6d0cb, 0xddc0152b, 0x1c291d04);
+    __m512i a = _mm512_loadu_si512(data), b = _mm512_loadu_si512(data + 64);
+    __m512i c = _mm512_loadu_si512(data + 128), d = _mm512_loadu_si512(data + 192);
+
+    a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)~start)));
+    for (data += 256, n -= 256; n >= 256; data += 256, n -= 256) {
+        a = TXS_FOLD(a, by_2048, _mm512_loadu_si512(data));
+        b = TXS_FOLD(b, by_2048, _mm512_loadu_si512(data + 64));
+        c = TXS_FOLD(c, by_2048, _mm512_loadu_si512(data + 128));
+        d = TXS_FOLD(d, by_2048, _mm512_loadu_si512(data + 192));
+    }
+    b = TXS_FOLD(a, by_512, b);
+    c = TXS_FOLD(b, by_512, c);
+    d = TXS_FOLD(c, by_512, d);
+    for (; n >= 64; data += 64, n -= 64)
+        d = TXS_FOLD(d, by_512, _mm512_loadu_si512(data));
+
+    /* Lanes 0 to 2 move to the place of lane 3, which stays. The CRC instruction reduces the 16 bytes that are left. */
+    __m512i moved = TXS_FOLD(d, by_384_256_128, _mm512_setzero_si512());
+    __m128i sum = _mm_xor_si128(
+        _mm_xor_si128(_mm512_castsi512_si128(moved), _mm512_extracti32x4_epi32(moved, 1)),
+        _mm_xor_si128(_mm512_extracti32x4_epi32(moved, 2), _mm512_extracti32x4_epi32(d, 3)));
+    uint64_t crc = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(sum));
+    crc = _mm_crc32_u64(crc, (uint64_t)_mm_extract_epi64(sum, 1));
+    return txs_crc32c_sse42(~(uint32_t)crc, data, n);
+}
+
 static inline uint32_t
 txs_crc32c(uint32_t crc, const void *data, size_t n)
 {
+    if (n >= TXS_WIDE && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
+        return txs_crc32c_avx512(crc, (const uint8_t *)data, n);
     if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul"))
         return txs_crc32c_sse42(crc, (const uint8_t *)data, n);
     return txs_crc32c_table(crc, (const uint8_t *)data, n);
