@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from txstore import conflicts, format, index
 from txstore.commits import Commits, SlotTakenError, Stored
 from txstore.conflicts import Writes
-from txstore.errors import TransactionStateError
+from txstore.errors import TransactionStateError, TxStoreError
 from txstore.format import Footer, Header, RunName, Section, Statistics
 from txstore.keys import ancestors, directory_prefix, is_document
 from txstore.snapshot import Snapshot, Snapshots
@@ -113,10 +113,20 @@ class Committer:
                 except OSError:
                     self.offered = False  # it was read back: nothing is there
                     raise
+                except BaseException:
+                    self.offered = self._may_be_published(stored)
+                    raise
                 break
             # 7. Others find the new head sooner.
             self.commits.write_hint(stored, durable=self.durable)
         return stored
+
+    def _may_be_published(self, stored: Stored) -> bool:
+        try:
+            there = self.commits.read(self.branch, stored.header.slot)
+        except (OSError, TxStoreError):
+            return True
+        return there is not None and there.header.id == stored.header.id
 
     def _append(self, content: bytes) -> Section:
         section = Section(format.SECTION_RUN, self.end, len(content))

@@ -200,6 +200,11 @@ class PackWriter:
         self._file.close()
         return True
 
+    def close_between_reads(self) -> None:
+        """Close the file while no other thread reads it: the number of its descriptor may be used anew at once."""
+        with self._lock:
+            self.close()
+
 
 class OpenPack:
     """A finished pack: its values as views of the mapped file."""

@@ -46,6 +46,7 @@ class Staging(Hierarchy):
         self._order: list[str] = []  # the keys of _refs; sorted, but for those added since the last listing
         self._sorted = 0
         self._read_marks: bytearray | None = None
+        self._committed: Snapshot | None = None
 
     @property
     def url(self) -> str:
@@ -56,13 +57,22 @@ class Staging(Hierarchy):
     def get_view(self, key: str) -> memoryview | None:
         ref = self._refs.get(key)
         if ref is not None:
-            return None if ref == _TOMBSTONE else memoryview(self.writer.read(_unpack(ref)))
+            return None if ref == _TOMBSTONE else self._staged_view(key, _unpack(ref))
         if self._prefixes and self.is_below_deleted(key):
             return None
         view = self.base.get_view(key)
         if view is not None:
             self._mark_read(key)
         return view
+
+    def _staged_view(self, key: str, staged: Staged) -> memoryview | None:
+        if self._committed is None:
+            try:
+                return memoryview(self.writer.read(staged))
+            except OSError:
+                if self._committed is None:  # else it was committed just now
+                    raise
+        return self._committed.get_view(key)
 
     def get_part(self, key: str, part: slice) -> memoryview | None:
         """Return a part of a value; of a base value without comparing the checksum, which covers the whole."""
@@ -216,8 +226,14 @@ class Staging(Hierarchy):
 
     # --- the end
 
+    def settle(self, committed: Snapshot) -> None:
+        """Read what was staged from the commit that it became: others may be reading, and go on doing so."""
+        self._committed = committed
+        if self._writer is not None:
+            self._writer.close_between_reads()
+
     def close(self) -> None:
-        """Close the file, which stays where it is. Nothing can be read afterwards."""
+        """Close the file, which stays where it is."""
         if self._writer is not None:
             self._writer.close()
 

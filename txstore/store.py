@@ -7,7 +7,6 @@ import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import datetime
 from html import escape
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
@@ -351,7 +350,9 @@ class TxStore(Store):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        for key in takewhile(lambda key: key.startswith(prefix), self._hierarchy.keys_between(prefix, None)):
+        # A path, as in LocalStore, not any string: zarr's own `nchunks_initialized` passes one, and would find the
+        # chunks of `positions` in `position`.
+        for key in self._hierarchy.keys_below(prefix):
             yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:

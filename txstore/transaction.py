@@ -278,18 +278,15 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 raise
             # I2: also after an interrupt, what may stand in a slot is never written again.
             self.state = "of unknown outcome"
-            self._keep_staged()
+            self._finalizer.detach()  # I3: nothing staged is deleted
+            self._finalizer = weakref.finalize(self, Staging.close, self._staging)
             if isinstance(error, OSError | CorruptionError):
                 raise CommitUnknownError(self.id, reason=f"it can't be read back ({error})") from error
             raise
         self.state = "committed"
-        self._keep_staged()
-        return result
-
-    def _keep_staged(self) -> None:
-        """Delete nothing: other threads may be reading, or the outcome is unknown (I3). It is closed in the end."""
+        self._staging.settle(result)
         self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, Staging.close, self._staging)
+        return result
 
     def _committer(self, message: str | None) -> Committer:
         return Committer(

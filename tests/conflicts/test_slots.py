@@ -212,10 +212,13 @@ def test_a_commit_that_can_not_be_read_is_no_failed_one(repo: txstore.Repository
     assert repo.resolve(mapping.id).slot == 1
 
 
-def test_an_interrupt_before_the_slot_changes_nothing(repo: txstore.Repository, storage: Watched) -> None:
+@pytest.mark.parametrize("call", ["file.sync", "rename_noreplace"])
+def test_an_interrupt_before_the_slot_is_taken_changes_nothing(
+    repo: txstore.Repository, storage: Watched, call: str
+) -> None:
     store = txstore.TxStore(repo)
     store["key"] = b"1"
-    storage.after["file.sync"] = once(KeyboardInterrupt())
+    storage.before[call] = once(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         store.commit()
     store["other"] = b"2"

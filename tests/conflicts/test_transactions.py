@@ -158,6 +158,20 @@ def test_a_key_that_was_not_there_is_deleted_beside_its_neighbours(repo: txstore
     assert list(repo.mapping()) == ["key"]
 
 
+def test_what_came_and_went_is_no_reason_not_to_delete_what_was_around(repo: txstore.Repository) -> None:
+    with repo.begin() as mapping:
+        mapping["a/there"] = b"1"
+    late = repo.begin()
+    late.delete_dir("a")
+    for _ in range(2):
+        with repo.begin() as mapping:
+            mapping["a/new"] = b"1"
+        with repo.begin() as mapping:
+            del mapping["a/new"]
+    late.commit()
+    assert list(repo.mapping()) == []
+
+
 def test_a_deletion_is_seen_after_many_merges(repo: txstore.Repository) -> None:
     commit(repo, create(), create("g/x"))
     chunk, document = repo.transaction(), repo.transaction()
@@ -207,6 +221,7 @@ def test_an_array_put_in_the_place_of_its_equal_is_a_write(repo: txstore.Reposit
     commit(repo, create(value=0))
     commit(repo, create(value=0, overwrite=True))
     assert repo.head().slot == 1
+    assert values(repo) == [0] * 8
 
 
 # --- xarray

@@ -384,3 +384,10 @@ def test_a_store_that_xarray_closed_goes_on(repo: txstore.Repository) -> None:
     data.to_zarr(store, append_dim="time")
     store.commit()
     assert read(repo, "t").tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_chunks_of_a_sibling_with_a_longer_name_are_not_counted(repo):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.ones(4), chunks=(2,))
+        zarr.create_array(store, name="xy", data=np.ones(6), chunks=(2,))
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r").nchunks_initialized == 2

@@ -11,13 +11,14 @@ import pytest
 import zarr
 
 import txstore
-from tests.processes.workers import SPAWN, Worker, ended
+from tests.processes.workers import SPAWN, TIMEOUT, Worker, ended
 
 KEYS = [f"chunk/{i}" for i in range(8)]
 
 
-def write_generations(path, generations: int, durability: str) -> int:
+def write_generations(barrier, path, generations: int, durability: str) -> int:
     repo = txstore.Repository(path, durability=durability)
+    barrier.wait()
     for generation in range(1, generations):
         tx = repo.begin()
         for i, key in enumerate(KEYS):
@@ -26,9 +27,10 @@ def write_generations(path, generations: int, durability: str) -> int:
     return generations
 
 
-def read_generations(path, done) -> tuple[int, int]:
+def read_generations(barrier, path, done) -> tuple[int, int]:
     """Read until the writer is done. Returns how often, and how many commits were seen."""
     repo = txstore.Repository(path)
+    barrier.wait()
     last, rounds, seen = 0, 0, set()
     while not done.is_set() or not rounds:
         snapshot = repo.snapshot() if rounds % 2 else txstore.Repository(path).snapshot()
@@ -49,8 +51,9 @@ def test_what_is_read_is_one_commit(repo, generations, durability):
         for key in KEYS:
             store[key] = b"0"
     done = SPAWN.Event()
-    readers = [Worker(read_generations, repo.url, done) for _ in range(2)]
-    writer = Worker(write_generations, repo.url, generations, durability)
+    barrier = SPAWN.Barrier(3, timeout=TIMEOUT)
+    readers = [Worker(read_generations, barrier, repo.url, done) for _ in range(2)]
+    writer = Worker(write_generations, barrier, repo.url, generations, durability)
     with ended(writer, *readers):
         try:
             while durability == "fsync" and not writer.answered():
@@ -64,8 +67,9 @@ def test_what_is_read_is_one_commit(repo, generations, durability):
     assert repo.head().slot == generations - 1
 
 
-def append_rows(path, times: int) -> int:
+def append_rows(barrier, path, times: int) -> int:
     repo = txstore.Repository(path, durability="none")
+    barrier.wait()
     for generation in range(1, times + 1):
         with repo.transaction() as store:
             zarr.open_array(store, path="x", mode="r+").append(np.full(10, generation))
@@ -74,8 +78,9 @@ def append_rows(path, times: int) -> int:
     return times
 
 
-def read_rows(path, done) -> int:
+def read_rows(barrier, path, done) -> int:
     repo = txstore.Repository(path)
+    barrier.wait()
     rounds = 0
     while not done.is_set() or not rounds:
         store = repo.snapshot()
@@ -93,8 +98,9 @@ def test_an_array_that_grows_is_never_torn(repo):
         zarr.create_array(store, name="x", data=np.zeros(10, "i8"), chunks=(7,))  # chunks that appends share
         zarr.create_array(store, name="total", data=np.zeros(6, "i8"), chunks=(2,))
     done = SPAWN.Event()
-    reader = Worker(read_rows, repo.url, done)
-    writer = Worker(append_rows, repo.url, 60)
+    barrier = SPAWN.Barrier(2, timeout=TIMEOUT)
+    reader = Worker(read_rows, barrier, repo.url, done)
+    writer = Worker(append_rows, barrier, repo.url, 60)
     with ended(writer, reader):
         try:
             writer.result()
