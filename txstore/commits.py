@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
-from txstore import format
+from txstore import encoding, format, names, records
 from txstore.errors import (
     CommitNotFoundError,
     CommitUnknownError,
@@ -17,8 +18,9 @@ from txstore.errors import (
     RepositoryNotFoundError,
     UnsupportedFormatError,
 )
-from txstore.format import Footer, Header, Hint, RepositoryFormat, Tag
+from txstore.format import Footer, Header
 from txstore.keys import check_name
+from txstore.records import Hint, RepositoryFormat, Tag
 from txstore.storage import Storage
 
 MAIN = "main"
@@ -68,14 +70,14 @@ class Stored:
 
     @property
     def path(self) -> str:
-        return format.commit_path(self.header.branch, self.header.slot)
+        return names.commit_path(self.header.branch, self.header.slot)
 
     @property
     def commit(self) -> Commit:
         h = self.header
         return Commit(
             id=h.id.hex(), branch=h.branch, slot=h.slot, seq=h.seq,
-            parent=None if h.parent_id == format.NO_ID else h.parent_id.hex(),
+            parent=None if h.parent_id == encoding.NO_ID else h.parent_id.hex(),
             time=_EPOCH + timedelta(microseconds=h.time),
             author=h.author, message=h.message, properties=h.properties, statistics=h.statistics.as_dict(),
         )  # fmt: skip
@@ -95,6 +97,7 @@ class Commits:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._format: RepositoryFormat | None = None
+        self._is_complete = False  # all directories are there
         self._newest: Stored | None = None  # the head that was found last
 
     # --- the repository itself
@@ -116,57 +119,61 @@ class Commits:
 
     def _read_format(self) -> RepositoryFormat:
         try:
-            content = self.storage.read(format.FORMAT)
+            content = self.storage.read(names.FORMAT)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._why_not_found() from error
         try:
             return RepositoryFormat.decode(content)
-        except format.NewerFormatError as error:
-            raise UnsupportedFormatError(format.FORMAT, found=error.reason, supported=f"{format.VERSION}") from error
-        except (format.MalformedError, KeyError, ValueError, TypeError) as error:
-            raise CorruptionError(format.FORMAT, reason=f"it can't be decoded: {error}") from error
+        except encoding.NewerFormatError as error:
+            raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=f"{encoding.VERSION}") from error
+        except encoding.MalformedError as error:
+            raise CorruptionError(names.FORMAT, reason=f"it can't be decoded: {error}") from error
 
     def _why_not_found(self) -> RepositoryNotFoundError:
         url = self.storage.url
         try:
-            names = set(self.storage.list(""))
+            found = set(self.storage.list(""))
         except NotADirectoryError:
             return RepositoryNotFoundError(url, reason="this is a file; a repository is a directory")
-        if not names:
+        if not found:
             return RepositoryNotFoundError(url, creatable=True)
-        if names & {"zarr.json", ".zgroup", ".zarray", ".zmetadata"} and not self._is_guarded():
+        if found & {"zarr.json", ".zgroup", ".zarray", ".zmetadata"} and not self._is_guarded():
             reason = "this is plain Zarr, not a TxStore repository: use `txstore import` to make one of it"
             return RepositoryNotFoundError(url, reason=reason)
-        ours = {format.GUARD, format.FORMAT, *(name.partition("/")[0] for name in format.DIRECTORIES)}
-        if names <= ours:  # somebody is creating it (or just has), or was killed while doing so
+        ours = {names.GUARD, names.FORMAT, *(name.partition("/")[0] for name in names.DIRECTORIES)}
+        if found <= ours:  # somebody is creating it (or just has), or was killed while doing so
             return RepositoryNotFoundError(url, creatable=True)
-        reason = f"this directory holds something else ({sorted(names - ours)[0]!r}); choose an empty or a new one"
+        reason = f"this directory holds something else ({sorted(found - ours)[0]!r}); choose an empty or a new one"
         return RepositoryNotFoundError(url, reason=reason)
 
     def _is_guarded(self) -> bool:
         try:
-            return self.storage.read(format.GUARD) == format.encode_guard()
+            return self.storage.read(names.GUARD) == records.encode_guard()
         except FileNotFoundError:
             return False
 
     def create(self, *, durable: bool) -> None:
-        """Create the repository unless it exists. Two processes may do so at once: one id is written, once."""
-        if self.exists():
+        """Create the repository, or what of it is missing. Two processes may do so at once: one id is written, once."""
+        if self._is_complete:
             return
-        for name in ("", *format.DIRECTORIES):
+        exists = self.exists()
+        # Also where it exists: some tools do not copy empty directories.
+        for name in ("", *names.DIRECTORIES):
             self.storage.make_directory(name, durable=durable)
-        with contextlib.suppress(FileExistsError):
-            self.storage.write_once(format.GUARD, format.encode_guard(), durable=durable)
-        # Last: whoever finds format.json finds all the rest.
-        with contextlib.suppress(FileExistsError):
-            self.storage.write_once(format.FORMAT, RepositoryFormat(os.urandom(16)).encode(), durable=durable)
-        self._format = self._read_format()
+        if not exists:
+            with contextlib.suppress(FileExistsError):
+                self.storage.write_once(names.GUARD, records.encode_guard(), durable=durable)
+            # Last: whoever finds format.json finds all the rest.
+            with contextlib.suppress(FileExistsError):
+                self.storage.write_once(names.FORMAT, RepositoryFormat(os.urandom(16)).encode(), durable=durable)
+            self._format = self._read_format()
+        self._is_complete = True
 
     # --- reading commits
 
     def read(self, branch: str, slot: int) -> Stored | None:
         """Return the commit in a slot, None if the slot is free. Raises `CorruptionError`."""
-        path = format.commit_path(branch, slot)
+        path = names.commit_path(branch, slot)
         try:
             tail, size = self.storage.read_tail(path, _TAIL)
         except FileNotFoundError:
@@ -174,18 +181,18 @@ class Commits:
         try:
             footer = Footer.decode(tail[-format.FOOTER_SIZE :])
             if footer.file_length != size:
-                raise format.MalformedError(f"the file has {size} bytes instead of {footer.file_length}")
+                raise encoding.MalformedError(f"the file has {size} bytes instead of {footer.file_length}")
             start = len(tail) - format.FOOTER_SIZE - footer.header_length
             if start >= 0:
                 encoded = tail[start : start + footer.header_length]
             else:
                 encoded = self.storage.read_range(path, footer.header_offset, footer.header_length)
-            if format.crc32c(encoded) != footer.header_checksum:
-                raise format.MalformedError("the header has a wrong checksum")
+            if encoding.crc32c(encoded) != footer.header_checksum:
+                raise encoding.MalformedError("the header has a wrong checksum")
             header = Header.decode(encoded)
-        except format.NewerFormatError as error:
-            raise UnsupportedFormatError(path, found=error.reason, supported=f"version {format.VERSION}") from error
-        except format.MalformedError as error:
+        except encoding.NewerFormatError as error:
+            raise UnsupportedFormatError(path, found=error.reason, supported=f"version {encoding.VERSION}") from error
+        except encoding.MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
         if (header.repository_id, header.branch, header.slot) != (self.repository_id, branch, slot):
             raise CorruptionError(path, reason="this commit belongs to another repository, branch or slot")
@@ -205,7 +212,7 @@ class Commits:
         if found is None:
             found = self._search(branch)
         while True:
-            slot, parent_id = (0, format.NO_ID) if found is None else (found.header.slot + 1, found.header.id)
+            slot, parent_id = (0, encoding.NO_ID) if found is None else (found.header.slot + 1, found.header.id)
             above = self.read(branch, slot)
             if above is None or above.header.parent_id != parent_id:  # nothing, or an orphan: not followed
                 self._remember(branch, before, found)
@@ -220,12 +227,12 @@ class Commits:
         self._newest = found
         if newest is not None and (found is None or found.header.slot < newest.header.slot):
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
-            raise CorruptionError(format.commits_directory(branch), reason=reason)
+            raise CorruptionError(names.commits_directory(branch), reason=reason)
 
     def _follow_hint(self, branch: str) -> tuple[Stored | None, bool]:
         try:
-            hint = Hint.decode(self.storage.read(format.hint_path(branch))[: format.HINT_SIZE])
-        except (OSError, format.MalformedError):
+            hint = Hint.decode(self.storage.read(names.hint_path(branch))[: records.HINT_SIZE])
+        except (OSError, encoding.MalformedError):
             return None, False  # it is only a hint: the slots are the truth
         newest = self._newest
         if newest is not None and newest.header.id == hint.commit_id:
@@ -238,7 +245,7 @@ class Commits:
     def _follows_parent(self, stored: Stored) -> bool:
         header = stored.header
         below = self.read(header.branch, header.slot - 1) if header.slot else None
-        return header.parent_id == (format.NO_ID if below is None else below.header.id)
+        return header.parent_id == (encoding.NO_ID if below is None else below.header.id)
 
     def check_branch(self, branch: str) -> None:
         """Raise `CommitNotFoundError` unless there is, or can be, such a branch."""
@@ -255,8 +262,8 @@ class Commits:
 
     def slots(self, branch: str) -> list[int]:
         """Return the slots that hold a file, in no order."""
-        names = self.storage.list(format.commits_directory(branch))
-        return [slot for slot in map(format.parse_slot, names) if slot is not None]
+        files = self.storage.list(names.commits_directory(branch))
+        return [slot for slot in map(names.parse_slot, files) if slot is not None]
 
     def ancestors(self, stored: Stored | None) -> Iterator[Stored]:
         """Yield a commit and those before it, newest first. Raises `CorruptionError` where the chain is broken."""
@@ -267,29 +274,30 @@ class Commits:
                 return
             stored = self.read(header.branch, header.slot - 1)
             if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
-                path = format.commit_path(header.branch, header.slot - 1)
+                path = names.commit_path(header.branch, header.slot - 1)
                 raise CorruptionError(path, reason=f"this is not the parent that slot {header.slot} names")
 
     # --- finding a commit by what a person knows of it
 
-    def at(self, at: int | str | datetime, branch: str = MAIN) -> Stored:
+    def at(self, at: SupportsIndex | str | datetime, branch: str = MAIN) -> Stored:
         """Return the commit by slot, by id (or its first 4 digits or more), or the newest at a date.
 
         Raises `CommitNotFoundError` if there is none, `ValueError` for a naive datetime.
         """
         head = self.head(branch)
-        if isinstance(at, bool) or not isinstance(at, int | str | datetime):
+        if isinstance(at, bool) or not isinstance(at, SupportsIndex | str | datetime):
             raise TypeError(f"at= takes a slot, a commit id or a datetime, not {type(at).__name__}")
         if head is None:
             raise CommitNotFoundError(f"commit {at}", hint="this repository has no commits yet")
-        if isinstance(at, int):
-            stored = self.read(branch, at) if 0 <= at <= head.header.slot else None
-            if stored is None:
-                raise CommitNotFoundError(f"slot {at}", hint=f"branch {branch!r} has slots 0 to {head.header.slot}")
-            return stored
         if isinstance(at, datetime):
             return self._at_time(at, branch, head)
-        return self._by_id(at, head)
+        if isinstance(at, str):
+            return self._by_id(at, head)
+        slot = index(at)
+        stored = self.read(branch, slot) if 0 <= slot <= head.header.slot else None
+        if stored is None:
+            raise CommitNotFoundError(f"slot {slot}", hint=f"branch {branch!r} has slots 0 to {head.header.slot}")
+        return stored
 
     def _by_id(self, commit_id: str, head: Stored) -> Stored:
         wanted = commit_id.lower()
@@ -310,7 +318,7 @@ class Commits:
             middle = (low + high) // 2
             stored = self.read(branch, middle)
             if stored is None:
-                raise CorruptionError(format.commit_path(branch, middle), reason="the file is missing")
+                raise CorruptionError(names.commit_path(branch, middle), reason="the file is missing")
             if stored.header.time <= wanted:
                 low, found = middle + 1, stored
             else:
@@ -325,17 +333,17 @@ class Commits:
         stored = self.read(tag.branch, tag.slot)
         if stored is None or stored.header.id != tag.commit_id:
             raise CorruptionError(
-                format.tag_path(name), reason=f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}"
+                names.tag_path(name), reason=f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}"
             )
         return stored
 
     def read_tag(self, name: str) -> Tag:
-        path = format.tag_path(check_name("tag", name))
+        path = names.tag_path(check_name("tag", name))
         try:
             return Tag.decode(self.storage.read(path))
         except FileNotFoundError:
             raise CommitNotFoundError(f"tag {name!r}", hint="there is no such tag; see repo.tags") from None
-        except format.MalformedError as error:
+        except encoding.MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
 
     def write_tag(self, name: str, stored: Stored) -> None:
@@ -343,7 +351,7 @@ class Commits:
         header = stored.header
         self.make_durable(stored)  # I1: the tag is
         content = Tag(header.branch, header.slot, header.id).encode()
-        self.storage.write_once(format.tag_path(check_name("tag", name)), content, durable=True)
+        self.storage.write_once(names.tag_path(check_name("tag", name)), content, durable=True)
 
     # --- taking a slot
 
@@ -357,7 +365,7 @@ class Commits:
             if stored.header.synced:
                 break
             self.storage.sync_file(stored.path)
-        self.storage.sync_directory(format.commits_directory(newest.header.branch))
+        self.storage.sync_directory(names.commits_directory(newest.header.branch))
 
     def take_slot(self, source: str, stored: Stored, *, durable: bool) -> None:
         """Rename a finished file into its slot: the moment of commit (I2).
@@ -381,7 +389,7 @@ class Commits:
                 return
         if durable:
             try:
-                self.storage.sync_directory(format.commits_directory(header.branch))
+                self.storage.sync_directory(names.commits_directory(header.branch))
             except OSError as error:
                 raise CommitUnknownError(header.id.hex(), reason="syncing the directory failed") from error
 
@@ -394,7 +402,7 @@ class Commits:
     def _move_aside(self, orphan: Stored) -> None:
         header = orphan.header
         try:
-            self.storage.rename_noreplace(orphan.path, format.orphan_path(header.branch, header.slot, header.id))
+            self.storage.rename_noreplace(orphan.path, names.orphan_path(header.branch, header.slot, header.id))
         except (FileExistsError, FileNotFoundError):
             there = self.read(header.branch, header.slot)
             if there is not None and there.header.id == header.id:
@@ -403,4 +411,4 @@ class Commits:
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
         # The commit stands whatever becomes of the hint.
         with contextlib.suppress(OSError):
-            self.storage.write_in_place(format.hint_path(stored.header.branch), stored.hint(durable=durable).encode())
+            self.storage.write_in_place(names.hint_path(stored.header.branch), stored.hint(durable=durable).encode())

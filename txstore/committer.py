@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from txstore import conflicts, format, index
+from txstore import conflicts, encoding, format, index, names
 from txstore.commits import Commits, SlotTakenError, Stored
 from txstore.conflicts import Writes
 from txstore.errors import TransactionStateError, TxStoreError
@@ -91,7 +91,7 @@ class Committer:
             self._sync()
 
         # 5. The lock gives everybody a turn. That a slot is taken once does not depend on it.
-        with self.storage.lock(format.COMMIT_LOCK):
+        with self.storage.lock(names.COMMIT_LOCK):
             while True:
                 checked = head
                 head, head_is_durable = self._move_to_newest(head)
@@ -217,8 +217,8 @@ class Committer:
         header = Header(
             repository_id=self.commits.repository_id,
             id=self.writer.id,
-            parent_id=format.NO_ID if parent is None else parent.header.id,
-            parent_hash=format.NO_ID if parent is None else parent.hash,
+            parent_id=encoding.NO_ID if parent is None else parent.header.id,
+            parent_hash=encoding.NO_ID if parent is None else parent.hash,
             slot=slot,
             seq=seq,
             time=_commit_time(parent),
@@ -234,7 +234,7 @@ class Committer:
         encoded = header.encode()
         offset = _align(sections[-1].offset + sections[-1].length)
         total = offset + len(encoded) + format.FOOTER_SIZE
-        footer = Footer(len(encoded), offset, total, header.id, format.crc32c(encoded))
+        footer = Footer(len(encoded), offset, total, header.id, encoding.crc32c(encoded))
         self.writer.write_at(offset, encoded + footer.encode())
         self.writer.finish(total)
         return Stored(header, footer, format.header_hash(encoded))

@@ -1,24 +1,32 @@
-"""Bytes <-> frozen dataclasses, and every file name. No I/O. The layout is docs/format.md, whose words are used."""
+"""Packs and commits: bytes <-> frozen dataclasses. No I/O. docs/format.md is the layout, and its words are used."""
 
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from txstore._native import local
-from txstore.errors import KeyFormatError
-from txstore.keys import check_name
+from txstore import names
+from txstore.encoding import (
+    CHECKSUM,
+    VERSION,
+    MalformedError,
+    NewerFormatError,
+    Reader,
+    check_version,
+    checked,
+    crc32c,
+    decode_varints,
+    encode_varint,
+    json_object,
+    with_checksum,
+)
 
-VERSION = 1
 ALIGNMENT = 64  # of values from ALIGNED_FROM bytes up
 ALIGNED_FROM = 1024
-NO_ID = bytes(16)
-_ID = re.compile("[0-9a-f]{32}")
 
 CHECKSUM_CRC32C = 1
 HEADER_COMMIT = 1
@@ -37,166 +45,24 @@ FRAME = struct.Struct("<4sBBHQQI")
 HEADER = struct.Struct("<4sHHQQ16s16s16s16sQQQQ")
 FIELD = struct.Struct("<HI")
 FOOTER = struct.Struct("<8sIIQQ16sI8x")
-HINT = struct.Struct("<8sQ16sQQII4x")
-CHECKSUM = struct.Struct("<I")
-TAG = struct.Struct("<8sQ16s")
-HEAD_SIZE = FOOTER_SIZE = HINT_SIZE = 64
+HEAD_SIZE = FOOTER_SIZE = 64
 FRAME_SIZE = 32
-assert HEAD.size == FOOTER.size == HINT.size == 60
+assert HEAD.size == FOOTER.size == 60
 assert FRAME.size == 28
 assert HEADER.size == 120
 
 _BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS = range(1, 8)
 
-crc32c = local.crc32c
-
-
-class MalformedError(ValueError):
-    """Bytes that don't follow the format. `offset` is where, in the decoded buffer."""
-
-    def __init__(self, reason: str, offset: int = 0) -> None:
-        self.reason = reason
-        self.offset = offset
-        super().__init__(reason)
-
-
-class NewerFormatError(MalformedError):
-    """Bytes of a format version or with a required feature that this code does not know."""
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
-
-GUARD = "zarr.json"
-FORMAT = "format.json"
-STAGING = ".staging"
-COMMIT_LOCK = "locks/commit"
-DIRECTORIES = (STAGING, "commits", "commits/main", "heads", "tags", "locks")
-
-
-def commits_directory(branch: str) -> str:
-    return f"commits/{branch}"
-
-
-def commit_path(branch: str, slot: int) -> str:
-    return f"commits/{branch}/{slot:010d}"
-
-
-def parse_slot(name: str) -> int | None:
-    """Return the slot of a commit file's name, None for any other name."""
-    if len(name) < 10 or not (name.isascii() and name.isdigit()):
-        return None
-    slot = int(name)
-    return slot if f"{slot:010d}" == name else None
-
-
-def orphan_path(branch: str, slot: int, commit_id: bytes) -> str:
-    return f"{commit_path(branch, slot)}.orphan-{commit_id.hex()}"
-
-
-def staging_path(transaction: bytes, participant: int) -> str:
-    return f"{STAGING}/{transaction.hex()}.{participant}"
-
-
-def hint_path(branch: str) -> str:
-    return f"heads/{branch}"
-
-
-def tag_path(name: str) -> str:
-    return f"tags/{name}"
-
-
-# --- varints and checked slices ---------------------------------------------------------------------------------------
-
-
-def encode_varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-class _Reader:
-    """Reads hostile bytes from left to right; every length is checked before it is used."""
-
-    def __init__(self, data: bytes, start: int = 0) -> None:
-        self._data = data
-        self.position = start
-
-    @property
-    def at_end(self) -> bool:
-        return self.position == len(self._data)
-
-    def varint(self) -> int:
-        value = 0
-        for shift in range(0, 70, 7):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if value >> 64 or (byte == 0 and shift):
-                    break
-                return value
-        raise MalformedError("a varint is too long", self.position)
-
-    def take(self, length: int) -> bytes:
-        end = self.position + length
-        if length < 0 or end > len(self._data):
-            raise MalformedError(
-                f"{length} bytes are needed where {len(self._data) - self.position} are left", self.position
-            )
-        part = self._data[self.position : end]
-        self.position = end
-        return part
-
-    def text(self, length: int) -> str:
-        start = self.position
-        try:
-            return self.take(length).decode()
-        except UnicodeDecodeError as error:
-            raise MalformedError("text that is not UTF-8", start) from error
-
-    def branch(self) -> str:
-        """Return the rest as the name of a branch. It becomes a part of a path."""
-        start = self.position
-        try:
-            return check_name("branch", self.text(len(self._data) - start))
-        except KeyFormatError as error:
-            raise MalformedError(str(error), start) from error
-
-
-def _with_checksum(data: bytes) -> bytes:
-    return data + CHECKSUM.pack(crc32c(data))
-
-
-def _checked(what: str, data: bytes, size: int, magic: bytes) -> bytes:
-    """Return the bytes before the checksum of a fixed-size record, after comparing size, magic and checksum."""
-    if len(data) != size:
-        raise MalformedError(f"the {what} has {len(data)} bytes instead of {size}")
-    if data[: len(magic)] != magic:
-        raise MalformedError(f"no {what} is here: wrong magic {bytes(data[: len(magic)])!r}")
-    if crc32c(data[:-4]) != CHECKSUM.unpack(data[-4:])[0]:
-        raise MalformedError(f"the {what} has a wrong checksum")
-    return data[:-4]
-
-
-def _check_version(what: str, version: int) -> None:
-    if version != VERSION:
-        raise NewerFormatError(f"{what} of format version {version}")
-
-
-# --- packs ------------------------------------------------------------------------------------------------------------
-
 
 def encode_head(pack_id: bytes, repository_id: bytes, participant: int = 0) -> bytes:
-    return _with_checksum(HEAD.pack(b"TXSTPACK", VERSION, participant, pack_id, repository_id))
+    return with_checksum(HEAD.pack(b"TXSTPACK", VERSION, participant, pack_id, repository_id))
 
 
 def decode_head(data: bytes) -> tuple[bytes, bytes, int]:
     """Return pack id, repository id and participant."""
-    fixed = _checked("pack head", data, HEAD_SIZE, b"TXSTPACK")
+    fixed = checked("pack head", data, HEAD_SIZE, b"TXSTPACK")
     _, version, participant, pack_id, repository_id = HEAD.unpack(fixed)
-    _check_version("a pack", version)
+    check_version("a pack", version)
     return pack_id, repository_id, participant
 
 
@@ -252,14 +118,14 @@ class PackName:
 
     @property
     def path(self) -> str:
-        return commit_path(self.branch, self.slot)
+        return names.commit_path(self.branch, self.slot)
 
     def encode(self) -> bytes:
         return bytes([PACK_COMMIT_FILE]) + self.id + encode_varint(self.slot) + self.branch.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> PackName:
-        reader = _Reader(data)
+        reader = Reader(data)
         kind = reader.take(1)[0]
         if kind != PACK_COMMIT_FILE:
             raise NewerFormatError(f"a pack of kind {kind}")
@@ -357,7 +223,7 @@ class Header:
 
     @classmethod
     def decode(cls, data: bytes) -> Header:
-        reader = _Reader(data)
+        reader = Reader(data)
         (magic, kind, checksum_kind, required, optional, repository_id, commit_id, parent_id, parent_hash,
          slot, seq, floor, time) = HEADER.unpack(reader.take(HEADER.size))  # fmt: skip
         if magic != b"TXHD":
@@ -370,15 +236,15 @@ class Header:
         while not reader.at_end:
             tag, length = FIELD.unpack(reader.take(FIELD.size))
             typed[tag] = reader.take(length)
-        numbers = list(_varints(typed.get(_STATISTICS, b"")))[:5]
-        sections = list(_varints(typed.get(_SECTIONS, b"")))
+        numbers = list(decode_varints(typed.get(_STATISTICS, b"")))[:5]
+        sections = list(decode_varints(typed.get(_SECTIONS, b"")))
         if len(sections) % 3:
             raise MalformedError("the list of sections is cut short")
         return cls(
             repository_id=repository_id, id=commit_id, parent_id=parent_id, parent_hash=parent_hash,
             slot=slot, seq=seq, time=time, floor=floor, required=required, optional=optional,
             branch=_text(typed, _BRANCH), author=_text(typed, _AUTHOR), message=_text(typed, _MESSAGE),
-            properties=_json_object(typed.get(_PROPERTIES, b"{}")),
+            properties=json_object(typed.get(_PROPERTIES, b"{}")),
             statistics=Statistics(*numbers),
             sections=tuple(Section(*sections[i : i + 3]) for i in range(0, len(sections), 3)),
             runs=tuple(_decode_runs(typed.get(_RUNS, b""))),
@@ -392,23 +258,7 @@ def header_hash(encoded: bytes) -> bytes:
 
 def _text(typed: Mapping[int, bytes], tag: int) -> str:
     content = typed.get(tag, b"")
-    return _Reader(content).text(len(content))
-
-
-def _varints(data: bytes) -> Iterator[int]:
-    reader = _Reader(data)
-    while not reader.at_end:
-        yield reader.varint()
-
-
-def _json_object(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise MalformedError("the JSON in it can't be parsed") from error
-    if not isinstance(value, dict):
-        raise MalformedError("the JSON in it is not an object")
-    return value
+    return Reader(content).text(len(content))
 
 
 def _encode_run(run: RunName) -> bytes:
@@ -418,7 +268,7 @@ def _encode_run(run: RunName) -> bytes:
 
 
 def _decode_runs(data: bytes) -> Iterator[RunName]:
-    reader = _Reader(data)
+    reader = Reader(data)
     while not reader.at_end:
         length = reader.varint()
         pack = PackName.decode(reader.take(length)) if length else None
@@ -434,7 +284,7 @@ class Footer:
     header_checksum: int
 
     def encode(self) -> bytes:
-        return _with_checksum(
+        return with_checksum(
             FOOTER.pack(
                 b"TXSTFOOT", VERSION, self.header_length, self.header_offset,
                 self.file_length, self.pack_id, self.header_checksum,
@@ -443,108 +293,9 @@ class Footer:
 
     @classmethod
     def decode(cls, data: bytes) -> Footer:
-        fixed = _checked("footer", data, FOOTER_SIZE, b"TXSTFOOT")
+        fixed = checked("footer", data, FOOTER_SIZE, b"TXSTFOOT")
         _, version, header_length, header_offset, file_length, pack_id, checksum = FOOTER.unpack(fixed)
-        _check_version("a commit", version)
+        check_version("a commit", version)
         if header_offset + header_length + FOOTER_SIZE != file_length:
             raise MalformedError("header and footer do not end the file")
         return cls(header_length, header_offset, file_length, pack_id, checksum)
-
-
-# --- small files ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """Where the search for the head begins. `durable`: this commit and all before it are known to be."""
-
-    slot: int
-    commit_id: bytes
-    file_length: int
-    header_offset: int
-    header_length: int
-    durable: bool
-
-    def encode(self) -> bytes:
-        return _with_checksum(
-            HINT.pack(
-                b"TXSTHEAD", self.slot, self.commit_id, self.file_length,
-                self.header_offset, self.header_length, self.durable,
-            )
-        )  # fmt: skip
-
-    @classmethod
-    def decode(cls, data: bytes) -> Hint:
-        _, slot, commit_id, size, offset, length, durable = HINT.unpack(_checked("hint", data, HINT_SIZE, b"TXSTHEAD"))
-        return cls(slot, commit_id, size, offset, length, durable == 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    branch: str
-    slot: int
-    commit_id: bytes
-
-    def encode(self) -> bytes:
-        return _with_checksum(TAG.pack(b"TXSTTAG1", self.slot, self.commit_id) + self.branch.encode())
-
-    @classmethod
-    def decode(cls, data: bytes) -> Tag:
-        fixed = _checked("tag", data, max(len(data), TAG.size + 4), b"TXSTTAG1")
-        _, slot, commit_id = TAG.unpack(fixed[: TAG.size])
-        return cls(_Reader(fixed, TAG.size).branch(), slot, commit_id)
-
-
-@dataclass(frozen=True, slots=True)
-class RepositoryFormat:
-    """The content of `format.json`."""
-
-    repository_id: bytes
-    slots: str = "rename"
-    required: int = 0
-    optional: int = 0
-
-    def encode(self) -> bytes:
-        members = {
-            "txstore": VERSION,
-            "repository": self.repository_id.hex(),
-            "slots": self.slots,
-            "required": self.required,
-            "optional": self.optional,
-        }
-        return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
-
-    @classmethod
-    def decode(cls, data: bytes) -> RepositoryFormat:
-        members = _json_object(data)
-        version = members.get("txstore")
-        if isinstance(version, int) and version > VERSION:
-            raise NewerFormatError(f"format version {version}")
-        checksum = members.pop("checksum", None)
-        if checksum != _json_checksum(members):
-            raise MalformedError("the document has a wrong checksum")
-        repository, slots = members.get("repository"), members.get("slots")
-        required, optional = members.get("required"), members.get("optional")
-        if version != VERSION or not isinstance(required, int) or not isinstance(optional, int):
-            raise MalformedError("a number in the document is missing or not one")
-        if not isinstance(repository, str) or not _ID.fullmatch(repository):
-            raise MalformedError("the document names no repository")
-        if slots != "rename":
-            raise NewerFormatError(f"slots taken by {slots!r}")
-        if required & ~REQUIRED_FEATURES_KNOWN:
-            raise NewerFormatError(f"required features {required:#x}")
-        return cls(bytes.fromhex(repository), slots, required, optional)
-
-
-def _json_checksum(members: Mapping[str, Any]) -> str:
-    canonical = json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
-    return f"{crc32c(canonical):08x}"
-
-
-#: The guard is a valid group but for one member that nobody understands, so that zarr's own error shows its name.
-GUARD_SENTENCE = "this is a TxStore repository: open it with txstore.TxStore(path), not by its bare path"
-
-
-def encode_guard() -> bytes:
-    document = {"zarr_format": 3, "node_type": "group", "attributes": {}, GUARD_SENTENCE: {"must_understand": True}}
-    return json.dumps(document, indent=2).encode() + b"\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from txstore import format
+from txstore import encoding, format
 from txstore._native import index
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format import PackName, RunName
@@ -99,9 +99,9 @@ class Runs:
             return file
         try:
             return PackName.decode(self._runs[run].packs[number - 1])
-        except format.NewerFormatError as error:
+        except encoding.NewerFormatError as error:
             raise UnsupportedFormatError(file.path, found=error.reason, supported="commit files") from error
-        except (IndexError, format.MalformedError) as error:
+        except (IndexError, encoding.MalformedError) as error:
             reason = f"a run names pack {number}, which it does not list: {error}"
             raise CorruptionError(file.path, reason=reason) from error
 

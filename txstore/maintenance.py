@@ -7,11 +7,12 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from txstore import format
+from txstore import encoding, format, names, records
 from txstore._native import index, local
 from txstore.commits import MAIN, Commits, Stored
 from txstore.errors import CorruptionError, TxStoreError
-from txstore.format import Hint, PackName, RunName
+from txstore.format import PackName, RunName
+from txstore.records import Hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,12 @@ class _Verifier:
             self._fault_of(error)
         for slot in sorted(slots):
             if slot > top:
-                self._fault(format.commit_path(MAIN, slot), "this commit does not follow the one in the slot before it")
+                self._fault(names.commit_path(MAIN, slot), "this commit does not follow the one in the slot before it")
         self._check_hint()
         chain: list[Stored] = []
         child: Stored | None = None
         for slot in range(top, floor - 1, -1):
-            path = format.commit_path(MAIN, slot)
+            path = names.commit_path(MAIN, slot)
             stored: Stored | None = None
             try:
                 stored = self.commits.read(MAIN, slot)
@@ -120,12 +121,12 @@ class _Verifier:
     def _check_hint(self) -> None:
         """Report the loss of the newest commits: a durable one that the hint names and that is not there."""
         try:
-            hint = Hint.decode(self.storage.read(format.hint_path(MAIN))[: format.HINT_SIZE])
+            hint = Hint.decode(self.storage.read(names.hint_path(MAIN))[: records.HINT_SIZE])
             stored = self.commits.read(MAIN, hint.slot)
-        except (OSError, TxStoreError, format.MalformedError):
+        except (OSError, TxStoreError, encoding.MalformedError):
             return  # it is only a hint; a damaged commit is reported where its slot is read
         if hint.durable and (stored is None or stored.header.id != hint.commit_id):
-            path = format.commit_path(MAIN, hint.slot)
+            path = names.commit_path(MAIN, hint.slot)
             self._fault(path, f"commit {hint.commit_id.hex()} was durable in this slot and is not there")
 
     def _check_pack(self, stored: Stored) -> None:
@@ -151,7 +152,7 @@ class _Verifier:
         path = stored.path
         try:
             found = format.decode_head(bytes(data[: format.HEAD_SIZE]))
-        except format.MalformedError as error:
+        except encoding.MalformedError as error:
             raise CorruptionError(path, offset=0, reason=error.reason) from error
         if found[:2] != (stored.header.id, stored.header.repository_id):
             raise CorruptionError(path, offset=0, reason="the pack's head names another pack or repository")

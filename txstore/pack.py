@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from txstore import format
+from txstore import encoding, format
 from txstore._native import local
+from txstore.encoding import crc32c
 from txstore.errors import CorruptionError
-from txstore.format import PackName, crc32c, encode_frame, frame_layout
+from txstore.format import PackName, encode_frame, frame_layout
 from txstore.storage import Mapped, StagedFile, Storage
 
 if TYPE_CHECKING:
@@ -106,8 +107,7 @@ class PackWriter:
 
     def _drop_sections(self, start: int) -> None:
         """Forget what an attempt to commit wrote after the frames, which end at `start`; the caller holds the lock."""
-        if start < self._buffer_start:  # it was flushed, and the buffer is empty
-            self._buffer_start = start
+        self._buffer_start = min(self._buffer_start, start)  # above it, the buffer was flushed and is empty
         self._buffer_end = start
 
     def _room_for(self, start: int, end: int) -> memoryview:
@@ -214,7 +214,7 @@ class OpenPack:
         self.mapped = mapped
         try:
             found, _, _ = format.decode_head(bytes(memoryview(mapped)[: format.HEAD_SIZE]))
-        except format.MalformedError as error:
+        except encoding.MalformedError as error:
             raise CorruptionError(path, offset=0, reason=error.reason) from error
         if found != pack_id:
             raise CorruptionError(path, offset=0, reason=f"this is pack {found.hex()}, expected {pack_id.hex()}")

@@ -97,8 +97,11 @@ class Snapshots:
 
     def of(self, stored: Stored | None) -> Snapshot:
         last = self._last
-        if last is not None and stored is not None and last.stored is not None:
-            if last.stored.header.id == stored.header.id:
-                return last
+        if last is not None and _id(last.stored) == _id(stored):
+            return last
         self._last = snapshot = Snapshot(stored, self._packs, self._url)
         return snapshot
+
+
+def _id(stored: Stored | None) -> bytes | None:
+    return None if stored is None else stored.header.id

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from txstore import format
+from txstore import format, names
 from txstore.commits import Commits
 from txstore.errors import UncommittedChangesWarning
 from txstore.keys import after_prefix, covering_prefixes, is_document
@@ -193,9 +193,7 @@ class Staging(Hierarchy):
             if self._writer is None:
                 self._commits.create(durable=self._durable)
                 repository_id = self._commits.repository_id
-                self._writer = PackWriter(
-                    self._commits.storage, format.staging_path(self.id, 0), self.id, repository_id
-                )
+                self._writer = PackWriter(self._commits.storage, names.staging_path(self.id, 0), self.id, repository_id)
             return self._writer
 
     @property

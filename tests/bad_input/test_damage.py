@@ -13,7 +13,7 @@ import pytest
 
 import txstore
 from tests.bad_input.disk import tree
-from txstore import format
+from txstore import encoding, format, records
 from txstore._native import index
 
 HEAD = 4  # the slot of the newest commit of `written`
@@ -298,7 +298,7 @@ def test_the_hint_is_never_trusted(written, damaged):
     whole = hint.read_bytes()
     broken = [b"", b"x", whole[:-1], bytes(64), os.urandom(64), whole + b"more"]
     broken += [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(64)]
-    broken += [format.Hint(slot, os.urandom(16), 1, 1, 1, True).encode() for slot in (0, HEAD, HEAD + 1, 2**64 - 1)]
+    broken += [records.Hint(slot, os.urandom(16), 1, 1, 1, True).encode() for slot in (0, HEAD, HEAD + 1, 2**64 - 1)]
     for content in broken:
         hint.write_bytes(content)
         repo = txstore.Repository(damaged)
@@ -336,7 +336,7 @@ def with_slot(content: bytes, slot: int) -> bytes:
     header = bytearray(content[start : start + footer.header_length])
     header[88:96] = slot.to_bytes(8, "little")
     assert format.Header.decode(bytes(header)).slot == slot
-    renewed = format.Footer(len(header), start, len(content), footer.pack_id, format.crc32c(bytes(header)))
+    renewed = format.Footer(len(header), start, len(content), footer.pack_id, encoding.crc32c(bytes(header)))
     return content[:start] + bytes(header) + renewed.encode()
 
 

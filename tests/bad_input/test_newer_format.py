@@ -7,7 +7,7 @@ import pytest
 
 import txstore
 from tests.bad_input.disk import tree
-from txstore import format
+from txstore import encoding, format, records
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def rewrite_format(path: Path, **members: object) -> None:
     """Change members of format.json, with the right checksum."""
     document = json.loads((path / "format.json").read_bytes()) | members
     document.pop("checksum")
-    document["checksum"] = format._json_checksum(document)
+    document["checksum"] = records._json_checksum(document)
     (path / "format.json").write_text(json.dumps(document))
 
 
@@ -41,7 +41,7 @@ def rewrite_header(path: Path, at: int, new: bytes) -> None:
     start, end = footer.header_offset, footer.header_offset + footer.header_length
     header = bytearray(content[start:end])
     header[at : at + len(new)] = new
-    renewed = format.Footer(len(header), start, len(content), footer.pack_id, format.crc32c(bytes(header)))
+    renewed = format.Footer(len(header), start, len(content), footer.pack_id, encoding.crc32c(bytes(header)))
     file.write_bytes(content[:start] + bytes(header) + renewed.encode())
 
 
@@ -110,7 +110,7 @@ def test_a_newer_footer(path):
     file = path / "commits/main/0000000000"
     content = bytearray(file.read_bytes())
     content[-56] = 2  # the version
-    content[-4:] = format.crc32c(bytes(content[-64:-4])).to_bytes(4, "little")
+    content[-4:] = encoding.crc32c(bytes(content[-64:-4])).to_bytes(4, "little")
     file.write_bytes(content)
     refused(path, "format version 2", use=lambda: USES["snapshot"](path))
 

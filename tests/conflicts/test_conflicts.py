@@ -152,6 +152,7 @@ NODES = [
     Case("unrelated arrays", both(create(), create("y")), both(append(7), attributes(a=1)),
          both(append(8, path="y"), attributes("y", a=1)), False,
          lambda root: root["x"].shape == root["y"].shape == (9,)),
+    Case("equal attributes of a group that was there", group(), attributes("g", a=1), attributes("g", a=1), True),
     Case("attributes of a group, and an array in it", group(), attributes("g", a=1), create("g/x"), False,
          lambda root: "x" in root["g"] and root["g"].attrs["a"]),
     Case("two deletions of a group", both(group(), create("g/x")), delete("g"), delete("g"), False, names()),

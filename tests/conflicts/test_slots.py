@@ -13,7 +13,7 @@ import pytest
 
 import txstore
 from tests.conflicts.faults import Watched, always, once, watch
-from txstore import CommitUnknownError, ConflictError, TransactionStateError, format
+from txstore import CommitUnknownError, ConflictError, TransactionStateError, names, records
 
 OpenRepo = Callable[..., txstore.Repository]
 
@@ -107,11 +107,11 @@ def orphan(repo: txstore.Repository) -> Path:
     put(repo, "lost parent")
     put(repo, "orphan")
     commits = Path(repo.url, "commits/main")
-    slots = [commits / Path(format.commit_path("main", slot)).name for slot in (1, 2)]
+    slots = [commits / Path(names.commit_path("main", slot)).name for slot in (1, 2)]
     content = slots[1].read_bytes()
     for path in slots:
         path.unlink()
-    Path(repo.url, format.hint_path("main")).unlink()
+    Path(repo.url, names.hint_path("main")).unlink()
     put(txstore.Repository(repo.url), "new parent")
     slots[1].write_bytes(content)
     return slots[1]
@@ -265,8 +265,8 @@ def torn(content: bytes) -> bytes:
 
 def of_slot(slot: int, **changes: object) -> Callable[[bytes], bytes]:
     def edit(content: bytes) -> bytes:
-        fields = {name: getattr(format.Hint.decode(content), name) for name in format.Hint.__dataclass_fields__}
-        return format.Hint(**fields | {"slot": slot} | changes).encode()
+        fields = {name: getattr(records.Hint.decode(content), name) for name in records.Hint.__dataclass_fields__}
+        return records.Hint(**fields | {"slot": slot} | changes).encode()
 
     return edit
 
@@ -289,7 +289,7 @@ def test_the_head_is_found_whatever_the_hint_says(open_repo: OpenRepo, damage: C
     repo = open_repo()
     for key in "abc":
         put(repo, key)
-    hint = Path(repo.url, format.hint_path("main"))
+    hint = Path(repo.url, names.hint_path("main"))
     hint.write_bytes(damage(hint.read_bytes()))
     again = open_repo()
     assert sorted(again.mapping()) == ["a", "b", "c"]
@@ -299,7 +299,7 @@ def test_the_head_is_found_whatever_the_hint_says(open_repo: OpenRepo, damage: C
 
 def test_the_head_is_found_from_an_older_hint(open_repo: OpenRepo) -> None:
     repo = open_repo()
-    hint = Path(repo.url, format.hint_path("main"))
+    hint = Path(repo.url, names.hint_path("main"))
     put(repo, "a")
     old = hint.read_bytes()
     put(repo, "b")
@@ -313,7 +313,7 @@ def test_the_head_is_found_without_a_hint(open_repo: OpenRepo) -> None:
     put(repo, "a")
     storage.before["write_in_place"] = always(OSError(30, "read-only"))
     put(repo, "b")
-    Path(repo.url, format.hint_path("main")).unlink()
+    Path(repo.url, names.hint_path("main")).unlink()
     assert sorted(open_repo().mapping()) == ["a", "b"]
 
 
@@ -355,7 +355,7 @@ def test_a_durable_commit_syncs_those_before_it_that_are_not(open_repo: OpenRepo
         put(fast, key)
     storage = watch(repo)
     put(repo, "key")
-    parents = [f"sync {format.commit_path('main', slot)}" for slot in (3, 2, 1)]
+    parents = [f"sync {names.commit_path('main', slot)}" for slot in (3, 2, 1)]
     assert syncs(storage) == ["file.sync", *parents, "sync commits/main", "rename", "sync commits/main"]
     storage.calls.clear()
     put(repo, "key", b"2")
@@ -363,7 +363,7 @@ def test_a_durable_commit_syncs_those_before_it_that_are_not(open_repo: OpenRepo
 
 
 def test_without_a_hint_the_name_of_the_parent_is_synced(open_repo: OpenRepo, repo: txstore.Repository) -> None:
-    Path(repo.url, format.hint_path("main")).unlink()
+    Path(repo.url, names.hint_path("main")).unlink()
     again = open_repo()
     storage = watch(again)
     put(again, "key")

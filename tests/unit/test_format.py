@@ -14,21 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txstore
-from txstore import commits, committer, format
+from txstore import commits, committer, encoding, format, names, records
 from txstore._native import index
-from txstore.format import (
-    Footer,
-    Header,
-    Hint,
-    MalformedError,
-    NewerFormatError,
-    PackName,
-    RepositoryFormat,
-    RunName,
-    Section,
-    Statistics,
-    Tag,
-)
+from txstore.encoding import MalformedError, NewerFormatError
+from txstore.format import Footer, Header, PackName, RunName, Section, Statistics
+from txstore.records import Hint, RepositoryFormat, Tag
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 ids = st.binary(min_size=16, max_size=16)
@@ -85,11 +75,11 @@ def test_round_trip(record, data):
 
 @given(st.integers(0, 2**64 - 1))
 def test_a_varint_is_leb128_of_the_shortest_form(value):
-    encoded = format.encode_varint(value)
+    encoded = encoding.encode_varint(value)
     assert len(encoded) == max(1, -(-value.bit_length() // 7)) <= 10
     assert sum((byte & 0x7F) << 7 * i for i, byte in enumerate(encoded)) == value
     assert [byte >= 0x80 for byte in encoded] == [True] * (len(encoded) - 1) + [False]
-    assert list(format._varints(encoded)) == [value]
+    assert list(encoding.decode_varints(encoded)) == [value]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +87,7 @@ def test_a_varint_is_leb128_of_the_shortest_form(value):
 )
 def test_varints_of_another_form_are_refused(encoded):
     with pytest.raises(MalformedError):
-        list(format._varints(encoded))
+        list(encoding.decode_varints(encoded))
 
 
 @given(st.integers(0, 2**20).map(lambda n: n * 8), st.integers(1, 4097), st.integers(0, 5000))
@@ -116,34 +106,34 @@ def test_where_a_frame_puts_its_value(start, key_length, length):
 def test_frames(kind, seen, sequence, key, value, gap):
     start = gap * 8
     offset, end = format.frame_layout(start, len(key), len(value))
-    encoded = format.encode_frame(kind, seen, sequence, key, len(value), format.crc32c(value))
+    encoded = format.encode_frame(kind, seen, sequence, key, len(value), encoding.crc32c(value))
     pack = bytearray(end)
     pack[start : start + len(encoded)] = encoded
     pack[offset : offset + len(value)] = value
     found = format.decode_frame(memoryview(pack), start)
-    assert found == format.Frame(kind, seen, sequence, key, offset, len(value), format.crc32c(value), end)
+    assert found == format.Frame(kind, seen, sequence, key, offset, len(value), encoding.crc32c(value), end)
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_names_of_slots(slot):
-    name = format.commit_path("main", slot).rpartition("/")[2]
+    name = names.commit_path("main", slot).rpartition("/")[2]
     assert len(name) >= 10
-    assert format.parse_slot(name) == slot
+    assert names.parse_slot(name) == slot
 
 
 @pytest.mark.parametrize(
     "name", ["", "0", "000000001", "00000000012", "000000001x", "0000000001.orphan-ab", "٠" * 10, "-000000001"]
 )
 def test_other_names_are_no_slots(name):
-    assert format.parse_slot(name) is None
+    assert names.parse_slot(name) is None
 
 
 def test_sizes():
-    assert format.HEAD.size + 4 == format.FOOTER.size + 4 == format.HINT.size + 4 == 64
+    assert format.HEAD.size + 4 == format.FOOTER.size + 4 == records.HINT.size + 4 == 64
     assert format.FRAME.size + 4 == format.FRAME_SIZE == 32
     assert format.HEADER.size == 120
-    assert format.TAG.size == 32
-    for record in (format.HEAD, format.FRAME, format.HEADER, format.FOOTER, format.HINT, format.TAG, format.FIELD):
+    assert records.TAG.size == 32
+    for record in (format.HEAD, format.FRAME, format.HEADER, format.FOOTER, records.HINT, records.TAG, format.FIELD):
         assert record.format.startswith("<")  # little-endian, and nothing is aligned
 
 
@@ -154,8 +144,8 @@ def test_each_statistic_has_a_place_in_the_format():
 
 
 def test_the_guard_says_how_to_open_it():
-    assert b"txstore.TxStore(path)" in format.encode_guard()
-    assert b'"must_understand": true' in format.encode_guard()
+    assert b"txstore.TxStore(path)" in records.encode_guard()
+    assert b'"must_understand": true' in records.encode_guard()
 
 
 # --- hostile bytes
@@ -192,7 +182,7 @@ def test_hostile_bytes_with_the_right_magic_and_checksum(record, data):
     """The checksum keeps away what is damaged, not who is hostile."""
     size = data.draw(st.integers(24, 100)) if record == "tag" else 52
     body = SIGNED[record] + data.draw(st.binary(min_size=size, max_size=size))
-    attempt(RECORDS[record][2], format._with_checksum(body))
+    attempt(RECORDS[record][2], encoding.with_checksum(body))
 
 
 @given(
@@ -205,7 +195,7 @@ def test_hostile_fields_of_a_header(typed, rest):
 
 @given(st.dictionaries(st.sampled_from(["txstore", "repository", "slots", "required", "optional"]), json_values))
 def test_hostile_members_of_format_json(members):
-    document = format.json.dumps({**members, "checksum": format._json_checksum(members)})
+    document = format.json.dumps({**members, "checksum": records._json_checksum(members)})
     attempt(RepositoryFormat.decode, document.encode())
 
 
@@ -229,7 +219,7 @@ def test_random_bytes_as_a_frame(data, start):
 def test_a_frame_of_any_length_it_claims(key_length, sequence, length, size):
     fixed = format.FRAME.pack(b"TXFR", 1, 0, key_length, sequence, length, 0)
     key = bytes(size)
-    data = fixed + format.CHECKSUM.pack(format.crc32c(key[:key_length], format.crc32c(fixed))) + key
+    data = fixed + encoding.CHECKSUM.pack(encoding.crc32c(key[:key_length], encoding.crc32c(fixed))) + key
     attempt(lambda pack: format.decode_frame(memoryview(pack), 0), data)
 
 
@@ -242,8 +232,8 @@ def test_a_branch_that_would_lead_elsewhere(branch):
 
 
 def test_newer_versions_are_told_from_damage():
-    head = format._with_checksum(format.HEAD.pack(b"TXSTPACK", 2, 0, bytes(16), bytes(16)))
-    footer = format._with_checksum(format.FOOTER.pack(b"TXSTFOOT", 2, 1, 2, 67, bytes(16), 0))
+    head = encoding.with_checksum(format.HEAD.pack(b"TXSTPACK", 2, 0, bytes(16), bytes(16)))
+    footer = encoding.with_checksum(format.FOOTER.pack(b"TXSTFOOT", 2, 1, 2, 67, bytes(16), 0))
     header = Header(*[bytes(16)] * 4, 0, 1, 0, "main", required=1 << 63).encode()
     pack = b"\x02" + bytes(20)
     for decode, data in (
@@ -299,9 +289,9 @@ def test_the_code_writes_the_worked_example(example, repo, monkeypatch):
 
 def test_the_worked_example_is_a_repository(example, open_repo, tmp_path):
     path = tmp_path / "data.tx"
-    for name in format.DIRECTORIES:
+    for name in names.DIRECTORIES:
         (path / name).mkdir(parents=True, exist_ok=True)
-    (path / "zarr.json").write_bytes(format.encode_guard())
+    (path / "zarr.json").write_bytes(records.encode_guard())
     (path / "format.json").write_bytes(RepositoryFormat(REPOSITORY).encode())
     (path / "commits/main/0000000000").write_bytes(example)
     repo = open_repo()
@@ -320,7 +310,7 @@ def test_the_worked_example_is_decoded_part_by_part(example):
     footer = Footer.decode(example[-64:])
     assert (footer.file_length, footer.pack_id) == (len(example), COMMIT)
     header = Header.decode(example[footer.header_offset : -64])
-    assert (header.id, header.slot, header.seq, header.parent_id) == (COMMIT, 0, 1, format.NO_ID)
+    assert (header.id, header.slot, header.seq, header.parent_id) == (COMMIT, 0, 1, encoding.NO_ID)
     (section,) = header.sections
     assert section.offset == frame.end
     assert header.runs == (RunName(None, 1, section.offset, section.length, 1, 1),)

@@ -1,0 +1,125 @@
+"""The small files beside the commits: hint, tag, `format.json` and the guard. docs/format.md, "Files"."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from txstore.encoding import (
+    VERSION,
+    MalformedError,
+    NewerFormatError,
+    Reader,
+    checked,
+    crc32c,
+    json_object,
+    with_checksum,
+)
+from txstore.format import REQUIRED_FEATURES_KNOWN
+
+HINT = struct.Struct("<8sQ16sQQII4x")
+HINT_SIZE = 64
+assert HINT.size == 60
+TAG = struct.Struct("<8sQ16s")
+
+_ID = re.compile("[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Where the search for the head begins. `durable`: this commit and all before it are known to be."""
+
+    slot: int
+    commit_id: bytes
+    file_length: int
+    header_offset: int
+    header_length: int
+    durable: bool
+
+    def encode(self) -> bytes:
+        return with_checksum(
+            HINT.pack(
+                b"TXSTHEAD", self.slot, self.commit_id, self.file_length,
+                self.header_offset, self.header_length, self.durable,
+            )
+        )  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes) -> Hint:
+        _, slot, commit_id, size, offset, length, durable = HINT.unpack(checked("hint", data, HINT_SIZE, b"TXSTHEAD"))
+        return cls(slot, commit_id, size, offset, length, durable == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    branch: str
+    slot: int
+    commit_id: bytes
+
+    def encode(self) -> bytes:
+        return with_checksum(TAG.pack(b"TXSTTAG1", self.slot, self.commit_id) + self.branch.encode())
+
+    @classmethod
+    def decode(cls, data: bytes) -> Tag:
+        fixed = checked("tag", data, max(len(data), TAG.size + 4), b"TXSTTAG1")
+        _, slot, commit_id = TAG.unpack(fixed[: TAG.size])
+        return cls(Reader(fixed, TAG.size).branch(), slot, commit_id)
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryFormat:
+    """The content of `format.json`."""
+
+    repository_id: bytes
+    slots: str = "rename"
+    required: int = 0
+    optional: int = 0
+
+    def encode(self) -> bytes:
+        members = {
+            "txstore": VERSION,
+            "repository": self.repository_id.hex(),
+            "slots": self.slots,
+            "required": self.required,
+            "optional": self.optional,
+        }
+        return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> RepositoryFormat:
+        members = json_object(data)
+        version = members.get("txstore")
+        if isinstance(version, int) and version > VERSION:
+            raise NewerFormatError(f"format version {version}")
+        checksum = members.pop("checksum", None)
+        if checksum != _json_checksum(members):
+            raise MalformedError("the document has a wrong checksum")
+        repository, slots = members.get("repository"), members.get("slots")
+        required, optional = members.get("required"), members.get("optional")
+        if version != VERSION or not isinstance(required, int) or not isinstance(optional, int):
+            raise MalformedError("a number in the document is missing or not one")
+        if not isinstance(repository, str) or not _ID.fullmatch(repository):
+            raise MalformedError("the document names no repository")
+        if slots != "rename":
+            raise NewerFormatError(f"slots taken by {slots!r}")
+        if required & ~REQUIRED_FEATURES_KNOWN:
+            raise NewerFormatError(f"required features {required:#x}")
+        return cls(bytes.fromhex(repository), slots, required, optional)
+
+
+def _json_checksum(members: Mapping[str, Any]) -> str:
+    canonical = json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
+    return f"{crc32c(canonical):08x}"
+
+
+#: The guard is a valid group but for one member that nobody understands, so that zarr's own error shows its name.
+GUARD_SENTENCE = "this is a TxStore repository: open it with txstore.TxStore(path), not by its bare path"
+
+
+def encode_guard() -> bytes:
+    document = {"zarr_format": 3, "node_type": "group", "attributes": {}, GUARD_SENTENCE: {"must_understand": True}}
+    return json.dumps(document, indent=2).encode() + b"\n"
