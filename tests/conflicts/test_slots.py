@@ -297,6 +297,16 @@ def test_the_head_is_found_whatever_the_hint_says(open_repo: OpenRepo, damage: C
     assert again.head().slot == 3
 
 
+def test_what_the_hint_says_of_another_commit_is_not_believed(open_repo: OpenRepo, repo: txstore.Repository) -> None:
+    put(open_repo(durability="none"), "not synced")
+    hint = Path(repo.url, format.hint_path("main"))
+    hint.write_bytes(of_slot(1, commit_id=bytes(16), durable=True)(hint.read_bytes()))
+    again = open_repo()
+    storage = watch(again)
+    put(again, "key")
+    assert f"sync {format.commit_path('main', 1)}" in syncs(storage)
+
+
 def test_the_head_is_found_from_an_older_hint(open_repo: OpenRepo) -> None:
     repo = open_repo()
     hint = Path(repo.url, names.hint_path("main"))

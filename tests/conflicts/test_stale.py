@@ -11,6 +11,7 @@ import pytest
 import zarr
 
 import txstore
+import txstore.session
 import txstore.store
 from tests.conflicts.arrays import (
     Step,
@@ -26,7 +27,7 @@ from tests.conflicts.arrays import (
     resize,
     values,
 )
-from tests.conflicts.faults import once, watch
+from tests.conflicts.faults import always, once, watch
 from txstore import StaleArrayError, TransactionStateError
 
 STRUCTURAL: dict[str, Step] = {
@@ -261,6 +262,26 @@ def test_ones_own_changes_are_not_stale(repo: txstore.Repository, session: txsto
     assert values(repo) == [1, 1]
 
 
+def test_what_one_has_created_is_relied_on(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = zarr.create_array(session, name="y", data=np.ones(4, "i4"), chunks=(4,))
+    session.commit()
+    commit(repo, append(7, path="y"))
+    move(session)
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+    assert values(repo, "y") == [1, 1, 1, 1, 7]
+
+
+def test_what_others_create_where_nothing_was_found_is_used(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    with pytest.raises(FileNotFoundError):
+        zarr.open_array(session, path="y", mode="r+")
+    commit(repo, create("y"))
+    move(session)
+    append(7, path="y")(session)
+    session.commit()
+    assert values(repo, "y") == [1] * 8 + [7]
+
+
 def test_what_one_has_deleted_can_be_created_again(repo: txstore.Repository, session: txstore.TxStore) -> None:
     g = zarr.open_group(session)
     array(session)
@@ -305,6 +326,20 @@ def test_what_a_rolled_back_replacement_had_cleared_is_stale_again(
     array(session)
     refuses(lambda: z.append(np.array([9], "i4")))
     session.rollback()
+
+
+def test_what_a_committed_replacement_had_cleared_is_not_stale_again(
+    repo: txstore.Repository, session: txstore.TxStore
+) -> None:
+    array(session)
+    commit(repo, append(7))
+    move(session)
+    create(n=3, overwrite=True)(session)
+    session.commit()
+    session.rollback()
+    append(9)(session)
+    session.commit()
+    assert values(repo) == [1, 1, 1, 9]
 
 
 # --- who shares it
@@ -437,6 +472,32 @@ def test_what_was_rolled_back_can_be_created_again(
     create(path, zarr_format=fmt)(session)
     session.commit()
     assert values(repo, path) == [1] * 8
+
+
+@pytest.mark.parametrize("fmt", [2, 3])
+def test_what_was_rolled_back_can_be_replaced_unread(
+    repo: txstore.Repository, session: txstore.TxStore, fmt: int
+) -> None:
+    for _ in range(2):
+        create("y", zarr_format=fmt, overwrite=True)(session)
+        session.rollback()
+    create("y", zarr_format=fmt, overwrite=True)(session)
+    session.commit()
+    assert values(repo, "y") == [1] * 8
+
+
+def test_a_rollback_that_could_not_finish_is_remembered(
+    repo: txstore.Repository, session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z = array(session)
+    z.append(np.array([9], "i4"))
+    monkeypatch.setattr(txstore.session, "drain_zarr", always(TimeoutError()))
+    with pytest.raises(TimeoutError):
+        session.rollback()
+    monkeypatch.undo()
+    session.rollback()
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
 
 
 @pytest.mark.parametrize("fmt", [2, 3])
