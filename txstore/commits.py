@@ -1,4 +1,4 @@
-"""Opening a repository: `format.json`, slots, heads, tags. Commits are found here, and slots are taken here."""
+"""The history of a repository: slots, heads, tags. Commits are found here, and slots are taken here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from txstore.errors import (
     CommitNotFoundError,
     CommitUnknownError,
     CorruptionError,
-    RepositoryNotFoundError,
     UnsupportedFormatError,
 )
 from txstore.format import Footer, Header
+from txstore.identity import Identity
 from txstore.keys import check_name
-from txstore.records import Hint, RepositoryFormat, Tag
+from txstore.records import Hint, Tag
 from txstore.storage import Storage
 
 MAIN = "main"
@@ -96,78 +96,8 @@ class Commits:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self._format: RepositoryFormat | None = None
-        self._is_complete = False  # all directories are there
+        self.identity = Identity(storage)
         self._newest: Stored | None = None  # the head that was found last
-
-    # --- the repository itself
-
-    @property
-    def repository_id(self) -> bytes:
-        """Raises `RepositoryNotFoundError` if there is no repository, `UnsupportedFormatError` if it is too new."""
-        if self._format is None:
-            self._format = self._read_format()
-        return self._format.repository_id
-
-    def exists(self) -> bool:
-        try:
-            return bool(self.repository_id)
-        except RepositoryNotFoundError as error:
-            if error.creatable:
-                return False
-            raise
-
-    def _read_format(self) -> RepositoryFormat:
-        try:
-            content = self.storage.read(names.FORMAT)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise self._why_not_found() from error
-        try:
-            return RepositoryFormat.decode(content)
-        except encoding.NewerFormatError as error:
-            raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=f"{encoding.VERSION}") from error
-        except encoding.MalformedError as error:
-            raise CorruptionError(names.FORMAT, reason=f"it can't be decoded: {error}") from error
-
-    def _why_not_found(self) -> RepositoryNotFoundError:
-        url = self.storage.url
-        try:
-            found = set(self.storage.list(""))
-        except NotADirectoryError:
-            return RepositoryNotFoundError(url, reason="this is a file; a repository is a directory")
-        if not found:
-            return RepositoryNotFoundError(url, creatable=True)
-        if found & {"zarr.json", ".zgroup", ".zarray", ".zmetadata"} and not self._is_guarded():
-            reason = "this is plain Zarr, not a TxStore repository: use `txstore import` to make one of it"
-            return RepositoryNotFoundError(url, reason=reason)
-        ours = {names.GUARD, names.FORMAT, *(name.partition("/")[0] for name in names.DIRECTORIES)}
-        if found <= ours:  # somebody is creating it (or just has), or was killed while doing so
-            return RepositoryNotFoundError(url, creatable=True)
-        reason = f"this directory holds something else ({sorted(found - ours)[0]!r}); choose an empty or a new one"
-        return RepositoryNotFoundError(url, reason=reason)
-
-    def _is_guarded(self) -> bool:
-        try:
-            return self.storage.read(names.GUARD) == records.encode_guard()
-        except FileNotFoundError:
-            return False
-
-    def create(self, *, durable: bool) -> None:
-        """Create the repository, or what of it is missing. Two processes may do so at once: one id is written, once."""
-        if self._is_complete:
-            return
-        exists = self.exists()
-        # Also where it exists: some tools do not copy empty directories.
-        for name in ("", *names.DIRECTORIES):
-            self.storage.make_directory(name, durable=durable)
-        if not exists:
-            with contextlib.suppress(FileExistsError):
-                self.storage.write_once(names.GUARD, records.encode_guard(), durable=durable)
-            # Last: whoever finds format.json finds all the rest.
-            with contextlib.suppress(FileExistsError):
-                self.storage.write_once(names.FORMAT, RepositoryFormat(os.urandom(16)).encode(), durable=durable)
-            self._format = self._read_format()
-        self._is_complete = True
 
     # --- reading commits
 
@@ -194,7 +124,7 @@ class Commits:
             raise UnsupportedFormatError(path, found=error.reason, supported=f"version {encoding.VERSION}") from error
         except encoding.MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
-        if (header.repository_id, header.branch, header.slot) != (self.repository_id, branch, slot):
+        if (header.repository_id, header.branch, header.slot) != (self.identity.id, branch, slot):
             raise CorruptionError(path, reason="this commit belongs to another repository, branch or slot")
         if header.id != footer.pack_id:
             raise CorruptionError(path, reason="header and footer name different commits")
@@ -207,58 +137,64 @@ class Commits:
     def find_head(self, branch: str = MAIN) -> tuple[Stored | None, bool]:
         """Return the newest commit, and whether it and all before it are known to be durable."""
         self.check_branch(branch)
-        before = self._newest
-        found, durable = self._follow_hint(branch)
+        newest = self._newest
+        found, durable = self._follow_hint(branch, newest)
         if found is None:
-            found = self._search(branch)
+            found = self._search(branch, newest)
         while True:
             slot, parent_id = (0, encoding.NO_ID) if found is None else (found.header.slot + 1, found.header.id)
             above = self.read(branch, slot)
             if above is None or above.header.parent_id != parent_id:  # nothing, or an orphan: not followed
-                self._remember(branch, before, found)
-                return found, durable
+                break
             found, durable = above, False
-
-    def _remember(self, branch: str, newest: Stored | None, found: Stored | None) -> None:
-        """Keep the head that was found. Raises `CorruptionError` if it lies below one that was there before (I4).
-
-        `newest` is what was known when the search began: another thread may have found a newer one since.
-        """
-        self._newest = found
+        # `newest` is what was known when the search began: another thread may have found a newer one since.
         if newest is not None and (found is None or found.header.slot < newest.header.slot):
+            # I4: what was there is not missing but lost.
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
+        self._newest = found
+        return found, durable
 
-    def _follow_hint(self, branch: str) -> tuple[Stored | None, bool]:
+    def _follow_hint(self, branch: str, newest: Stored | None) -> tuple[Stored | None, bool]:
         try:
             hint = Hint.decode(self.storage.read(names.hint_path(branch))[: records.HINT_SIZE])
         except (OSError, encoding.MalformedError):
             return None, False  # it is only a hint: the slots are the truth
-        newest = self._newest
         if newest is not None and newest.header.id == hint.commit_id:
-            return newest, hint.durable  # as read before: a commit never changes
+            # A commit never changes; but is it still there?
+            return (newest, hint.durable) if self.storage.exists(newest.path) else (None, False)
         found = self.read(branch, hint.slot)
-        if found is None or found.header.id != hint.commit_id or not (hint.durable or self._follows_parent(found)):
+        if found is None or found.header.id != hint.commit_id or not (hint.durable or self._is_whole(found, newest)):
             return None, False
         return found, hint.durable
 
-    def _follows_parent(self, stored: Stored) -> bool:
-        header = stored.header
-        below = self.read(header.branch, header.slot - 1) if header.slot else None
-        return header.parent_id == (encoding.NO_ID if below is None else below.header.id)
+    def _search(self, branch: str, newest: Stored | None) -> Stored | None:
+        """Find a commit near the head without a hint: the highest one whose chain of parents is whole."""
+        for slot in sorted(self.slots(branch), reverse=True):
+            found = self.read(branch, slot)
+            if found is not None and self._is_whole(found, newest):
+                return found
+        return None
+
+    def _is_whole(self, stored: Stored, known: Stored | None) -> bool:
+        """Tell whether the parents of a commit are there, down to one that was durable before its child was made.
+
+        A commit that was synced vouches for all below it (I1); one made with `durability="none"` vouches for nothing.
+        """
+        while known is None or stored.header.id != known.header.id:
+            header = stored.header
+            below = self.read(header.branch, header.slot - 1) if header.slot else None
+            if header.parent_id != (encoding.NO_ID if below is None else below.header.id):
+                return False
+            if header.synced or below is None:
+                return True
+            stored = below
+        return True
 
     def check_branch(self, branch: str) -> None:
         """Raise `CommitNotFoundError` unless there is, or can be, such a branch."""
         if branch != MAIN:
             raise CommitNotFoundError(f"branch {branch!r}", hint="so far a repository has one branch, 'main'")
-
-    def _search(self, branch: str) -> Stored | None:
-        """Find a commit near the head without a hint: the highest slot whose parent lies below it."""
-        for slot in sorted(self.slots(branch), reverse=True):
-            found = self.read(branch, slot)
-            if found is not None and self._follows_parent(found):
-                return found
-        return None
 
     def slots(self, branch: str) -> list[int]:
         """Return the slots that hold a file, in no order."""
@@ -284,24 +220,34 @@ class Commits:
 
         Raises `CommitNotFoundError` if there is none, `ValueError` for a naive datetime.
         """
-        head = self.head(branch)
-        if isinstance(at, bool) or not isinstance(at, SupportsIndex | str | datetime):
-            raise TypeError(f"at= takes a slot, a commit id or a datetime, not {type(at).__name__}")
-        if head is None:
-            raise CommitNotFoundError(f"commit {at}", hint="this repository has no commits yet")
+        self.check_branch(branch)
         if isinstance(at, datetime):
-            return self._at_time(at, branch, head)
+            return self._at_time(at, branch, self._existing_head(branch))
         if isinstance(at, str):
-            return self._by_id(at, head)
+            return self._by_id(at, self._existing_head(branch))
+        if isinstance(at, bool) or not isinstance(at, SupportsIndex):
+            raise TypeError(f"at= takes a slot, a commit id or a datetime, not {type(at).__name__}")
         slot = index(at)
-        stored = self.read(branch, slot) if 0 <= slot <= head.header.slot else None
+        stored = self.read(branch, slot) if slot >= 0 else None
         if stored is None:
+            head = self._existing_head(branch)
             raise CommitNotFoundError(f"slot {slot}", hint=f"branch {branch!r} has slots 0 to {head.header.slot}")
         return stored
 
+    def _existing_head(self, branch: str) -> Stored:
+        head = self.head(branch)
+        if head is None:
+            raise CommitNotFoundError(f"branch {branch!r}", hint="this repository has no commits yet")
+        return head
+
     def _by_id(self, commit_id: str, head: Stored) -> Stored:
         wanted = commit_id.lower()
-        found = [] if len(wanted) < 4 else [s for s in self.ancestors(head) if s.header.id.hex().startswith(wanted)]
+        found: list[Stored] = []
+        for stored in self.ancestors(head) if len(wanted) >= 4 else ():
+            if stored.header.id.hex().startswith(wanted):
+                found.append(stored)
+                if len(wanted) == 32:
+                    break
         if len(found) == 1:
             return found[0]
         hint = (
@@ -355,17 +301,18 @@ class Commits:
 
     # --- taking a slot
 
-    def make_durable(self, newest: Stored) -> None:
-        """Make a commit and all before it durable, where that is not known (I1).
+    def make_durable(self, newest: Stored | None) -> None:
+        """Make a commit and all before it durable, and that there is a repository, where that is not known (I1).
 
         Commits made with `durability="none"` are synced file by file, down to the first that was made durable: its
-        committer did the same for those below it.
+        committer did the same for those below it. Raises `OSError`.
         """
+        self.identity.make_durable()
         for stored in self.ancestors(newest):
             if stored.header.synced:
                 break
             self.storage.sync_file(stored.path)
-        self.storage.sync_directory(names.commits_directory(newest.header.branch))
+        self.storage.sync_directory(names.commits_directory(MAIN if newest is None else newest.header.branch))
 
     def take_slot(self, source: str, stored: Stored, *, durable: bool) -> None:
         """Rename a finished file into its slot: the moment of commit (I2).
@@ -392,6 +339,7 @@ class Commits:
                 self.storage.sync_directory(names.commits_directory(header.branch))
             except OSError as error:
                 raise CommitUnknownError(header.id.hex(), reason="syncing the directory failed") from error
+        self._newest = stored
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
         try:
@@ -401,12 +349,14 @@ class Commits:
 
     def _move_aside(self, orphan: Stored) -> None:
         header = orphan.header
+        aside = names.orphan_path(header.branch, header.slot, header.id)
         try:
-            self.storage.rename_noreplace(orphan.path, names.orphan_path(header.branch, header.slot, header.id))
+            self.storage.rename_noreplace(orphan.path, aside)
         except (FileExistsError, FileNotFoundError):
             there = self.read(header.branch, header.slot)
             if there is not None and there.header.id == header.id:
-                raise  # else somebody else has moved it meanwhile
+                # A crash between link and unlink left both names. The lock keeps the slot as it was just read.
+                self.storage.rename_noreplace(orphan.path, f"{aside}-{os.urandom(4).hex()}")
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
         # The commit stands whatever becomes of the hint.

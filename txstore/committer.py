@@ -100,9 +100,7 @@ class Committer:
                     self._check(writes, head, checked.seq)
                 stored = self._write_header(own, merged, head.stored, head.runs.names, statistics)
                 if self.durable:
-                    self._sync()
-                    if head.stored is not None and not head_is_durable:
-                        self.commits.make_durable(head.stored)
+                    self._sync(None if head_is_durable else head)
                 # 6. The rename is the commit.
                 self.offered = True
                 try:
@@ -130,13 +128,16 @@ class Committer:
 
     def _append(self, content: bytes) -> Section:
         section = Section(format.SECTION_RUN, self.end, len(content))
-        self.writer.write_at(self.end, content)
         self.end = _align(self.end + len(content))
+        self.writer.write_at(section.offset, content + bytes(self.end - section.offset - len(content)))
         return section
 
-    def _sync(self) -> None:
+    def _sync(self, parent: Snapshot | None = None) -> None:
+        """Make what was written durable, and the commit that it follows, if that is not known to be."""
         try:
             self.writer.sync()
+            if parent is not None:
+                self.commits.make_durable(parent.stored)
         except OSError as error:
             raise SyncFailedError(error) from error
 
@@ -215,7 +216,7 @@ class Committer:
             runs[at : at + len(merged.inputs)] = [merged.run]
             sections.append(merged.section)
         header = Header(
-            repository_id=self.commits.repository_id,
+            repository_id=self.commits.identity.id,
             id=self.writer.id,
             parent_id=encoding.NO_ID if parent is None else parent.header.id,
             parent_hash=encoding.NO_ID if parent is None else parent.hash,
@@ -301,4 +302,4 @@ def default_author() -> str:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # containers run as users that have no name
         user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
-    return f"{user}@{platform.node()}"
+    return f"{user}@{platform.node()}".encode(errors="replace").decode()

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import zarr.core.codec_pipeline
 import zarr.core.sync
 
+from txstore.errors import TransactionStateError
+
 #: Seconds to wait for what other threads may be doing with zarr meanwhile.
 TIMEOUT = 60.0
 _PASSES = 8
@@ -23,18 +25,28 @@ _one_at_a_time = threading.Lock()
 def drain_zarr(timeout: float = TIMEOUT) -> None:
     """Return when what zarr was doing in the background at the time of the call is done.
 
-    Does nothing on zarr's own threads, which would wait for themselves. Raises `TimeoutError`.
+    Does nothing on zarr's own threads, which would wait for themselves. Raises `TransactionStateError`.
     """
-    with _one_at_a_time:
-        _drain_loop(timeout)
-        _drain_pool(timeout)
-
-
-def _drain_loop(timeout: float) -> None:
-    loop, thread = zarr.core.sync.loop[0], zarr.core.sync.iothread[0]
-    if loop is None or not loop.is_running() or threading.current_thread() is thread:
+    here = threading.current_thread()
+    loop, pool = zarr.core.sync.loop[0], _pool()
+    if here is zarr.core.sync.iothread[0] or (pool is not None and here in pool._threads):
         return
-    asyncio.run_coroutine_threadsafe(_finish_tasks(), loop).result(timeout)
+    try:
+        with _one_at_a_time:
+            if loop is not None and loop.is_running():
+                asyncio.run_coroutine_threadsafe(_finish_tasks(), loop).result(timeout)
+            if pool is not None:
+                _finish_work(pool, timeout)
+    except TimeoutError as error:
+        raise TransactionStateError(
+            f"zarr is still busy after {timeout:.0f} s: wait for other threads that read or write, then try again",
+            state="open",
+        ) from error
+
+
+def _pool() -> ThreadPoolExecutor | None:
+    """The threads of the fused codec pipeline, of zarr 3.4 and later."""
+    return getattr(zarr.core.codec_pipeline, "_pool", None)
 
 
 async def _finish_tasks() -> None:
@@ -45,10 +57,7 @@ async def _finish_tasks() -> None:
         await asyncio.wait(others)
 
 
-def _drain_pool(timeout: float) -> None:
-    pool: ThreadPoolExecutor | None = getattr(zarr.core.codec_pipeline, "_pool", None)  # zarr 3.4 and later
-    if pool is None or threading.current_thread() in pool._threads:
-        return
+def _finish_work(pool: ThreadPoolExecutor, timeout: float) -> None:
     # Each worker can be in the barrier only when it has finished what it did before.
     barrier = threading.Barrier(pool._max_workers)
     while pool._idle_semaphore.acquire(blocking=False):

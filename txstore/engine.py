@@ -13,7 +13,7 @@ from txstore.errors import RepositoryNotFoundError, SnapshotExpiredError
 from txstore.pack import Packs
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.storage import open_storage
-from txstore.transaction import DURABILITIES, Transaction
+from txstore.transaction import Transaction, check_durability
 
 
 class Engine:
@@ -26,8 +26,7 @@ class Engine:
         durability: str = "fsync",
         storage_options: dict[str, Any] | None = None,
     ) -> None:
-        if durability not in DURABILITIES:
-            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
+        check_durability(durability)
         self.storage = open_storage(url, storage_options)
         self.storage_options = dict(storage_options or {})
         self.durability = durability
@@ -43,7 +42,17 @@ class Engine:
 
     def exists(self) -> bool:
         """Tell whether there is a repository. Raises if something else is in its place."""
-        return self.commits.exists()
+        return self.commits.identity.exists()
+
+    def with_durability(self, durability: str) -> Engine:
+        """Return the same opened repository for commits of another durability."""
+        check_durability(durability)
+        if durability == self.durability:
+            return self
+        other = Engine.__new__(Engine)
+        other.__dict__.update(self.__dict__)
+        other.durability = durability
+        return other
 
     def newest(self, branch: str = MAIN) -> Snapshot:
         """Return the head as a base to write on: empty where there is no repository yet."""
@@ -71,6 +80,10 @@ class Engine:
 
 def _reopen(url: str, durability: str, storage_options: dict[str, Any]) -> Engine:
     return Engine(url, durability=durability, storage_options=storage_options)
+
+
+#: Where a handle stands, as `Position.exact` says it, that found no commit.
+EMPTY = (-1, "")
 
 
 class Position:
@@ -128,15 +141,22 @@ class Position:
 
     @property
     def exact(self) -> tuple[int, str] | None:
-        """Slot and commit id, for another process to stand at the same commit."""
-        return self._exact if self.stored is None else (self.stored.header.slot, self.stored.header.id.hex())
+        """Slot and commit id, or `EMPTY`, for another process to stand at the same place; None: not looked for yet."""
+        if self._snapshot is None:
+            return self._exact
+        return EMPTY if self.stored is None else (self.stored.header.slot, self.stored.header.id.hex())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self._engine, self._branch, self._at, self._tag, self.exact, self._creates)
 
     def _find(self) -> Snapshot:
         engine, commits = self._engine, self._engine.commits
         if not engine.exists():
-            if self._creates and self._exact is None:
+            if self._creates and self._exact in (None, EMPTY):
                 return engine.snapshots.of(None)
             raise RepositoryNotFoundError(engine.url)
+        if self._exact == EMPTY:
+            return engine.snapshots.of(None)
         if self._exact is not None:
             slot, commit_id = self._exact
             stored = commits.read(self._branch, slot)
@@ -148,3 +168,14 @@ class Position:
         if self._at is not None:
             return engine.snapshots.of(commits.at(self._at, self._branch))
         return engine.snapshots.of(commits.head(self._branch))
+
+
+def _restore(
+    engine: Engine,
+    branch: str,
+    at: int | str | datetime | None,
+    tag: str | None,
+    exact: tuple[int, str] | None,
+    creates: bool,
+) -> Position:
+    return Position(engine, branch=branch, at=at, tag=tag, exact=exact, creates=creates)

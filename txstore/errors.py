@@ -25,7 +25,10 @@ class ConflictError(TxStoreError):
         self.base = base
         self.head = head
         shown = ", ".join(repr(key) for key in self.keys[:5]) + (", ..." if len(self.keys) > 5 else "")
-        super().__init__(f"{reason}: {shown}. Retry on the new head: rollback() and write again, or use repo.run(fn)")
+        super().__init__(
+            f"{reason}: {shown}. Retry on the new head: repo.run(fn) does, or rollback() and open everything again "
+            "from store.latest()"
+        )
 
 
 class StaleArrayError(ConflictError):

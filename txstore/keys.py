@@ -36,6 +36,14 @@ def encode_key(key: str) -> bytes:
     return encoded
 
 
+def decode_key(encoded: bytes) -> str | None:
+    """Return a stored key; None if these bytes are none."""
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def directory_prefix(path: str) -> str:
     """Return the prefix of all keys below a node: `a/b` gives `a/b/`, the root gives the empty string."""
     path = path.strip("/")

@@ -12,6 +12,9 @@ from txstore._native import index, local
 from txstore.commits import MAIN, Commits, Stored
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import PackName, RunName
+from txstore.index import Runs
+from txstore.keys import decode_key
+from txstore.pack import Packs
 from txstore.records import Hint
 
 
@@ -73,6 +76,7 @@ class _Verifier:
         self.storage = commits.storage
         self.progress = progress
         self.report = Report()
+        self.packs = Packs(commits.storage)
         self.values: dict[bytes, _Values] = {}
 
     def run(self) -> Report:
@@ -139,6 +143,7 @@ class _Verifier:
             self._fault_of(error, (commit_id,), path=stored.path)
             return
         self._guarded(lambda: self._check_frames(stored, data), (commit_id,))
+        self._guarded(lambda: Runs(stored.header.runs, stored.header.name, self.packs), (commit_id,))
         for run in stored.header.runs:
             if run.pack is None:
                 self._guarded(lambda run=run: self._check_run(stored, run, data), (commit_id,))  # type: ignore[misc]
@@ -201,6 +206,8 @@ class _Verifier:
         while entries := run.scan(start, None, 4096):
             for key, kind, _, pack, offset, length, checksum in entries:
                 self.report.refs += 1
+                if decode_key(key) is None:
+                    raise CorruptionError(stored.path, offset=name.offset, reason=f"key {key!r} is not UTF-8")
                 if kind != format.REF_PACK:
                     continue
                 values = self.values.get(packs[pack].id)

@@ -67,7 +67,7 @@ class Repository:
     @property
     def id(self) -> str:
         """32 hexadecimal digits. Raises `RepositoryNotFoundError` before the first write."""
-        return self.engine.commits.repository_id.hex()
+        return self.engine.commits.identity.id.hex()
 
     def exists(self) -> bool:
         """Tell whether anything was ever written here."""

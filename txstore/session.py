@@ -220,7 +220,7 @@ class Session:
             old = ended.base
             new = ended.commit(message)
             self._cleared = {}
-            self._move(old, new, own=new.seq)
+            self._move(old, new, own=new.seq)  # raises nothing: the commit is made
             return new.commit
 
     def rollback(self) -> None:
@@ -260,18 +260,24 @@ class Session:
         `own` is the seq of the commit that this session has made. Other threads go on only when all is noted.
         """
         stale = dict(self._stale)
-        recent = new.runs.newer(old.seq)
         for key in list(self._handed_out) if new.seq > old.seq else ():
-            found = recent.lookup(key.encode())
-            if found is None or found.seq <= old.seq or found.seq == own:
-                continue
-            before, after = _content(old, key), _content(new, key)
-            change = compare_documents(key, before, after)
-            if change is not DocumentChange.NONE:
-                noted = _Stale(change, after, moved_edges(key, before, after))
+            noted = _compare(key, old, new, own)
+            if noted is not None:
                 stale[key] = stale[key].then(noted) if key in stale else noted
         self._stale = stale
         self._transaction, self.position = None, Position.of(self.engine, new)
+
+
+def _compare(key: str, old: Snapshot, new: Snapshot, own: int | None) -> _Stale | None:
+    try:
+        found = new.runs.newer(old.seq).lookup(key.encode())
+        if found is None or found.seq <= old.seq or found.seq == own:
+            return None
+        before, after = _content(old, key), _content(new, key)
+    except (OSError, TxStoreError):  # what can't be read may have changed in any way
+        return _Stale(DocumentChange.STRUCTURE, None, frozenset())
+    change = compare_documents(key, before, after)
+    return None if change is DocumentChange.NONE else _Stale(change, after, moved_edges(key, before, after))
 
 
 def _content(snapshot: Snapshot, key: str) -> bytes | None:

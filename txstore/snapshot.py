@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Never
 
 from txstore import format
 from txstore.commits import Commit, Stored
 from txstore.errors import CorruptionError
 from txstore.index import Found, Runs
-from txstore.keys import encode_key
+from txstore.keys import decode_key, encode_key
 from txstore.listing import Hierarchy
 from txstore.pack import Packs
 
@@ -26,7 +27,14 @@ class Snapshot(Hierarchy):
     def __init__(self, stored: Stored | None, packs: Packs, url: str) -> None:
         self.stored = stored
         self.url = url
-        self.runs = Runs((), None, packs) if stored is None else Runs(stored.header.runs, stored.header.name, packs)
+        self._packs = packs
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The runs of the commit, opened at the first use: making a snapshot can't fail."""
+        if self.stored is None:
+            return Runs((), None, self._packs)
+        return Runs(self.stored.header.runs, self.stored.header.name, self._packs)
 
     @property
     def commit(self) -> Commit | None:
@@ -80,7 +88,11 @@ class Snapshot(Hierarchy):
         begin, end = start.encode(), None if stop is None else stop.encode()
         while page := self.runs.scan(begin, end, batch):
             for item in page:
-                yield item.key.decode()
+                key = decode_key(item.key)
+                if key is None:
+                    path = self.runs.file(self.runs.names[item.run]).path
+                    raise CorruptionError(path, reason=f"key {item.key!r} is not UTF-8")
+                yield key
             if len(page) < batch:
                 return
             begin = page[-1].key + b"\0"

@@ -12,6 +12,7 @@ import threading
 import warnings
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from txstore import format, names
@@ -109,10 +110,10 @@ class Staging(Hierarchy):
         return self._refs.get(key, _TOMBSTONE) != _TOMBSTONE
 
     def _staged_between(self, start: str, stop: str | None) -> Iterator[str]:
-        with self._lock:
-            order = self._sorted_keys()
-        low = bisect_left(order, start)
-        high = len(order) if stop is None else bisect_left(order, stop)
+        with self._lock:  # what others stage meanwhile is added behind the sorted part
+            order, end = self._sorted_keys(), self._sorted
+            low = bisect_left(order, start, 0, end)
+            high = end if stop is None else bisect_left(order, stop, low, end)
         return (order[i] for i in range(low, high))
 
     def _sorted_keys(self) -> list[str]:
@@ -191,8 +192,8 @@ class Staging(Hierarchy):
     def _begin(self) -> PackWriter:
         with self._lock:
             if self._writer is None:
-                self._commits.create(durable=self._durable)
-                repository_id = self._commits.repository_id
+                self._commits.identity.create(durable=self._durable)
+                repository_id = self._commits.identity.id
                 self._writer = PackWriter(self._commits.storage, names.staging_path(self.id, 0), self.id, repository_id)
             return self._writer
 
@@ -217,10 +218,11 @@ class Staging(Hierarchy):
     def items_staged(self) -> Iterator[tuple[str, Staged | None]]:
         """Yield the keys that are set, and those that are deleted (None), in the order of their bytes."""
         with self._lock:
-            order = self._sorted_keys()
-        for key in order:
-            ref = self._refs[key]
-            yield key, None if ref == _TOMBSTONE else _unpack(ref)
+            order, end = self._sorted_keys(), self._sorted
+        for key in islice(order, end):
+            ref = self._refs.get(key)
+            if ref is not None:  # else another thread has just deleted all below a path
+                yield key, None if ref == _TOMBSTONE else _unpack(ref)
 
     # --- the end
 

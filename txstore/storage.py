@@ -65,8 +65,6 @@ class Storage(Protocol):
     def list(self, path: str) -> list[str]:
         """Return the names in a directory; none if it does not exist."""
 
-    def is_writable(self) -> bool: ...
-
     def make_directory(self, path: str, *, durable: bool) -> None:
         """Create a directory, and those above it, unless it exists. The empty path is the root."""
 
@@ -149,9 +147,6 @@ class LocalStorage:
             return os.listdir(self._file(path))
         except FileNotFoundError:
             return []
-
-    def is_writable(self) -> bool:
-        return os.access(self._root, os.W_OK)
 
     @contextmanager
     def _opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:

@@ -15,7 +15,7 @@ from zarr.core.buffer.core import default_buffer_prototype
 
 from txstore.commits import MAIN, Commit
 from txstore.engine import Engine, Position
-from txstore.errors import RepositoryNotFoundError
+from txstore.errors import CommitUnknownError
 from txstore.listing import Hierarchy
 from txstore.session import Reliance, Session
 
@@ -35,6 +35,7 @@ _ELSEWHERE = (
 )
 _COMMITTED = "this store's `with` block has ended and was committed: begin a new one with repo.transaction()"
 _ROLLED_BACK = "this store's `with` block has ended and was rolled back: begin a new one with repo.transaction()"
+_UNKNOWN = "this store's `with` block has ended, and whether its commit was made is unknown: see repo.resolve(id)"
 
 
 class TxStore(Store):
@@ -53,7 +54,8 @@ class TxStore(Store):
     tag : str, optional
         The name of a tag.
     durability : {"fsync", "none"}
-        Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data.
+        Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data. (The
+        stores of `Repository.transaction` have the repository's.)
     storage_options : dict, optional
         For remote file systems; none are supported yet.
 
@@ -91,7 +93,9 @@ class TxStore(Store):
         if isinstance(url_or_repository, str | os.PathLike):
             engine = Engine(url_or_repository, durability=durability, storage_options=storage_options)
         else:
-            engine = url_or_repository.engine
+            if storage_options:
+                raise ValueError("storage_options belong to the Repository: give them to it, not to the store")
+            engine = url_or_repository.engine.with_durability(durability)
         read_only = read_only or at is not None or tag is not None
         position = Position(engine, branch=branch, at=at, tag=tag, creates=not read_only)
         position.settle()
@@ -197,8 +201,8 @@ class TxStore(Store):
         try:
             if kind is None:
                 session.commit()
-        except BaseException:
-            session.end(_ROLLED_BACK)
+        except BaseException as error:
+            session.end(_UNKNOWN if isinstance(error, CommitUnknownError) else _ROLLED_BACK)
             raise
         else:
             session.end(_ROLLED_BACK if kind else _COMMITTED)
@@ -234,9 +238,9 @@ class TxStore(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         session = self._session
         if session is None:
-            return _reopen_reader, (self._engine, self._position.exact)
+            return _reopen_reader, (self._engine, self._position)
         told = (session.token, session.staged_count > 0, session.branch, session.message, session.properties)
-        return _reopen_writer, (self._engine, session.position.exact, told, session.reliance, self.read_only)
+        return _reopen_writer, (self._engine, session.position, told, session.reliance, self.read_only)
 
     def __str__(self) -> str:
         return f"txstore://{self.url}"
@@ -393,13 +397,13 @@ def _contiguous(value: Buffer) -> memoryview:
     return memoryview(array if array.flags.c_contiguous else array.copy())
 
 
-def _reopen_reader(engine: Engine, exact: tuple[int, str] | None) -> TxStore:
-    return TxStore._of(engine, Position(engine, exact=exact), None, read_only=True)
+def _reopen_reader(engine: Engine, position: Position) -> TxStore:
+    return TxStore._of(engine, position, None, read_only=True)
 
 
 def _reopen_writer(
     engine: Engine,
-    exact: tuple[int, str] | None,
+    position: Position,
     told: tuple[str, bool, str, str | None, Mapping[str, Any] | None],
     reliance: Reliance,
     read_only: bool,
@@ -408,12 +412,8 @@ def _reopen_writer(
     token, staged, branch, message, properties = told
     session = _sessions.get(token)
     if session is None or session.process != os.getpid():
-        position = Position(engine, branch=branch, exact=exact, creates=True)
         session = Session(engine, position, branch=branch, message=message, properties=properties)
         session.rely_on(reliance)
         if staged:
             session.end(_ELSEWHERE)
     return TxStore._of(session.engine, session.position, session, read_only=read_only)
-
-
-__all__ = ["RepositoryNotFoundError", "TxStore"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-DURABILITIES = ("fsync", "none")
+_DURABILITIES = ("fsync", "none")
 
 
 def check_description(message: str | None, properties: Mapping[str, Any] | None) -> None:
@@ -52,6 +52,12 @@ def _contiguous(value: Buffer) -> memoryview:
     return view
 
 
+def check_durability(durability: str) -> None:
+    """Raise `ValueError` for an unknown durability."""
+    if durability not in _DURABILITIES:
+        raise ValueError(f"durability is one of {_DURABILITIES}, not {durability!r}")
+
+
 class Transaction(Hierarchy, MutableMapping[str, bytes]):
     """Staged writes over a base snapshot, as a `MutableMapping[str, bytes]`.
 
@@ -74,8 +80,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> None:
-        if durability not in DURABILITIES:
-            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
+        check_durability(durability)
         check_description(message, properties)
         self.state = "open"
         self._commits = commits

@@ -316,6 +316,7 @@ def test_an_orphan_is_not_followed_and_is_moved_aside(written, damaged):
     orphan = damaged / f"commits/main/{HEAD + 1:010d}"
     kept = orphan.read_bytes()
     orphan.unlink()
+    repo = txstore.Repository(damaged)  # nobody who knew of it is left
     with repo.transaction() as store:
         store["a/1"] = b"the true one"
     (damaged / f"commits/main/{HEAD + 2:010d}").write_bytes(with_slot(kept, HEAD + 2))

@@ -147,3 +147,22 @@ def test_dask_threads_write_into_one_transaction(repo: txstore.Repository) -> No
         dask.array.arange(100, chunks=10).store(z, lock=False, scheduler="threads")
     assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == list(range(100))
     assert len(list(repo.log())) == 1
+
+
+def test_a_reader_pickled_before_its_tag_exists_reads_the_tag(repo):
+    reader = txstore.TxStore(repo.url, tag="v1")
+    copy = pickle.loads(pickle.dumps(reader))
+    for value in (b"1", b"2"):
+        with repo.begin() as mapping:
+            mapping["key"] = value
+    repo.tags["v1"] = 0
+    assert copy["key"] == reader["key"] == b"1"
+
+
+def test_a_reader_of_a_repository_without_commits_stays_there(repo):
+    repo.begin()._staging._begin()  # created, and nothing committed
+    reader = repo.snapshot()
+    assert list(reader) == []
+    with repo.begin() as mapping:
+        mapping["key"] = b"1"
+    assert list(pickle.loads(pickle.dumps(reader))) == list(reader) == []

@@ -32,6 +32,7 @@ LAYERS = [
     "index",
     "pack",
     "commits",
+    "identity",
     "storage",
     "records",
     "format",
