@@ -39,7 +39,9 @@ class Work:
         return values.round(2).astype(np.float32)
 
     def write(self, store: Store, data: Any) -> None:
-        zarr.create_array(store, name=NAME, data=data, chunks=(self.chunk_bytes // 4,), **self.options)
+        # Not `create_array(data=data)`, which writes chunk by chunk: this is one batch for the pipeline.
+        chunks = (self.chunk_bytes // data.itemsize,)
+        zarr.create_array(store, name=NAME, shape=data.shape, dtype=data.dtype, chunks=chunks, **self.options)[:] = data
 
 
 RAW = {"compressors": None}

@@ -49,6 +49,7 @@ def build(path: Path, keys: int = KEYS, later: int = LATER) -> txstore.Repositor
     with repo.begin("wide") as transaction:
         for number in range(WIDE):
             transaction[f"wide/c/{number}"] = wide
+    repo = txstore.Repository(path)  # small commits as they are made in use: durable
     for number in range(later):
         with repo.begin("later") as transaction:
             transaction[f"position/c/{number * 997 % keys}"] = os.urandom(8)

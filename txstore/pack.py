@@ -58,6 +58,8 @@ class PackWriter:
         self._buffer = memoryview(bytearray(_BUFFER_SMALLEST))
         self._buffer_start = 0  # where in the pack the buffer begins; all before it is in the file
         self._buffer_end = format.HEAD_SIZE
+        self._retired: dict[int, memoryview] = {}  # buffers that are full and being written, by where they begin
+        self._spare: list[memoryview] = []  # buffers that were written
         self._allocated = 0
         self._length = 0  # of the file, but for what is preallocated
         self._writeback = 0
@@ -85,24 +87,21 @@ class PackWriter:
             self._sequence += 1
             self._end = end
             self._drop_sections(start)
-            if length < _WRITTEN_DIRECTLY:
-                buffer = self._room_for(start, end)
-                begin = self._buffer_start
-                value_at, frame_end = offset - begin, start - begin + len(frame)
-                buffer[start - begin : frame_end] = frame
-                if frame_end != value_at:
-                    buffer[frame_end:value_at] = _ZEROS[: value_at - frame_end]
-                if length:
-                    buffer[value_at : value_at + length] = view
-                if offset + length != end:
-                    buffer[value_at + length : end - begin] = _ZEROS[: end - offset - length]
-                self._buffer_end = end
-                return Staged(offset, length, checksum)
-            self._flush()
-            self._reserve(end)
-        padding = _ZEROS[: offset - start - len(frame)], _ZEROS[: end - offset - length]
-        self._created().write(start, [frame, padding[0], view, padding[1]])
-        self._start_writeback(end)
+            directly = length >= _WRITTEN_DIRECTLY
+            full = None
+            if directly:
+                full = self._retire_buffer(end, 0)
+            else:
+                if end - self._buffer_start > len(self._buffer):
+                    full = self._retire_buffer(start, end - start)
+                self._fill_buffer(start, frame, offset, view, end)
+        if full is not None:
+            # Not under the lock: whoever waits for it would wait for the disk, and then for the interpreter's lock.
+            self._write_retired(full)
+        if directly:
+            padding = _ZEROS[: offset - start - len(frame)], _ZEROS[: end - offset - length]
+            self._created().write(start, [frame, padding[0], view, padding[1]])
+            self._start_writeback(end)
         return Staged(offset, length, checksum)
 
     def _drop_sections(self, start: int) -> None:
@@ -110,30 +109,54 @@ class PackWriter:
         self._buffer_start = min(self._buffer_start, start)  # above it, the buffer was flushed and is empty
         self._buffer_end = start
 
-    def _room_for(self, start: int, end: int) -> memoryview:
-        """Return the buffer with room for a frame; the caller holds the lock."""
-        if end - self._buffer_start > len(self._buffer):
-            self._flush()
-            self._start_writeback(start)
-            if len(self._buffer) < _BUFFER_LARGEST:
-                self._buffer = memoryview(bytearray(min(max(4 * len(self._buffer), end - start), _BUFFER_LARGEST)))
-        return self._buffer
+    def _fill_buffer(self, start: int, frame: bytes, offset: int, view: memoryview, end: int) -> None:
+        """Copy one frame, for which there is room; the caller holds the lock."""
+        buffer, begin = self._buffer, self._buffer_start
+        frame_end, value, value_end = start - begin + len(frame), offset - begin, offset - begin + len(view)
+        buffer[start - begin : frame_end] = frame
+        if frame_end != value:
+            buffer[frame_end:value] = _ZEROS[: value - frame_end]
+        if value != value_end:
+            buffer[value:value_end] = view
+        if value_end != end - begin:
+            buffer[value_end : end - begin] = _ZEROS[: end - begin - value_end]
+        self._buffer_end = end
+
+    def _retire_buffer(self, start: int, room: int) -> int | None:
+        """Begin a new buffer at `start`, of `room` or more; return where the old one begins, if anything is in it.
+
+        The caller holds the lock, and calls `_write_retired` when it does no more.
+        """
+        begin, end = self._buffer_start, self._buffer_end
+        self._created()
+        self._allocate(max(start, end))
+        self._length = max(self._length, start, end)
+        self._buffer_start = self._buffer_end = start
+        if end == begin and room <= len(self._buffer):
+            return None
+        self._retired[begin] = self._buffer[: end - begin]
+        size = min(max(4 * len(self._buffer), room), _BUFFER_LARGEST)
+        self._buffer = self._spare.pop() if self._spare else memoryview(bytearray(size))
+        return begin
+
+    def _write_retired(self, begin: int) -> None:
+        content = self._retired[begin]
+        self._created().write(begin, [content])
+        self._start_writeback(begin)
+        with self._lock:
+            del self._retired[begin]
+            buffer = memoryview(content.obj)
+            if len(buffer) == _BUFFER_LARGEST:
+                self._spare.append(buffer)
 
     def _flush(self) -> None:
-        """Write the buffer to the file; the caller holds the lock."""
+        """Write the buffer to the file; the caller holds the lock, and nobody appends."""
         start, end = self._buffer_start, self._buffer_end
         if end > start:
             self._allocate(end)
             self._created().write(start, [self._buffer[: end - start]])
             self._length = max(self._length, end)
             self._buffer_start = end
-
-    def _reserve(self, end: int) -> None:
-        """Make room for a frame that is written directly; the caller holds the lock."""
-        self._allocate(end)
-        self._created()
-        self._buffer_start = self._buffer_end = end
-        self._length = max(self._length, end)
 
     def _created(self) -> StagedFile:
         if self._file is None:
@@ -155,14 +178,20 @@ class PackWriter:
     def read(self, staged: Staged) -> bytes:
         """Return a value that was appended here. Raises `CorruptionError` if it is no longer what was written."""
         with self._lock:
-            begin = staged.offset - self._buffer_start
-            if begin >= 0:
-                value = bytes(self._buffer[begin : begin + staged.length])
-            else:
+            value = self._buffered(staged)
+            if value is None:
                 value = self._created().read(staged.offset, staged.length)
         if len(value) != staged.length or crc32c(value) != staged.checksum:
             raise CorruptionError(self.path, offset=staged.offset, reason="a staged value has changed on the disk")
         return value
+
+    def _buffered(self, staged: Staged) -> bytes | None:
+        """Return a value that is not in the file yet; the caller holds the lock."""
+        for begin, content in ((self._buffer_start, self._buffer), *self._retired.items()):
+            position = staged.offset - begin
+            if position >= 0 and position + staged.length <= len(content):
+                return bytes(content[position : position + staged.length])
+        return None
 
     def write_at(self, offset: int, content: bytes) -> None:
         """Write what follows the frames: sections, header, footer. A later frame overwrites it."""
