@@ -63,6 +63,7 @@ class Runs:
         self._packs = packs
         self._runs = tuple(self._open_run(name) for name in self.names)
         self._tables: list[dict[int, PackName]] = [{} for _ in self.names]
+        self._entries: dict[int, list[bytes]] = {}  # pack tables of runs, undecoded
 
     def _open_run(self, name: RunName) -> index.Run:
         file = self.file(name)
@@ -98,7 +99,10 @@ class Runs:
         if number == 0:
             return file
         try:
-            return PackName.decode(self._runs[run].packs[number - 1])
+            entries = self._entries.get(run)
+            if entries is None:
+                entries = self._entries[run] = self._runs[run].packs
+            return PackName.decode(entries[number - 1])
         except encoding.NewerFormatError as error:
             raise UnsupportedFormatError(file.path, found=error.reason, supported="commit files") from error
         except (IndexError, encoding.MalformedError) as error:
@@ -150,6 +154,7 @@ class Runs:
         part._packs = self._packs
         part._runs = tuple(self._runs[i] for i in chosen)
         part._tables = [self._tables[i] for i in chosen]
+        part._entries = {}
         return part
 
     def changes(self, start: bytes, stop: bytes | None, seq: int) -> list[Change]:
@@ -179,9 +184,10 @@ class Runs:
 
     def merge(self, count: int) -> bytes:
         """Merge the newest `count` runs into one section."""
-        tables = [[self.file(name).encode(), *run.packs] for name, run in zip(self.names, self._runs, strict=True)]
+        runs = self._runs[:count]
+        tables = [[self.file(name).encode(), *run.packs] for name, run in zip(self.names, runs, strict=False)]
         try:
-            return index.merge(self._runs[:count], tables[:count])
+            return index.merge(runs, tables)
         except ValueError as error:
             raise self._corrupt(error) from error
 
