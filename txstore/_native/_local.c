@@ -24,7 +24,7 @@
  * when the last view does, and there is no close() to call too early. Nothing changes in a MappedFile once it is made.
  * The descriptor is closed as soon as the mapping stands: thousands of packs cost no descriptors. An empty file can't
  * be mapped; it is a MappedFile without a mapping. A file that another process truncates turns into SIGBUS: packs are
- * never truncated, and for file systems where others might there is a mode that does not map at all.
+ * never truncated once they are published.
  *
  * HOT PATH
  *
