@@ -17,6 +17,7 @@ from txstore.conflicts import DocumentChange, compare_documents, drops_chunk, is
 from txstore.draining import drain_zarr
 from txstore.engine import Engine, Position
 from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
+from txstore.index import Runs
 from txstore.keys import DOCUMENT_NAMES, ancestors, directory_prefix, document_key, is_document, node_of_document
 from txstore.snapshot import Snapshot
 from txstore.transaction import Transaction, check_description
@@ -260,22 +261,34 @@ class Session:
         `own` is the seq of the commit that this session has made. Other threads go on only when all is noted.
         """
         stale = dict(self._stale)
+        recent = _newer(new, old.seq)
         for key in list(self._handed_out) if new.seq > old.seq else ():
-            noted = _compare(key, old, new, own)
+            noted = _compare(key, old, new, recent, own)
             if noted is not None:
                 stale[key] = stale[key].then(noted) if key in stale else noted
         self._stale = stale
         self._transaction, self.position = None, Position.of(self.engine, new)
 
 
-def _compare(key: str, old: Snapshot, new: Snapshot, own: int | None) -> _Stale | None:
+def _newer(new: Snapshot, seq: int) -> Runs | None:
+    """Return the runs with what is newer than `seq`; None if they can't be opened."""
     try:
-        found = new.runs.newer(old.seq).lookup(key.encode())
+        return new.runs.newer(seq)
+    except (OSError, TxStoreError):
+        return None
+
+
+def _compare(key: str, old: Snapshot, new: Snapshot, recent: Runs | None, own: int | None) -> _Stale | None:
+    unreadable = _Stale(DocumentChange.STRUCTURE, None, frozenset())  # it may have changed in any way
+    if recent is None:
+        return unreadable
+    try:
+        found = recent.lookup(key.encode())
         if found is None or found.seq <= old.seq or found.seq == own:
             return None
         before, after = _content(old, key), _content(new, key)
-    except (OSError, TxStoreError):  # what can't be read may have changed in any way
-        return _Stale(DocumentChange.STRUCTURE, None, frozenset())
+    except (OSError, TxStoreError):
+        return unreadable
     change = compare_documents(key, before, after)
     return None if change is DocumentChange.NONE else _Stale(change, after, moved_edges(key, before, after))
 

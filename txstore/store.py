@@ -16,7 +16,6 @@ from zarr.core.buffer.core import default_buffer_prototype
 from txstore.commits import MAIN, Commit
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
-from txstore.listing import Hierarchy
 from txstore.session import Reliance, Session
 
 if TYPE_CHECKING:
@@ -136,14 +135,18 @@ class TxStore(Store):
         return self._position.snapshot() if self._session is None else self._session.transaction
 
     @property
+    def _standing(self) -> Position:
+        """Where it stands: a writer's place moves with its session."""
+        return self._position if self._session is None else self._session.position
+
+    @property
     def _view(self) -> Session | Snapshot:
         return self._session or self._position.snapshot()
 
     @property
     def base(self) -> Commit | None:
         """The commit that is read, and that what is staged is based on. None if there is none yet."""
-        position = self._position if self._session is None else self._session.position
-        stored = position.snapshot().stored
+        stored = self._standing.snapshot().stored
         return None if stored is None else stored.commit
 
     @property
@@ -227,8 +230,7 @@ class TxStore(Store):
     def _identity(self) -> tuple[Any, ...]:
         if self._session is not None and self._session.staged_count:
             return self.url, self.read_only, self._session.token
-        position = self._position if self._session is None else self._session.position
-        return self.url, self.read_only, position.exact
+        return self.url, self.read_only, self._standing.exact
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TxStore) and self._identity() == other._identity()
@@ -252,8 +254,8 @@ class TxStore(Store):
         return f"<b>TxStore</b> <code>{escape(self.url)}</code> {escape(self._state())}"
 
     def _state(self) -> str:
-        position = self._position if self._session is None else self._session.position
-        where = "(no commit)" if position.stored is None else str(position.stored.commit)
+        stored = self._standing.stored
+        where = "(no commit)" if stored is None else str(stored.commit)
         mode = ", read-only" if self.read_only else ""
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
         return where + mode + staged
@@ -277,20 +279,16 @@ class TxStore(Store):
         self._writer().delete(key)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._hierarchy
+        return key in self.mapping
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._hierarchy)
+        return iter(self.mapping)
 
     def __len__(self) -> int:
-        return len(self._hierarchy)
+        return len(self.mapping)
 
     def __bool__(self) -> bool:
         return True
-
-    @property
-    def _hierarchy(self) -> Hierarchy:
-        return self.mapping
 
     # --- zarr's synchronous face: what the fused codec pipeline calls, from threads
 
@@ -347,31 +345,31 @@ class TxStore(Store):
         self._writer().delete_dir(prefix)
 
     async def is_empty(self, prefix: str) -> bool:
-        return not self._hierarchy.has_keys_below(prefix)
+        return not self.mapping.has_keys_below(prefix)
 
     async def list(self) -> AsyncIterator[str]:
-        for key in self._hierarchy:
+        for key in self.mapping:
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         # A path, as in LocalStore, not any string: zarr's own `nchunks_initialized` passes one, and would find the
         # chunks of `positions` in `position`.
-        for key in self._hierarchy.keys_below(prefix):
+        for key in self.mapping.keys_below(prefix):
             yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        for name in self._hierarchy.list_dir(prefix):
+        for name in self.mapping.list_dir(prefix):
             yield name
 
     async def getsize(self, key: str) -> int:
-        size = self._hierarchy.size_of(key)
+        size = self.mapping.size_of(key)
         if size is None:
             raise FileNotFoundError(key)
         return size
 
     async def getsize_prefix(self, prefix: str) -> int:
-        hierarchy = self._hierarchy
-        return sum(hierarchy.size_of(key) or 0 for key in hierarchy.keys_below(prefix))
+        mapping = self.mapping
+        return sum(mapping.size_of(key) or 0 for key in mapping.keys_below(prefix))
 
     @property
     def supports_consolidated_metadata(self) -> bool:
