@@ -1,6 +1,6 @@
-"""The two C extensions; everything else about the package is said in pyproject.toml.
+"""The C extensions; everything else about the package is said in pyproject.toml.
 
-Both are optional: where they can't be built (no compiler, no headers), the package runs on their pure Python twins.
+All are optional: where they can't be built (no compiler, no headers), the package runs on their pure Python twins.
 TXSTORE_WERROR=1 is for whoever works on the C: warnings are errors then, and so is a build that fails.
 """
 
@@ -24,4 +24,8 @@ def extension(name: str) -> Extension:
 
 
 # The C is written for POSIX; on Windows the twins serve.
-setup(ext_modules=[] if sys.platform == "win32" else [extension("_index"), extension("_local")])
+EXTENSIONS = [] if sys.platform == "win32" else ["_index", "_local"]
+if sys.platform == "linux":
+    EXTENSIONS += ["_locktable", "_watch"]
+
+setup(ext_modules=[extension(name) for name in EXTENSIONS])

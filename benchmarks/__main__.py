@@ -19,12 +19,19 @@ from rich.markup import escape
 from rich.table import Table
 
 import txstore
-from benchmarks import arrays, commits, large
+from benchmarks import arrays, commits, following, large, processes
 from benchmarks.harness import Row, Setting
 from txstore._native import index, local
 
 RESULTS = Path("benchmark-results.json")
-BENCHMARKS = {**arrays.BENCHMARKS, **commits.BENCHMARKS, **large.BENCHMARKS}
+PICTURE = RESULTS.with_name("benchmark-processes.png")
+BENCHMARKS = {
+    **arrays.BENCHMARKS,
+    **commits.BENCHMARKS,
+    **large.BENCHMARKS,
+    **following.BENCHMARKS,
+    **processes.BENCHMARKS,
+}
 
 
 def main() -> int:
@@ -39,7 +46,7 @@ def main() -> int:
     if not chosen:
         console.print(f"no such benchmark; there are {', '.join(BENCHMARKS)}")
         return 2
-    setting = Setting(directory, quick=arguments.quick)
+    setting = Setting(directory, quick=arguments.quick, picture=arguments.picture)
     rows: list[Row] = []
     machine = _machine(file_system)
     for name in chosen:
@@ -60,6 +67,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="NAME", help=f"one or part of {', '.join(BENCHMARKS)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller repositories: to see that it runs")
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where to write; by default here")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help=f"of `processes`; by default {PICTURE}")
     return parser.parse_args()
 
 
@@ -73,7 +81,7 @@ def _choose(only: list[str] | None) -> list[str]:
 
 
 def _amount(value: float, unit: str) -> str:
-    digits = 0 if unit == "files" else 3 if value < 10 else 1
+    digits = 0 if isinstance(value, int) else 3 if value < 10 else 1
     return f"{value:,.{digits}f} {unit}"
 
 
@@ -105,7 +113,7 @@ def _write_results(rows: list[Row], machine: dict[str, Any], *, quick: bool) -> 
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "txstore": txstore.__version__}
-    for name in ("zarr", "numcodecs", "numpy"):
+    for name in ("zarr", "numcodecs", "numpy", "fasteners", "filelock", "icechunk", "tensorstore"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

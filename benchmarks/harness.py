@@ -37,6 +37,7 @@ class Row:
     at_least: bool = False
     medians: Mapping[str, float] = field(default_factory=dict)
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    figures: Sequence[Mapping[str, Any]] = ()  # what else was counted, for the results' file
 
     @property
     def ok(self) -> bool:
@@ -52,6 +53,7 @@ class Row:
             "ok": self.ok,
             "medians": dict(self.medians),
             "samples": {who: list(taken) for who, taken in self.samples.items()},
+            "figures": [dict(one) for one in self.figures],
         }
 
 
@@ -61,6 +63,7 @@ class Setting:
 
     directory: Path
     quick: bool = False
+    picture: Path | None = None  # where to draw one
 
     def rounds(self, thorough: int, quick: int) -> int:
         return quick if self.quick else thorough

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from txstore import conflicts, encoding, format, index, names
 from txstore.commits import Commits, SlotTakenError, Stored
 from txstore.conflicts import Writes
 from txstore.errors import TransactionStateError, TxStoreError
-from txstore.format import Footer, Header, RunName, Section, Statistics
+from txstore.format import DataPack, Footer, Header, PackName, RunName, Section, Statistics
 from txstore.keys import ancestors, directory_prefix, is_document
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging
@@ -51,17 +52,20 @@ class Committer:
         durable: bool,
         message: str,
         properties: Mapping[str, Any],
+        fence: Callable[[], None],
     ) -> None:
         self.commits = commits
         self.storage = commits.storage
         self.snapshots = snapshots
         self.staging = staging
         self.base = staging.base
-        self.writer = staging.writer
+        self.writer = staging.commit_writer()
         self.branch = branch
         self.durable = durable
         self.message = message
         self.properties = properties
+        self.fence = fence  # raises if what was locked no longer is
+        self.packs = [DataPack(PackName(part.pack_id), part.end) for part in staging.parts()]
         self.end = _align(self.writer.size)
         self.unchanged: set[str] = set()
         self.offered = False  # the file to a slot, which may have taken it
@@ -90,6 +94,9 @@ class Committer:
             self.writer.finish(self.end)
             self._sync()
 
+        # The packs of other participants go where readers look for them.
+        self._publish_packs()
+
         # 5. The lock gives everybody a turn. That a slot is taken once does not depend on it.
         with self.storage.lock(names.COMMIT_LOCK):
             while True:
@@ -98,6 +105,7 @@ class Committer:
                 if head is not checked:
                     writes = writes or self._writes()
                     self._check(writes, head, checked.seq)
+                self.fence()
                 stored = self._write_header(own, merged, head.stored, head.runs.names, statistics)
                 if self.durable:
                     self._sync(None if head_is_durable else head)
@@ -118,6 +126,29 @@ class Committer:
             # 7. Others find the new head sooner.
             self.commits.write_hint(stored, durable=self.durable)
         return stored
+
+    def _publish_packs(self) -> None:
+        """Give each data pack its name in `packs/`. It keeps the one below `.staging/` until the commit is made."""
+        for pack in self.packs:
+            source, directory = self.staging.path_of(pack.name.id), names.data_pack_directory(pack.name.id)
+            try:
+                if self.durable:
+                    self.storage.sync_file(source)
+                self.storage.make_directory(directory, durable=self.durable)
+                with contextlib.suppress(FileExistsError):  # by one who died while committing
+                    self.storage.link(source, pack.name.path)
+                if self.durable and pack is self.packs[-1]:
+                    self.storage.sync_directory(directory)  # all of a transaction are in one
+            except OSError as error:
+                if not self.durable:
+                    raise
+                raise SyncFailedError(error) from error
+
+    def withdraw_packs(self) -> None:
+        """Take back the names in `packs/`: no commit refers to them."""
+        for pack in self.packs:
+            with contextlib.suppress(OSError):
+                self.storage.delete(pack.name.path)
 
     def _may_be_published(self, stored: Stored) -> bool:
         try:
@@ -146,24 +177,28 @@ class Committer:
     def _append_own_run(self) -> tuple[Section | None, Statistics]:
         prefixes = [prefix for prefix in self.staging.prefixes if self.base.has_keys_below(prefix)]
         counter = _Counter(self.staging)
-        content = index.build(counter.counted(self._entries()), [prefix.encode() for prefix in prefixes])
+        packs = [pack.name for pack in self.packs]
+        content = index.build(counter.counted(self._entries()), [prefix.encode() for prefix in prefixes], packs)
         statistics = counter.statistics(len(prefixes))
         if not (statistics.keys_set or statistics.keys_deleted or prefixes):
             return None, statistics
         return self._append(content), statistics
 
-    def _entries(self) -> Iterator[tuple[str, int, int, int, int]]:
+    def _entries(self) -> Iterator[tuple[str, int, int, int, int, int]]:
         """Yield what the run will hold, ascending, and remember in `unchanged` what it will not."""
         base_is_empty = not len(self.base.runs)
-        for key, staged in self.staging.items_staged():
-            if staged is None:
+        numbers = {pack.name.id: number for number, pack in enumerate(self.packs, 1)}
+        for key, link in self.staging.items_staged():
+            if link.kind == format.FRAME_TOMBSTONE:
                 # A key that was not there needs no tombstone; it still counts as written (`_writes`).
                 if not base_is_empty and not self.staging.is_below_deleted(key) and key in self.base:
-                    yield key, format.REF_TOMBSTONE, 0, 0, 0
-            elif not base_is_empty and self.staging.is_unchanged(key, staged):
+                    yield key, format.REF_TOMBSTONE, 0, 0, 0, 0
+            elif not base_is_empty and self.staging.is_unchanged(key, link):
                 self.unchanged.add(key)
             else:
-                yield key, format.REF_PACK, staged.offset, staged.length, staged.checksum
+                pack = self.staging.pack_id_of(link)
+                number = 0 if pack == self.writer.id else numbers[pack]
+                yield key, format.REF_PACK, link.offset, link.length, link.checksum, number
 
     def _append_merged_run(self, head: Snapshot) -> _Merged | None:
         count = head.runs.plan_merge()
@@ -179,12 +214,13 @@ class Committer:
         written: list[str] = []
         deleted: list[str] = []
         documents: dict[str, bytes | None] = {}
-        for key, staged in self.staging.items_staged():
+        for key, link in self.staging.items_staged():
             if key in self.unchanged:
                 continue
-            (deleted if staged is None else written).append(key)
+            is_deleted = link.kind == format.FRAME_TOMBSTONE
+            (deleted if is_deleted else written).append(key)
             if is_document(key):
-                documents[key] = None if staged is None else self.writer.read(staged)
+                documents[key] = None if is_deleted else self.staging.read(link)
         return Writes(written, deleted, self.staging.prefixes, documents)
 
     def _check(self, writes: Writes | None, head: Snapshot, since: int) -> None:
@@ -230,6 +266,7 @@ class Committer:
             statistics=statistics,
             sections=tuple(sections),
             runs=(RunName(None, seq, own.offset, own.length, entries, seq), *runs),
+            packs=tuple(self.packs),
             optional=0 if self.durable else format.FEATURE_NOT_SYNCED,
         )
         encoded = header.encode()
@@ -250,8 +287,10 @@ class _Counter:
         self._arrays: set[str] = set()
         self._last_array = "\0"  # with a slash: the next key lies there too, as a rule
 
-    def counted(self, entries: Iterator[tuple[str, int, int, int, int]]) -> Iterator[tuple[bytes, int, int, int, int]]:
-        for key, kind, offset, length, checksum in entries:
+    def counted(
+        self, entries: Iterator[tuple[str, int, int, int, int, int]]
+    ) -> Iterator[tuple[bytes, int, int, int, int, int]]:
+        for key, kind, offset, length, checksum, pack in entries:
             if kind == format.REF_TOMBSTONE:
                 self._deleted += 1
             else:
@@ -259,7 +298,7 @@ class _Counter:
                 self._bytes += length
             if not key.startswith(self._last_array):
                 self._count_array(key)
-            yield key.encode(), kind, offset, length, checksum
+            yield key.encode(), kind, offset, length, checksum, pack
 
     def _count_array(self, key: str) -> None:
         for path in ancestors(key):

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
+from txstore import forking
 from txstore.commits import MAIN, Commits, Stored
-from txstore.errors import RepositoryNotFoundError, SnapshotExpiredError
+from txstore.errors import LocksUnavailableError, RepositoryNotFoundError, SnapshotExpiredError
+from txstore.keys import check_name
+from txstore.locking import Owner, TransactionLocks
+from txstore.locks import ChunkLocks
+from txstore.named import find_or_begin
 from txstore.pack import Packs
+from txstore.participants import SharedTransaction
+from txstore.regions import Lock
 from txstore.snapshot import Snapshot, Snapshots
+from txstore.staging import Staging
 from txstore.storage import open_storage
-from txstore.transaction import Transaction, check_durability
+from txstore.transaction import Transaction, begin_staging, check_description, check_durability, new_record
 
 
 class Engine:
@@ -59,6 +67,11 @@ class Engine:
         self.commits.check_branch(branch)
         return self.snapshots.of(self.commits.head(branch) if self.exists() else None)
 
+    @cached_property
+    def locks(self) -> ChunkLocks:
+        """The chunk-key locks. Raises `LocksUnavailableError` where there can be none."""
+        return ChunkLocks(self.storage.lock_directory(), self.url)
+
     def begin(
         self,
         base: Snapshot | None = None,
@@ -66,16 +79,75 @@ class Engine:
         branch: str = MAIN,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
+        lock: Lock | None = None,
+        lock_timeout: float | None = None,
     ) -> Transaction:
-        return Transaction(
-            self.commits,
-            self.snapshots,
-            self.newest(branch) if base is None else base,
-            branch=branch,
-            durability=self.durability,
-            message=message,
-            properties=properties,
+        """Begin a transaction at `base`, or at the head. `lock`: at the head as it is when the locks are held."""
+        check_description(message, properties)
+        locks = TransactionLocks(self)
+        if lock is not None:
+            locks, base = TransactionLocks.at_newest(self, lambda: self.newest(branch), lock, lock_timeout)
+        elif base is None:
+            base = self.newest(branch)
+        staging = begin_staging(
+            self.commits, base, branch=branch, durability=self.durability, message=message, properties=properties
         )
+        return Transaction(self.commits, self.snapshots, staging, locks)
+
+    def owner(self) -> Owner:
+        """Return a new owner of locks, for one transaction."""
+        if not self.exists():
+            raise LocksUnavailableError(self.url, "nothing has been written yet, so there is nothing to lock")
+        return self.locks.owner()
+
+    # --- transactions of several processes
+
+    def join(self, transaction: bytes, repository_id: bytes) -> Transaction:
+        """Stage into a transaction that another process has begun. Raises `TransactionStateError` if it has ended.
+
+        A process is one participant of a transaction, however often it joins.
+        """
+        with _joining:
+            staging = _joined.get(transaction)
+            if staging is None or staging.process != os.getpid():
+                shared = SharedTransaction.find(self.commits, transaction, repository_id)
+                staging = _joined[transaction] = self._staging_of(shared)
+            staging.join_others()
+            for ended in [key for key, other in _joined.items() if not other.attached and not other.is_open()]:
+                del _joined[ended]
+            return Transaction(self.commits, self.snapshots, staging, TransactionLocks(self))
+
+    def named(
+        self,
+        name: str,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Transaction:
+        """Join the transaction with this name, or begin it."""
+        check_name("transaction", name)
+        check_description(message, properties)
+        base = self.newest(branch)
+        self.commits.identity.create(durable=self.durability == "fsync")
+        record = new_record(base, branch, self.durability, message, properties, name)
+        staging = self._staging_of(find_or_begin(self.commits, record))
+        staging.join_others()
+        staging.attach()
+        return Transaction(self.commits, self.snapshots, staging, TransactionLocks(self))
+
+    def _staging_of(self, shared: SharedTransaction) -> Staging:
+        record = shared.record
+        if record.base is None:
+            base = self.snapshots.of(None)
+        else:
+            base = Position(self, branch=record.branch, exact=record.base).snapshot()
+        return Staging(self.commits, base, record, shared=shared)
+
+
+#: The transactions of other processes that this one has joined. Kept while they are open: joining again continues.
+_joined: dict[bytes, Staging] = {}
+_joining = forking.new_lock()
 
 
 def _reopen(url: str, durability: str, storage_options: dict[str, Any]) -> Engine:
@@ -113,7 +185,7 @@ class Position:
         self._exact = exact
         self._creates = creates
         self._snapshot: Snapshot | None = None
-        self._lock = threading.Lock()
+        self._lock = forking.new_lock()
 
     @classmethod
     def of(cls, engine: Engine, snapshot: Snapshot) -> Position:

@@ -6,6 +6,12 @@ Facts are attributes; the message is built from them and says what to do next.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+
+def shown_keys(keys: Sequence[str]) -> str:
+    """Return the first keys as a message shows them."""
+    return ", ".join(repr(key) for key in keys[:5]) + (", ..." if len(keys) > 5 else "")
 
 
 class TxStoreError(Exception):
@@ -24,9 +30,8 @@ class ConflictError(TxStoreError):
         self.reason = reason
         self.base = base
         self.head = head
-        shown = ", ".join(repr(key) for key in self.keys[:5]) + (", ..." if len(self.keys) > 5 else "")
         super().__init__(
-            f"{reason}: {shown}. Retry on the new head: repo.run(fn) does, or rollback() and open everything again "
+            f"{reason}: {shown_keys(self.keys)}. Retry on the new head: repo.run(fn) does, or rollback() and open everything again "
             "from store.latest()"
         )
 
@@ -41,6 +46,69 @@ class StaleArrayError(ConflictError):
             f"{reason}: {path!r}. Objects opened through this store may hold its old metadata: "
             f"take store.latest() (or a new transaction) and open it again",
         )
+
+
+class LockTimeoutError(TxStoreError, TimeoutError):
+    """Somebody else holds locks that this call wanted, and did not give them up in time: wait longer, or give up.
+
+    The call that raised this holds none of what it wanted; what was held before it is still held.
+    """
+
+    def __init__(self, keys: Sequence[str], holder: str) -> None:
+        self.keys = tuple(keys)
+        self.holder = holder
+        super().__init__(
+            f"could not lock {shown_keys(self.keys)} in time: held by {holder}. Wait longer with lock_timeout=; if that "
+            "does not help, look for a deadlock: two transactions that lock step by step in opposite orders"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.keys, self.holder)
+
+
+class LocksUnavailableError(TxStoreError):
+    """There can be no chunk-key locks here: the message says why. `Repository.run` retries instead of locking."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(f"{url}: no locks: {reason}. Without locks, use optimistic retry: repo.run(fn)")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.url, self.reason)
+
+
+class LocksLostError(ConflictError):
+    """Locks that this transaction held are no longer its own: roll back and run it again."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        super().__init__(keys, reason="the lock file was deleted or replaced, or the locks were taken away")
+        self.args = (
+            f"{self.reason}: somebody else may have changed {shown_keys(self.keys)}. rollback() and run it again: "
+            "repo.run(fn) does",
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.keys,)
+
+
+class ParticipantLostError(TxStoreError):
+    """A process that staged into this transaction died before it was done: do its work again, then commit.
+
+    Nothing was published, and what is staged is still there.
+    """
+
+    def __init__(self, participants: Sequence[str], keys: Sequence[str]) -> None:
+        self.participants = tuple(participants)
+        self.keys = tuple(keys)
+        super().__init__(
+            f"{', '.join(self.participants)} died before the work on {shown_keys(self.keys)} was done: do that work again, "
+            "then commit. If it was done (multiprocessing.Pool kills its workers when its `with` block ends: call "
+            "pool.close() and pool.join() in it), commit(allow_lost=True) takes what is staged"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.participants, self.keys)
 
 
 class CommitUnknownError(TxStoreError):
@@ -95,6 +163,23 @@ class CommitNotFoundError(TxStoreError, LookupError):
     def __init__(self, what: str, *, hint: str) -> None:
         self.what = what
         super().__init__(f"{what}: {hint}")
+
+
+class NodeNotFoundError(TxStoreError, KeyError):
+    """There is no array or group at this path, or not the kind that is needed: look at the path."""
+
+    def __init__(self, path: str, wanted: str = "array or group", found: str = "absent") -> None:
+        self.path = path
+        self.wanted = wanted
+        self.found = found
+        there = "there is nothing" if found == "absent" else f"it is a {found}"
+        super().__init__(f"no {wanted} at {path!r}: {there}; look at the path")
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show its repr
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.wanted, self.found)
 
 
 class UnsupportedFormatError(TxStoreError):

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from txstore import names
 from txstore.encoding import (
@@ -31,8 +31,9 @@ ALIGNED_FROM = 1024
 CHECKSUM_CRC32C = 1
 HEADER_COMMIT = 1
 SECTION_RUN = 1
-PACK_COMMIT_FILE = 1
-FRAME_VALUE, FRAME_TOMBSTONE, FRAME_PREFIX = 1, 2, 3
+PACK_COMMIT_FILE, PACK_DATA = 1, 2
+FRAME_VALUE, FRAME_TOMBSTONE, FRAME_PREFIX, FRAME_PARTICIPANT, FRAME_SEAL = 1, 2, 3, 4, 5
+SEEN_NOTHING, SEEN_BASE, SEEN_FRAME = 0, 1, 2
 REF_TOMBSTONE, REF_PACK = 0, 1
 #: What an index look-up returns for a key that only a prefix tombstone covers; never stored as a ref.
 FOUND_PREFIX = 3
@@ -42,6 +43,7 @@ FEATURE_NOT_SYNCED = 1 << 0  # optional
 
 HEAD = struct.Struct("<8sII16s16s12x")
 FRAME = struct.Struct("<4sBBHQQI")
+PREDECESSOR = struct.Struct("<IQ")
 HEADER = struct.Struct("<4sHHQQ16s16s16s16sQQQQ")
 FIELD = struct.Struct("<HI")
 FOOTER = struct.Struct("<8sIIQQ16sI8x")
@@ -51,7 +53,7 @@ assert HEAD.size == FOOTER.size == 60
 assert FRAME.size == 28
 assert HEADER.size == 120
 
-_BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS = range(1, 8)
+_BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS = range(1, 9)
 
 
 def encode_head(pack_id: bytes, repository_id: bytes, participant: int = 0) -> bytes:
@@ -66,72 +68,124 @@ def decode_head(data: bytes) -> tuple[bytes, bytes, int]:
     return pack_id, repository_id, participant
 
 
-def frame_layout(start: int, key_length: int, value_length: int) -> tuple[int, int]:
+class Predecessor(NamedTuple):
+    """Another frame of the same transaction, on the same key or on a prefix above it."""
+
+    participant: int
+    sequence: int
+
+
+#: What the writer of a frame had seen of the key before: one of `SEEN_NOTHING`, `SEEN_BASE`, or a frame.
+Seen = int | Predecessor
+
+
+def frame_layout(start: int, key_length: int, value_length: int, *, has_predecessor: bool = False) -> tuple[int, int]:
     """Return where the value of a frame begins that starts at `start`, and where the next frame starts."""
-    value = start + FRAME_SIZE + key_length
+    value = start + FRAME_SIZE + key_length + (PREDECESSOR.size if has_predecessor else 0)
     if value_length >= ALIGNED_FROM:
         value = -(-value // ALIGNMENT) * ALIGNMENT
     return value, -(-(value + value_length) // 8) * 8
 
 
-def encode_frame(kind: int, seen: bool, sequence: int, key: bytes, length: int, checksum: int) -> bytes:
-    """Return frame header and key; the caller pads and appends the value."""
-    fixed = FRAME.pack(b"TXFR", kind, seen, len(key), sequence, length, checksum)
-    return b"".join((fixed, CHECKSUM.pack(crc32c(key, crc32c(fixed))), key))
+def encode_frame(kind: int, seen: Seen, sequence: int, key: bytes, length: int, checksum: int) -> bytes:
+    """Return frame header, key and predecessor; the caller pads and appends the value."""
+    if isinstance(seen, Predecessor):
+        fixed = FRAME.pack(b"TXFR", kind, SEEN_FRAME, len(key), sequence, length, checksum)
+        rest = key + PREDECESSOR.pack(*seen)
+    else:
+        fixed = FRAME.pack(b"TXFR", kind, seen, len(key), sequence, length, checksum)
+        rest = key
+    return b"".join((fixed, CHECKSUM.pack(crc32c(rest, crc32c(fixed))), rest))
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     kind: int
-    seen: bool
+    seen: Seen
     sequence: int
     key: bytes
+    head_end: int  # where header, key and predecessor end
     offset: int  # of the value, in the pack
     length: int
     checksum: int
     end: int  # where the next frame starts
 
 
-def decode_frame(data: memoryview, start: int) -> Frame:
-    """Decode the frame that starts at `start` of a whole pack. The value's own checksum is not compared."""
-    fixed = bytes(data[start : start + FRAME.size])
+def decode_frame(data: memoryview, start: int, *, begin: int = 0, size: int | None = None) -> Frame:
+    """Decode the frame that starts at `start` of a pack. The value's own checksum is not compared.
+
+    `data` is the pack, or a part of it that begins at `begin` and holds the frame up to its value; `size` is then the
+    pack's length.
+    """
+    head = start - begin
+    fixed = bytes(data[head : head + FRAME.size])
     if len(fixed) != FRAME.size or fixed[:4] != b"TXFR":
         raise MalformedError("no frame is here", start)
     _, kind, seen, key_length, sequence, length, checksum = FRAME.unpack(fixed)
-    stored = bytes(data[start + FRAME.size : start + FRAME_SIZE])
-    key = bytes(data[start + FRAME_SIZE : start + FRAME_SIZE + key_length])
-    if len(stored) != 4 or len(key) != key_length or crc32c(key, crc32c(fixed)) != CHECKSUM.unpack(stored)[0]:
+    stored = bytes(data[head + FRAME.size : head + FRAME_SIZE])
+    rest_length = key_length + (PREDECESSOR.size if seen == SEEN_FRAME else 0)
+    rest = bytes(data[head + FRAME_SIZE : head + FRAME_SIZE + rest_length])
+    if len(stored) != 4 or len(rest) != rest_length or crc32c(rest, crc32c(fixed)) != CHECKSUM.unpack(stored)[0]:
         raise MalformedError("the frame has a wrong checksum", start)
-    offset, end = frame_layout(start, key_length, length)
-    if offset + length > len(data):
+    if seen > SEEN_FRAME:
+        raise NewerFormatError(f"a frame that had seen {seen}")
+    offset, end = frame_layout(start, key_length, length, has_predecessor=seen == SEEN_FRAME)
+    if offset + length > (len(data) if size is None else size):
         raise MalformedError("the frame's value reaches beyond the file", start)
-    return Frame(kind, bool(seen), sequence, key, offset, length, checksum, end)
+    what = Predecessor(*PREDECESSOR.unpack(rest[key_length:])) if seen == SEEN_FRAME else seen
+    head_end = start + FRAME_SIZE + rest_length
+    return Frame(kind, what, sequence, rest[:key_length], head_end, offset, length, checksum, end)
+
+
+def participants_pack(transaction: bytes, participant: int) -> bytes:
+    """Return the id of the pack that a participant stages into; that of participant 0 is the transaction's own."""
+    last = int.from_bytes(transaction[12:], "little") ^ participant
+    return transaction[:12] + last.to_bytes(4, "little")
+
+
+def participant_of(transaction: bytes, pack_id: bytes) -> int:
+    """Return whose pack this is of a transaction."""
+    return int.from_bytes(transaction[12:], "little") ^ int.from_bytes(pack_id[12:], "little")
 
 
 @dataclass(frozen=True, slots=True)
 class PackName:
-    """Where a pack lies. The id is checked against the pack's head when it is opened."""
+    """Where a pack lies: in a slot, or, without a branch, in `packs/`. The id is checked against the pack's head."""
 
     id: bytes
-    branch: str
-    slot: int
+    branch: str | None = None
+    slot: int = 0
 
     @property
     def path(self) -> str:
-        return names.commit_path(self.branch, self.slot)
+        return names.data_pack_path(self.id) if self.branch is None else names.commit_path(self.branch, self.slot)
 
     def encode(self) -> bytes:
+        if self.branch is None:
+            return bytes([PACK_DATA]) + self.id
         return bytes([PACK_COMMIT_FILE]) + self.id + encode_varint(self.slot) + self.branch.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> PackName:
         reader = Reader(data)
         kind = reader.take(1)[0]
-        if kind != PACK_COMMIT_FILE:
+        if kind not in (PACK_COMMIT_FILE, PACK_DATA):
             raise NewerFormatError(f"a pack of kind {kind}")
         pack_id = reader.take(16)
+        if kind == PACK_DATA:
+            if not reader.at_end:
+                raise MalformedError("the entry of a data pack is too long")
+            return cls(pack_id)
         slot = reader.varint()
         return cls(pack_id, reader.branch(), slot)
+
+
+@dataclass(frozen=True, slots=True)
+class DataPack:
+    """A pack that a commit has brought along beside its own file. Behind `end` there may be frames that came too late."""
+
+    name: PackName
+    end: int  # of the frames that count
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +243,7 @@ class Header:
     statistics: Statistics = field(default_factory=Statistics)
     sections: tuple[Section, ...] = ()
     runs: tuple[RunName, ...] = ()
+    packs: tuple[DataPack, ...] = ()
     floor: int = 0
     required: int = 0
     optional: int = 0
@@ -218,6 +273,7 @@ class Header:
             (_STATISTICS, statistics),
             (_SECTIONS, sections),
             (_RUNS, b"".join(map(_encode_run, self.runs))),
+            (_PACKS, b"".join(map(_encode_data_pack, self.packs))),
         )
         return fixed + b"".join(FIELD.pack(tag, len(content)) + content for tag, content in typed if content)
 
@@ -248,6 +304,7 @@ class Header:
             statistics=Statistics(*numbers),
             sections=tuple(Section(*sections[i : i + 3]) for i in range(0, len(sections), 3)),
             runs=tuple(_decode_runs(typed.get(_RUNS, b""))),
+            packs=tuple(_decode_data_packs(typed.get(_PACKS, b""))),
         )  # fmt: skip
 
 
@@ -273,6 +330,18 @@ def _decode_runs(data: bytes) -> Iterator[RunName]:
         length = reader.varint()
         pack = PackName.decode(reader.take(length)) if length else None
         yield RunName(pack, *(reader.varint() for _ in range(5)))
+
+
+def _encode_data_pack(pack: DataPack) -> bytes:
+    name = pack.name.encode()
+    return encode_varint(len(name)) + name + encode_varint(pack.end)
+
+
+def _decode_data_packs(data: bytes) -> Iterator[DataPack]:
+    reader = Reader(data)
+    while not reader.at_end:
+        name = PackName.decode(reader.take(reader.varint()))
+        yield DataPack(name, reader.varint())
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,9 +192,14 @@ class Runs:
             raise self._corrupt(error) from error
 
 
-def build(entries: Iterable[tuple[bytes, int, int, int, int]], prefixes: Iterable[bytes]) -> bytes:
-    """Build a transaction's own run of ascending (key, ref kind, offset, length, checksum)."""
-    return index.build(entries, prefixes)
+def build(
+    entries: Iterable[tuple[bytes, int, int, int, int, int]], prefixes: Iterable[bytes], packs: Sequence[PackName] = ()
+) -> bytes:
+    """Build a transaction's own run of ascending (key, ref kind, offset, length, checksum, pack).
+
+    Pack 0 is the file that the run will lie in, the others are numbered from 1.
+    """
+    return index.build(entries, prefixes, [pack.encode() for pack in packs])
 
 
 def name_run(section: bytes, seq: int, offset: int) -> RunName:

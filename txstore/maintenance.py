@@ -11,7 +11,7 @@ from txstore import encoding, format, names, records
 from txstore._native import index, local
 from txstore.commits import MAIN, Commits, Stored
 from txstore.errors import CorruptionError, TxStoreError
-from txstore.format import PackName, RunName
+from txstore.format import DataPack, PackName, RunName
 from txstore.index import Runs
 from txstore.keys import decode_key
 from txstore.pack import Packs
@@ -81,7 +81,7 @@ class _Verifier:
 
     def run(self) -> Report:
         chain = self._chain()
-        total = sum(stored.footer.file_length for stored in chain)
+        total = sum(stored.footer.file_length + sum(pack.end for pack in stored.header.packs) for stored in chain)
         for stored in reversed(chain):  # oldest first: refs point back
             self._check_pack(stored)
             if self.progress is not None:
@@ -142,6 +142,8 @@ class _Verifier:
         except OSError as error:
             self._fault_of(error, (commit_id,), path=stored.path)
             return
+        for pack in stored.header.packs:
+            self._guarded(lambda pack=pack: self._check_data_pack(stored, pack), (commit_id,))  # type: ignore[misc]
         self._guarded(lambda: self._check_frames(stored, data), (commit_id,))
         self._guarded(lambda: Runs(stored.header.runs, stored.header.name, self.packs), (commit_id,))
         for run in stored.header.runs:
@@ -153,16 +155,33 @@ class _Verifier:
                 )
 
     def _check_frames(self, stored: Stored, data: memoryview) -> None:
-        values = self.values[stored.header.id] = _Values()
-        path = stored.path
+        end = min((section.offset for section in stored.header.sections), default=stored.footer.header_offset)
+        position = self._check_pack_of_frames(stored.header.name, stored.header.repository_id, data, end)
+        self._check_sections(stored, data, position)
+
+    def _check_data_pack(self, stored: Stored, pack: DataPack) -> None:
+        self.report.bytes += pack.end
+        try:
+            data = memoryview(self.storage.map(pack.name.path))
+        except OSError as error:
+            self._fault_of(error, (stored.header.id.hex(),), path=pack.name.path)
+            return
+        if len(data) < pack.end:
+            reason = f"the file has {len(data)} bytes, and frames are listed up to byte {pack.end}"
+            raise CorruptionError(pack.name.path, reason=reason)
+        self._check_pack_of_frames(pack.name, stored.header.repository_id, data, pack.end)
+
+    def _check_pack_of_frames(self, name: PackName, repository_id: bytes, data: memoryview, end: int) -> int:
+        """Check the frames of a pack, up to `end`; return where the last one ends."""
+        values = self.values[name.id] = _Values()
+        path = name.path
         try:
             found = format.decode_head(bytes(data[: format.HEAD_SIZE]))
         except encoding.MalformedError as error:
             raise CorruptionError(path, offset=0, reason=error.reason) from error
-        if found[:2] != (stored.header.id, stored.header.repository_id):
+        if found[:2] != (name.id, repository_id):
             raise CorruptionError(path, offset=0, reason="the pack's head names another pack or repository")
         position, sequence = format.HEAD_SIZE, 0
-        end = min((section.offset for section in stored.header.sections), default=stored.footer.header_offset)
         while position < end:
             try:
                 frame = format.decode_frame(data, position)
@@ -172,16 +191,14 @@ class _Verifier:
                 raise CorruptionError(path, offset=position, reason=str(error)) from error
             if frame.sequence != sequence or frame.end > end:
                 raise CorruptionError(path, offset=position, reason="the frames do not follow one another")
-            if any(data[position + format.FRAME_SIZE + len(frame.key) : frame.offset]) or any(
-                data[frame.offset + frame.length : frame.end]
-            ):
+            if any(data[frame.head_end : frame.offset]) or any(data[frame.offset + frame.length : frame.end]):
                 raise CorruptionError(path, offset=position, reason="the padding of a frame is not zero")
             values.offsets.append(frame.offset)
             values.lengths.append(frame.length)
             values.checksums.append(frame.checksum)
             self.report.values += 1
             position, sequence = frame.end, sequence + 1
-        self._check_sections(stored, data, position)
+        return position
 
     def _check_sections(self, stored: Stored, data: memoryview, position: int) -> None:
         """Check that sections and header follow one another with nothing between them, from `position` on."""

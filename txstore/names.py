@@ -6,7 +6,12 @@ GUARD = "zarr.json"
 FORMAT = "format.json"
 STAGING = ".staging"
 COMMIT_LOCK = "locks/commit"
-DIRECTORIES = (STAGING, "commits", "commits/main", "heads", "tags", "locks")
+STAGING_LOCK = "locks/staging"
+LOCKS = "locks"
+PACKS = "packs"
+DIRECTORIES = (STAGING, "commits", "commits/main", "heads", "packs", "tags", LOCKS)
+
+_OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 
 
 def commits_directory(branch: str) -> str:
@@ -31,6 +36,55 @@ def orphan_path(branch: str, slot: int, commit_id: bytes) -> str:
 
 def staging_path(transaction: bytes, participant: int) -> str:
     return f"{STAGING}/{transaction.hex()}.{participant}"
+
+
+def parse_staging(name: str) -> tuple[bytes, int] | None:
+    """Return transaction and participant of a staged pack's file name, None for any other name."""
+    transaction, _, participant = name.partition(".")
+    if len(transaction) != 32 or not (participant.isascii() and participant.isdigit()):
+        return None
+    try:
+        return bytes.fromhex(transaction), int(participant)
+    except ValueError:
+        return None
+
+
+def open_path(transaction: bytes) -> str:
+    """The record of a transaction that several processes may stage into."""
+    return f"{STAGING}/{transaction.hex()}.{_OPEN}"
+
+
+def sealed_path(transaction: bytes) -> str:
+    """The same record while the transaction ends: nobody may stage any more."""
+    return f"{STAGING}/{transaction.hex()}.{_SEALED}"
+
+
+def parse_record(name: str) -> bytes | None:
+    """Return the transaction whose record, open or sealed, has this file name; None for any other name."""
+    transaction, _, state = name.partition(".")
+    if len(transaction) != 32 or state not in (_OPEN, _SEALED):
+        return None
+    try:
+        return bytes.fromhex(transaction)
+    except ValueError:
+        return None
+
+
+def named_path(name: str) -> str:
+    """Which transaction has a name."""
+    return f"{STAGING}/{_NAMED}{name}"
+
+
+def parse_named(file: str) -> str | None:
+    return file.removeprefix(_NAMED) if file.startswith(_NAMED) else None
+
+
+def data_pack_path(pack_id: bytes) -> str:
+    return f"{data_pack_directory(pack_id)}/{pack_id.hex()}"
+
+
+def data_pack_directory(pack_id: bytes) -> str:
+    return f"{PACKS}/{pack_id.hex()[:2]}"
 
 
 def hint_path(branch: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from txstore import encoding, format
+from txstore import encoding, forking, format
 from txstore._native import local
 from txstore.encoding import crc32c
 from txstore.errors import CorruptionError
-from txstore.format import PackName, encode_frame, frame_layout
+from txstore.format import PackName, Predecessor, Seen, encode_frame, frame_layout
 from txstore.storage import Mapped, StagedFile, Storage
 
 if TYPE_CHECKING:
@@ -34,25 +33,30 @@ _ZEROS = bytes(format.ALIGNMENT)
 
 
 class Staged(NamedTuple):
-    """Where a staged value lies in its transaction's own pack."""
+    """Where a staged value lies in the pack of its writer, and which frame it is there."""
 
     offset: int
     length: int
     checksum: int
+    sequence: int
 
 
 class PackWriter:
-    """Appends framed values to one pack that nobody else sees. Threads may append at the same time.
+    """Appends framed values to one pack that no other transaction sees. Threads may append at the same time.
 
-    The file is created when there is something to write to it: with the first full buffer, or at `sync`.
+    The file is created when there is something to write to it: with the first full buffer, at `publish` or at `sync`.
+    After `publish` every frame is in the file before `append` returns, for other processes to find it there.
     """
 
-    def __init__(self, storage: Storage, path: str, pack_id: bytes, repository_id: bytes) -> None:
+    def __init__(
+        self, storage: Storage, path: str, pack_id: bytes, repository_id: bytes, *, participant: int = 0
+    ) -> None:
         self.id = pack_id
         self.path = path
         self._storage = storage
         self._file: StagedFile | None = None
-        self._lock = threading.Lock()
+        self._is_published = False
+        self._lock = forking.new_lock()
         self._sequence = 0
         self._end = format.HEAD_SIZE  # of the frames
         self._buffer = memoryview(bytearray(_BUFFER_SMALLEST))
@@ -63,14 +67,14 @@ class PackWriter:
         self._allocated = 0
         self._length = 0  # of the file, but for what is preallocated
         self._writeback = 0
-        self._buffer[: format.HEAD_SIZE] = format.encode_head(pack_id, repository_id)
+        self._buffer[: format.HEAD_SIZE] = format.encode_head(pack_id, repository_id, participant)
 
     @property
     def size(self) -> int:
         """Where the frames end."""
         return self._end
 
-    def append(self, kind: int, key: bytes, value: Buffer, *, seen: bool) -> Staged:
+    def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen) -> Staged:
         """Append one frame.
 
         `value` is any contiguous buffer of bytes; it is not needed afterwards. Raises `OSError`.
@@ -81,9 +85,12 @@ class PackWriter:
             view = view.cast("B")
         checksum = crc32c(view)
         with self._lock:
-            start = self._end
-            offset, end = frame_layout(start, len(key), length)
-            frame = encode_frame(kind, seen, self._sequence, key, length, checksum)
+            start, sequence = self._end, self._sequence
+            offset, end = frame_layout(start, len(key), length, has_predecessor=isinstance(seen, Predecessor))
+            frame = encode_frame(kind, seen, sequence, key, length, checksum)
+            if self._is_published:
+                self._write_through(start, frame, offset, view, end)
+                return Staged(offset, length, checksum, sequence)
             self._sequence += 1
             self._end = end
             self._drop_sections(start)
@@ -102,7 +109,30 @@ class PackWriter:
             padding = _ZEROS[: offset - start - len(frame)], _ZEROS[: end - offset - length]
             self._created().write(start, [frame, padding[0], view, padding[1]])
             self._start_writeback(end)
-        return Staged(offset, length, checksum)
+        return Staged(offset, length, checksum, sequence)
+
+    def _write_through(self, start: int, frame: bytes, offset: int, view: memoryview, end: int) -> None:
+        """Write one frame to the file; the caller holds the lock, so that no frame follows one that is not complete."""
+        self._drop_sections(start)
+        self._allocate(end)
+        padding = _ZEROS[: offset - start - len(frame)], _ZEROS[: end - offset - len(view)]
+        self._created().write(start, [frame, padding[0], view, padding[1]])
+        self._length = max(self._length, end)
+        self._sequence += 1
+        self._end = self._buffer_start = self._buffer_end = end
+        self._start_writeback(end)
+
+    def publish(self) -> None:
+        """Let the other processes of the transaction find every frame, from now on as soon as it is appended.
+
+        Of writes that are going on in other threads, the frames come to be when these are done. Raises `OSError`.
+        """
+        with self._lock:
+            if not self._is_published:
+                for begin, content in list(self._retired.items()):
+                    self._created().write(begin, [content])  # the thread that is about to may be too late
+                self._flush()
+                self._is_published = True
 
     def _drop_sections(self, start: int) -> None:
         """Forget what an attempt to commit wrote after the frames, which end at `start`; the caller holds the lock."""
@@ -162,6 +192,11 @@ class PackWriter:
         if self._file is None:
             self._file = self._storage.create(self.path)
         return self._file
+
+    def create(self) -> None:
+        """Create the file now, with what was appended. Raises `FileExistsError` if there is one of this name."""
+        with self._lock:
+            self._flush()
 
     def _allocate(self, end: int) -> None:
         if end > self._allocated and end > PREALLOCATE_FROM:
@@ -265,7 +300,7 @@ class Packs:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._open: dict[bytes, OpenPack] = {}
-        self._lock = threading.Lock()
+        self._lock = forking.new_lock()
 
     def get(self, name: PackName) -> OpenPack:
         pack = self._open.get(name.id)

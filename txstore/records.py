@@ -6,7 +6,7 @@ import json
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from txstore.encoding import (
@@ -109,6 +109,57 @@ class RepositoryFormat:
         if required & ~REQUIRED_FEATURES_KNOWN:
             raise NewerFormatError(f"required features {required:#x}")
         return cls(bytes.fromhex(repository), slots, required, optional)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRecord:
+    """What a process has to know to stage into another's transaction."""
+
+    id: bytes
+    branch: str
+    base: tuple[int, str] | None  # slot and commit id; None: there was no commit yet
+    name: str | None = None
+    message: str | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    durability: str = "fsync"
+    owner: str = ""  # who began it: user@host, and the process id
+    time: int = 0  # when it began, microseconds since 1970 UTC
+
+    def encode(self) -> bytes:
+        members = {
+            "transaction": self.id.hex(),
+            "branch": self.branch,
+            "base": None if self.base is None else list(self.base),
+            "name": self.name,
+            "message": self.message,
+            "properties": dict(self.properties),
+            "durability": self.durability,
+            "owner": self.owner,
+            "time": self.time,
+        }
+        return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> TransactionRecord:
+        members = json_object(data)
+        checksum = members.pop("checksum", None)
+        if checksum != _json_checksum(members):
+            raise MalformedError("the record of the transaction has a wrong checksum")
+        try:
+            base = members["base"]
+            return cls(
+                bytes.fromhex(members["transaction"]),
+                members["branch"],
+                None if base is None else (int(base[0]), str(base[1])),
+                members["name"],
+                members["message"],
+                members["properties"],
+                members["durability"],
+                members["owner"],
+                members["time"],
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise MalformedError(f"the record of the transaction is incomplete: {error!r}") from error
 
 
 def _json_checksum(members: Mapping[str, Any]) -> str:

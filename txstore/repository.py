@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from txstore.commits import MAIN, Commit, Commits
 from txstore.engine import Engine, Position
 from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError
+from txstore.following import follow
 from txstore.maintenance import Report, verify
+from txstore.named import NamedTransaction, transactions
+from txstore.regions import Lock
 from txstore.snapshot import Snapshot
 from txstore.transaction import Transaction
 
@@ -85,15 +88,60 @@ class Repository:
     # --- writing
 
     def transaction(
-        self, message: str | None = None, *, branch: str = MAIN, properties: Mapping[str, Any] | None = None
+        self,
+        message: str | None = None,
+        *,
+        name: str | None = None,
+        branch: str = MAIN,
+        lock: Lock | None = None,
+        lock_timeout: float | None = 60.0,
+        properties: Mapping[str, Any] | None = None,
     ) -> TxStore:
         """Return a writable store, a context manager: commits on a clean exit, rolls back on an exception.
 
-        `properties` is a JSON object that the commit carries.
+        Pickled or inherited by a fork, the store stages into the same transaction in the other process, which returns
+        nothing: the owner commits everything, or nothing.
+
+        Parameters
+        ----------
+        message : str, optional
+            What the commit's entry in the log says.
+        name : str, optional
+            Join the transaction with this name, or begin it: for processes that share nothing but the disk. Leaving the
+            block, also by an exception, then ends only the part of this process; `commit()` or `rollback()` ends the
+            transaction, by whoever calls it when all others have left. It survives the processes that stage into it.
+        lock : dict, list or str, optional
+            Chunks that nobody else who takes locks changes until this transaction has ended: `{path: selection}`, where
+            a selection is what the array would be indexed with, or `txstore.APPEND`; or paths of whole arrays. The
+            transaction is based on the head as it is when the locks are held.
+        lock_timeout : float, optional
+            Seconds to wait for the locks; None: for ever.
+        properties : dict, optional
+            A JSON object that the commit carries.
+
+        Raises
+        ------
+        LockTimeoutError
+            Somebody else holds the locks.
+        TransactionStateError
+            The transaction with this name is being ended.
         """
         from txstore.store import TxStore  # late: the mappings below work without zarr 3
 
-        return TxStore.begin(self.engine, branch=branch, message=message, properties=properties)
+        if name is not None and lock is not None:
+            raise ValueError("a transaction with a name outlives its processes and their locks: use store.lock() in it")
+        first = None
+        if name is not None:
+            first = self.engine.named(name, branch=branch, message=message, properties=properties)
+        elif lock is not None:
+            first = self.engine.begin(
+                branch=branch, message=message, properties=properties, lock=lock, lock_timeout=lock_timeout
+            )
+        return TxStore.begin(self.engine, branch=branch, message=message, properties=properties, first=first)
+
+    def transactions(self) -> list[NamedTransaction]:
+        """Return the transactions with a name that have been neither committed nor rolled back."""
+        return list(transactions(self._existing()))
 
     def begin(
         self, message: str | None = None, *, branch: str = MAIN, properties: Mapping[str, Any] | None = None
@@ -163,6 +211,27 @@ class Repository:
         with suppress(CommitNotFoundError):
             return self._existing().at(commit_id).commit
         return None
+
+    def follow(
+        self,
+        branch: str = MAIN,
+        *,
+        since: Commit | int | str | datetime | None = None,
+        timeout: float | None = None,
+    ) -> Generator[Commit, None, None]:
+        """Yield every commit that is made after `since`, in order, each once, and wait for the next one.
+
+        `since` is a `Commit`, or what `commit` takes: a slot, an id or an aware datetime; -1 is before the first.
+        By default it is the head at the moment of this call. A repository that does not exist yet is waited for, and
+        followed from its first commit. `timeout` is how many seconds each wait for a commit may take before the
+        iteration ends: 0 yields what there is and ends, None waits for ever.
+
+        What is held is let go when the generator is closed or dropped. Raises `CommitNotFoundError` if there is no
+        `since`, `RepositoryNotFoundError` if there is not even a repository for it, and, while following,
+        `CorruptionError` if the repository is deleted or replaced, `SnapshotExpiredError` if what comes next was
+        removed by a vacuum.
+        """
+        return follow(self.engine.commits, branch, since, timeout)
 
     @property
     def branches(self) -> list[str]:

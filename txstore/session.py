@@ -8,10 +8,10 @@ and when its base moves over a foreign change of one, it refuses what would sile
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txstore import forking
 from txstore.commits import MAIN, Commit
 from txstore.conflicts import DocumentChange, compare_documents, drops_chunk, is_at_edge, may_be_array, moved_edges
 from txstore.draining import drain_zarr
@@ -20,6 +20,7 @@ from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
 from txstore.index import Runs
 from txstore.keys import DOCUMENT_NAMES, ancestors, directory_prefix, document_key, is_document, node_of_document
 from txstore.snapshot import Snapshot
+from txstore.staging import Places
 from txstore.transaction import Transaction, check_description
 
 if TYPE_CHECKING:
@@ -41,6 +42,14 @@ class _Stale(NamedTuple):
 Reliance = tuple[frozenset[str], dict[str, _Stale], dict[str, bool]]
 
 
+class Joining(NamedTuple):
+    """What a pickle says of the transaction that it was made in."""
+
+    transaction: bytes
+    repository_id: bytes
+    places: Places  # of the documents that were handed out
+
+
 class Session:
     """What a writable `TxStore` and its read-only copies share. Safe in threads."""
 
@@ -52,24 +61,37 @@ class Session:
         branch: str = MAIN,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
+        first: Transaction | None = None,
+        joining: Joining | None = None,
+        token: str | None = None,
     ) -> None:
+        """`first`: the transaction that is already open; `joining`: that of another process, to be joined."""
         check_description(message, properties)
         self.engine = engine
         self.branch = branch
         self.message = message
         self.properties = properties
         self.position = position
-        self.process = os.getpid()
-        self.token = os.urandom(16).hex()  # by which a pickle made in this process finds it again
-        self.depth = 0  # of nested `with` blocks
-        self._transaction: Transaction | None = None
+        self.token = token or os.urandom(16).hex()  # by which a pickle finds it again
+        self.depth = 0  # of nested `with` blocks of this process
+        self.may_fork = first is not None  # children that it forks stage into its transaction, used by then or not
+        self._joining = joining
+        self._transaction = first
         self._used = False  # perhaps by zarr: it may write late, also where it has written nothing yet
-        self._ended: str | None = None
+        self.ended: str | None = None
         self._handed_out: set[str] = set()
         self._stale: dict[str, _Stale] = {}
         self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
         self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
-        self._lock = threading.RLock()
+        self._lock = forking.new_rlock()
+        forking.watch(self)
+
+    def before_fork(self) -> None:
+        if (self.depth or self.may_fork) and self.ended is None and self._joining is None:
+            self.transaction.share()
+
+    def after_fork_in_child(self) -> None:
+        self.depth = 0  # the `with` blocks are the parent's
 
     # --- the present transaction
 
@@ -81,14 +103,63 @@ class Session:
 
     def _begin(self) -> Transaction:
         with self._lock:
-            if self._ended is not None:
-                raise TransactionStateError(self._ended, state="ended")
-            if self._transaction is None:
+            if self.ended is not None:
+                raise TransactionStateError(self.ended, state="ended")
+            if self._transaction is None and self._joining is not None:
+                self._transaction = self._join(self._joining)
+            elif self._transaction is None:
                 base = self.position.snapshot()
                 self._transaction = self.engine.begin(
                     base, branch=self.branch, message=self.message, properties=self.properties
                 )
             return self._transaction
+
+    def _join(self, joining: Joining) -> Transaction:
+        transaction = self.engine.join(joining.transaction, joining.repository_id)
+        transaction.rely_on(joining.places)
+        self.position = Position.of(self.engine, transaction.base)
+        return transaction
+
+    def share(self) -> Joining | None:
+        """Let processes that unpickle this stage into its transaction; None if there is no repository yet."""
+        if self.ended is not None:
+            return None
+        if self._joining is not None and self._transaction is None:
+            return self._joining
+        with self._lock:
+            shared = self.transaction.share()
+            if shared is None:
+                return None
+            return Joining(shared, self.engine.commits.identity.id, self.transaction.places(self._handed_out))
+
+    def goes_on_with(self, joining: Joining | None) -> bool:
+        """Tell whether this is the session of a pickle that says `joining`: the one it was made of, or its copy here."""
+        return self._joining is None or joining is None or self._joining.transaction == joining.transaction
+
+    @property
+    def is_participant(self) -> bool:
+        """Whether the transaction is one that another process has begun, and will end."""
+        if self._transaction is None:
+            return self._joining is not None
+        return self._transaction.is_participant
+
+    @property
+    def is_named(self) -> bool:
+        return self._transaction is not None and self._transaction.is_named
+
+    def leave(self, *, complete: bool) -> None:
+        """Leave a `with` block of a transaction that goes on without this process."""
+        transaction = self._transaction
+        if transaction is None:
+            return
+        if complete or self.is_named:
+            self._drain()
+        if self.is_named:
+            transaction.leave()
+        elif complete:
+            transaction.seal()
+        else:
+            transaction.poison(TransactionStateError("a `with` block was left by an exception", state="poisoned"))
 
     @property
     def staged_count(self) -> int:
@@ -213,25 +284,30 @@ class Session:
 
     # --- from one transaction to the next
 
-    def commit(self, message: str | None = None) -> Commit | None:
+    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
         """Commit what is staged; the next transaction is based on the new commit."""
         with self._lock:
             ended = self.transaction
             self._drain()
             old = ended.base
-            new = ended.commit(message)
+            new = ended.commit(message, allow_lost=allow_lost)
             self._cleared = {}
             self._move(old, new, own=new.seq)  # raises nothing: the commit is made
+            if ended.is_named:
+                self.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return new.commit
 
     def rollback(self) -> None:
         """Drop what is staged; the next transaction is based on the head."""
         with self._lock:
             ended = self.transaction
-            self._unread |= self._staged_documents(ended)
+            documents = self._staged_documents(ended)
+            ended.rollback()  # late writes fail from now on, and so are soon done
+            self._unread |= documents
             self._stale |= self._cleared
             self._cleared = {}
-            ended.rollback()  # late writes fail from now on, and so are soon done
+            if ended.is_named:
+                self.ended = "this transaction was rolled back: begin a new one with repo.transaction()"
             self._drain()
             self._move(ended.base, self.engine.newest(self.branch))
 
@@ -250,10 +326,10 @@ class Session:
     def end(self, reason: str) -> None:
         """Roll back and end the session: whatever is used of it from now on raises `TransactionStateError`."""
         with self._lock:
-            self._ended = reason
-            if self._transaction is not None:
+            self.ended = reason
+            if self._transaction is not None and not self._transaction.is_named:
                 self._transaction.rollback()
-                self._transaction = None
+            self._transaction = None
 
     def _move(self, old: Snapshot, new: Snapshot, *, own: int | None = None) -> None:
         """Base the next transaction on `new`, and note which documents somebody else has changed since `old`.

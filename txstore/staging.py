@@ -1,53 +1,95 @@
-"""What one process has staged in one transaction: a pack below `.staging/`, and in memory a ref for each key.
+"""The view of a transaction: what is staged, by this process and by the others that stage into it, over a base.
 
 No life cycle here: `Transaction` says when this may be written, `Committer` turns it into a commit.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
-import struct
-import threading
+import sys
 import warnings
-from bisect import bisect_left
-from collections.abc import Iterator
-from itertools import islice
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from txstore import format, names
+from txstore import forking, format, names
+from txstore.chains import Link
 from txstore.commits import Commits
-from txstore.errors import UncommittedChangesWarning
-from txstore.keys import after_prefix, covering_prefixes, is_document
+from txstore.errors import ConflictError, ParticipantLostError, TransactionStateError, UncommittedChangesWarning
+from txstore.format import Frame, Predecessor
+from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
 from txstore.pack import PackWriter, Staged
+from txstore.participants import SharedTransaction, Tail, append_about
+from txstore.records import TransactionRecord
 from txstore.snapshot import Snapshot
+from txstore.staged import StagedKeys
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_REF = struct.Struct("<QQI")  # a `Staged` in 20 bytes: there may be millions
-_TOMBSTONE = b""
 _READ_MARKS = 1 << 16
+
+NOBODY = -1  # the number of a process that has not staged anything in somebody else's transaction
+
+#: For each document that array objects hold: the frame that they know, None for the base's.
+Places = dict[str, tuple[int, int] | None]
+
+
+#: In a process that stages into transactions of others: what it has to seal when it ends.
+_participants: weakref.WeakSet[Staging] = weakref.WeakSet()
+_sealing_in: int | None = None  # the process that `_seal_at_exit` is registered in
+
+
+class Part(NamedTuple):
+    """What a participant has staged, as a commit counts it."""
+
+    pack_id: bytes
+    end: int  # of its frames
 
 
 class Staging(Hierarchy):
-    """The view of a transaction: what is staged, else the base snapshot. Safe in threads."""
+    """The view of a transaction in one process. Safe in threads, and after a fork.
 
-    def __init__(self, commits: Commits, base: Snapshot, *, durable: bool) -> None:
+    The process that began the transaction is participant 0, and its pack becomes the commit file. Others join: children
+    that inherit the transaction or are sent it, and, if it has a name, whoever gives that name; there, nobody is
+    participant 0. A process that joins sees what was staged when it joined, and what its siblings have staged since when
+    `follow_others` is called; the one that began the transaction sees all of it at any time.
+    """
+
+    def __init__(
+        self,
+        commits: Commits,
+        base: Snapshot,
+        record: TransactionRecord,
+        *,
+        shared: SharedTransaction | None = None,
+    ) -> None:
         self.base = base
+        self.record = record
+        self.id = record.id  # of the transaction, and of the commit that it becomes
         self.process = os.getpid()
-        self.id = os.urandom(16)  # of the transaction, of its pack, and of the commit that it becomes
+        self.is_owner = shared is None  # began the transaction, which has no name
+        self.attached = 0  # transactions of this process that use this
+        self.staged = StagedKeys(0 if shared is None else NOBODY)
         self._commits = commits
-        self._durable = durable
-        self._lock = threading.Lock()
+        self._shared = shared
+        self._tails: dict[int, Tail] = {}
+        self._ignored: set[int] = set()  # those that were dead when this process joined
+        self._lock = forking.new_lock()  # of the writer
+        self._following = forking.new_rlock()
         self._writer: PackWriter | None = None
-        self._refs: dict[str, bytes] = {}
-        self._prefixes: dict[str, None] = {}
-        self._order: list[str] = []  # the keys of _refs; sorted, but for those added since the last listing
-        self._sorted = 0
+        self._commit_writer: PackWriter | None = None
+        self._is_sealed = True
+        self._inherited = False  # by a fork, and not used in this process so far
+        self._is_over = False
+        self.has_failed = False  # a write of this process: its part must not look complete
         self._read_marks: bytearray | None = None
+        self._read_keys: set[str] = set()  # exact, since others stage into the transaction
         self._committed: Snapshot | None = None
+        forking.watch(self)
 
     @property
     def url(self) -> str:
@@ -56,78 +98,76 @@ class Staging(Hierarchy):
     # --- reading
 
     def get_view(self, key: str) -> memoryview | None:
-        ref = self._refs.get(key)
-        if ref is not None:
-            return None if ref == _TOMBSTONE else self._staged_view(key, _unpack(ref))
-        if self._prefixes and self.is_below_deleted(key):
+        if self._shared is not None or self._inherited:
+            self._look_at_others()
+            self.staged.was_read_again(key)
+        link = self.staged.get(key)
+        if link is not None:
+            self._mark_read(key)
+            return None if link.kind == format.FRAME_TOMBSTONE else self._staged_view(key, link)
+        if self.staged.is_below_deleted(key):
             return None
         view = self.base.get_view(key)
-        if view is not None:
+        if view is not None or self._shared is not None:
             self._mark_read(key)
         return view
 
-    def _staged_view(self, key: str, staged: Staged) -> memoryview | None:
+    def _staged_view(self, key: str, link: Link) -> memoryview | None:
         if self._committed is None:
             try:
-                return memoryview(self.writer.read(staged))
-            except OSError:
+                return memoryview(self.read(link))
+            except (OSError, TransactionStateError):
                 if self._committed is None:  # else it was committed just now
                     raise
         return self._committed.get_view(key)
 
+    def read(self, link: Link) -> bytes:
+        """Return a staged value. Raises `CorruptionError` if it is no longer what was written."""
+        if link.participant == self.staged.me:
+            return self.writer.read(Staged(link.offset, link.length, link.checksum, link.sequence))
+        if self._shared is None:
+            raise LookupError(f"participant {link.participant} of a transaction of one process")
+        return self._shared.read(link)
+
     def get_part(self, key: str, part: slice) -> memoryview | None:
         """Return a part of a value; of a base value without comparing the checksum, which covers the whole."""
-        if key in self._refs or self.is_below_deleted(key):
+        if self._shared is not None or self._inherited or key in self.staged or self.staged.is_below_deleted(key):
             view = self.get_view(key)
             return None if view is None else view[part]
         self._mark_read(key)
         return self.base.get_part(key, part)
 
     def size_of(self, key: str) -> int | None:
-        ref = self._refs.get(key)
-        if ref is not None:
-            return None if ref == _TOMBSTONE else _unpack(ref).length
-        return None if self.is_below_deleted(key) else self.base.size_of(key)
+        self._look_at_others()
+        link = self.staged.get(key)
+        if link is not None:
+            return None if link.kind == format.FRAME_TOMBSTONE else link.length
+        return None if self.staged.is_below_deleted(key) else self.base.size_of(key)
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
-        staged = self._staged_between(start, stop)
+        self._look_at_others()
+        staged = self.staged.between(start, stop)
         mine = next(staged, None)
         for theirs in self._base_keys_between(start, stop, batch):
             while mine is not None and mine < theirs:
-                if self._is_set(mine):
+                if self.staged.is_set(mine):
                     yield mine
                 mine = next(staged, None)
             if mine == theirs:
                 mine = next(staged, None)
-            if theirs not in self._refs or self._is_set(theirs):
+            if theirs not in self.staged or self.staged.is_set(theirs):
                 yield theirs
         while mine is not None:
-            if self._is_set(mine):
+            if self.staged.is_set(mine):
                 yield mine
             mine = next(staged, None)
-
-    def _is_set(self, key: str) -> bool:
-        return self._refs.get(key, _TOMBSTONE) != _TOMBSTONE
-
-    def _staged_between(self, start: str, stop: str | None) -> Iterator[str]:
-        with self._lock:  # what others stage meanwhile is added behind the sorted part
-            order, end = self._sorted_keys(), self._sorted
-            low = bisect_left(order, start, 0, end)
-            high = end if stop is None else bisect_left(order, stop, low, end)
-        return (order[i] for i in range(low, high))
-
-    def _sorted_keys(self) -> list[str]:
-        if self._sorted < len(self._order):
-            self._order = sorted(self._order)  # a new list: others may be walking the old one. Nearly sorted: linear
-            self._sorted = len(self._order)
-        return self._order
 
     def _base_keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
         """Yield the base's keys but for those below deleted prefixes, which are skipped, not walked."""
         position: str | None = start
         while position is not None:
             for key in self.base.keys_between(position, stop, batch=batch):
-                hidden = next((p for p in covering_prefixes(key) if p in self._prefixes), None)
+                hidden = self.staged.hiding_prefix(key)
                 if hidden is None:
                     yield key
                 else:
@@ -137,121 +177,391 @@ class Staging(Hierarchy):
                 return
 
     def is_below_deleted(self, key: str) -> bool:
-        """Tell whether the base's value of a key is hidden by a deleted prefix."""
-        return bool(self._prefixes) and any(prefix in self._prefixes for prefix in covering_prefixes(key))
+        return self.staged.is_below_deleted(key)
 
     # --- what was read before it was written
 
     def _mark_read(self, key: str) -> None:
         """Remember roughly that a key was read (a hash collision only makes I5 stricter, never laxer)."""
+        if self._shared is not None:
+            self._read_keys.add(key)
+            return
         marks = self._read_marks
         if marks is None:
             marks = self._read_marks = bytearray(_READ_MARKS)
         marks[hash(key) % _READ_MARKS] = 1
 
     def _was_read(self, key: str) -> bool:
-        return self._read_marks is not None and self._read_marks[hash(key) % _READ_MARKS] == 1
+        marks = self._read_marks
+        return key in self._read_keys or (marks is not None and marks[hash(key) % _READ_MARKS] == 1)
 
-    def is_unchanged(self, key: str, staged: Staged) -> bool:
+    def is_unchanged(self, key: str, link: Link) -> bool:
         """Tell whether a staged value is just what the base holds, and so is no write (I5)."""
-        if self.is_below_deleted(key):
+        if self.staged.is_below_deleted(key):
             return False
         found = self.base.lookup(key)
-        if found is None or (found.length, found.checksum) != (staged.length, staged.checksum):
+        if found is None or (found.length, found.checksum) != (link.length, link.checksum):
             return False
-        if not is_document(key) and self._was_read(key):
+        if not is_document(key) and (link.seen != format.SEEN_NOTHING or self._was_read(key)):
             return False
         view = self.base.get_view(key)
-        return view is not None and bytes(view) == self.writer.read(staged)
+        return view is not None and bytes(view) == self.read(link)
+
+    def rely_on(self, places: Mapping[str, tuple[int, int] | None]) -> None:
+        """Note what array objects hold that come from another process, or from before a fork."""
+        for key, place in places.items():
+            self._read_keys.add(key)
+            link = self.staged.get(key)
+            if place is None:
+                if link is not None:
+                    self.staged.outdate(key, format.SEEN_BASE)
+            elif link is None or link.place != place:
+                self.staged.outdate(key, Predecessor(*place))
+
+    def places(self, keys: Iterable[str]) -> Places:
+        """Return what `rely_on` is to be told in another process."""
+        links = {key: self.staged.get(key) for key in keys}
+        return {key: None if link is None else (link.participant, link.sequence) for key, link in links.items()}
 
     # --- writing
 
     def stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
-        """Append a frame and remember where it is. `key` is a prefix for a prefix tombstone. Raises `OSError`."""
-        writer = self._writer or self._begin()
-        staged = writer.append(kind, encoded, value, seen=self._was_read(key))
-        with self._lock:
-            if kind == format.FRAME_PREFIX:
-                self._hide(key)
-            else:
-                if key not in self._refs:
-                    self._order.append(key)
-                value_ref = _REF.pack(staged.offset, staged.length, staged.checksum)
-                self._refs[key] = value_ref if kind == format.FRAME_VALUE else _TOMBSTONE
+        """Append a frame and remember where it is. `key` is a prefix for a prefix tombstone.
 
-    def _hide(self, prefix: str) -> None:
-        self._prefixes[prefix] = None
-        order = self._sorted_keys()
-        stop = after_prefix(prefix)
-        low, high = bisect_left(order, prefix), len(order) if stop is None else bisect_left(order, stop)
-        for key in order[low:high]:
-            del self._refs[key]
-        self._order = order[:low] + order[high:]
-        self._sorted = len(self._order)
+        Raises `OSError`; `TransactionStateError` if the transaction of another process has ended.
+        """
+        writer = self._writer or self._begin()
+        if kind == format.FRAME_PREFIX and self._shared is not None:
+            for other in self.staged.written_by_others(key):  # so that it is known which of their frames were seen
+                self._append(writer, format.FRAME_TOMBSTONE, other, other.encode(), b"")
+        self._append(writer, kind, key, encoded, value)
+        if self._shared is not None and not self.is_owner:
+            self._is_sealed = False
+            self._shared.check_open()  # I8: what was there when this was tested will be found by the commit
+
+    def _append(self, writer: PackWriter, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+        seen = self.staged.seen(key, was_read=self._was_read(key))
+        staged = writer.append(kind, encoded, value, seen=seen)
+        if kind == format.FRAME_PREFIX:
+            self.staged.hide(key, self.staged.me, staged.sequence)
+        else:
+            link = Link(self.staged.me, staged.sequence, seen, kind, staged.offset, staged.length, staged.checksum)
+            self.staged.add(key, link)
+            if self._shared is not None:
+                self.staged.was_read_again(key)
 
     def _begin(self) -> PackWriter:
+        if self._inherited:
+            self._adopt()
         with self._lock:
             if self._writer is None:
-                self._commits.identity.create(durable=self._durable)
-                repository_id = self._commits.identity.id
-                self._writer = PackWriter(self._commits.storage, names.staging_path(self.id, 0), self.id, repository_id)
+                if self._shared is not None and not self.is_owner:
+                    self._shared.check_open()
+                    self.staged.me, self._writer = self._shared.join()
+                    _seal_at_exit(self)
+                else:
+                    self._commits.identity.create(durable=self.record.durability == "fsync")
+                    repository_id = self._commits.identity.id
+                    path = names.staging_path(self.id, 0)
+                    self._writer = PackWriter(self._commits.storage, path, self.id, repository_id)
+                    if self._shared is not None:
+                        self._writer.publish()
             return self._writer
 
     @property
     def writer(self) -> PackWriter:
-        """The pack that staged values are in. There is one as soon as anything is staged."""
+        """The pack that this process stages into. There is one as soon as it has staged anything."""
         if self._writer is None:
             raise LookupError("nothing is staged")
         return self._writer
+
+    def attach(self) -> None:
+        """Become a participant now, though nothing is staged yet: others can tell that this process is there."""
+        self._begin()
+
+    # --- several processes
+
+    def is_open(self) -> bool:
+        """Tell whether the transaction that this process has joined still goes on."""
+        try:
+            if self._shared is not None:
+                self._shared.check_open()
+        except (OSError, TransactionStateError):
+            return False
+        return not self._is_over
+
+    @property
+    def is_shared(self) -> bool:
+        return self._shared is not None
+
+    def share(self) -> None:
+        """Let other processes join: what is staged, and the record of the transaction, are there for them to find.
+
+        Nothing happens if the repository does not exist and nothing is staged.
+        """
+        if self._inherited:
+            self._adopt()
+        if self._shared is not None or self._committed is not None:
+            return
+        if self._writer is None and not self._commits.identity.exists():
+            return
+        self._commits.identity.create(durable=self.record.durability == "fsync")
+        with self._lock:
+            if self._shared is None:
+                if self._writer is not None:
+                    self._writer.publish()
+                self._shared = SharedTransaction.publish(self._commits, self.record)
+
+    def before_fork(self) -> None:
+        if self.attached and self.process == os.getpid() and not self._is_over:
+            self.share()
+
+    def after_fork_in_child(self) -> None:
+        # The parent's files are its own; this process becomes a participant when it first uses the transaction.
+        self._inherited = True
+        self._writer = self._commit_writer = None
+
+    def _adopt(self) -> None:
+        """Make this process a participant of the transaction that it has inherited."""
+        with self._following:
+            if not self._inherited:
+                return
+            if not self._is_over:
+                if self._shared is None:
+                    raise TransactionStateError(
+                        "this transaction was begun before the fork, in a repository that did not exist: stage "
+                        "something (create the arrays) before you fork",
+                        state="foreign",
+                    )
+                known = self.places(key for key in self.staged.between("", None) if is_document(key))
+                self._shared = SharedTransaction.find(self._commits, self.id)
+                self.is_owner = False
+                self.staged = StagedKeys(NOBODY)
+                self._tails, self._is_sealed = {}, True
+                self._follow(joining=True)
+                self.rely_on(known)
+            self.process = os.getpid()
+            self._inherited = False
+
+    def join_others(self) -> None:
+        """See what others have staged by now, as one does when joining."""
+        with self._following:
+            self._follow(joining=True)
+
+    def follow_others(self) -> None:
+        """See what others have staged by now, as one does when a lock was taken."""
+        if self._inherited:
+            self._adopt()
+        if self._shared is not None and not self._is_over:
+            with self._following:
+                self._follow()
+
+    def _look_at_others(self) -> None:
+        if self._inherited:
+            self._adopt()
+        elif self.is_owner and self._shared is not None:
+            self.follow_others()
+
+    def _follow(self, *, joining: bool = False) -> None:
+        shared = self._shared
+        if shared is None:
+            return
+        for participant in shared.participants():
+            if participant == self.staged.me or participant in self._ignored:
+                continue
+            tail = self._tails.get(participant) or shared.tail(participant)
+            # Before its frames are read: of one that is dead, these are all.
+            alive = not joining or shared.is_named or participant == 0 or tail.is_alive()
+            frames = list(tail.new_frames())
+            if not alive and not tail.is_sealed:
+                self._ignored.add(participant)  # its work is to be done again: not on top of what it left
+                continue
+            self._tails[participant] = tail
+            self._apply(tail.participant, frames)
+
+    def _apply(self, participant: int, frames: Iterable[Frame]) -> None:
+        for frame in frames:
+            key = frame.key.decode()
+            if frame.kind == format.FRAME_PREFIX:
+                self.staged.hide(key, participant, frame.sequence)
+            elif frame.kind in (format.FRAME_VALUE, format.FRAME_TOMBSTONE):
+                link = Link(
+                    participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum
+                )
+                self.staged.add(key, link, was_read=self._was_read(key))
+
+    def announce(self, parked_locks: int) -> None:
+        """Tell siblings under which owner word this process leaves locks to them."""
+        if self._shared is not None:
+            append_about(self._writer or self._begin(), locks=parked_locks)
+
+    def parked_locks(self) -> list[int]:
+        """Return the owner words under which siblings leave locks."""
+        found = (tail.about.get("locks") for tail in self._tails.values())
+        return [word for word in found if isinstance(word, int)]
 
     # --- what is staged
 
     @property
     def count(self) -> int:
         """How many keys and prefixes are set or deleted."""
-        return len(self._refs) + len(self._prefixes)
+        if not self._is_over:
+            self._look_at_others()
+        return len(self.staged)
 
     @property
     def prefixes(self) -> list[str]:
-        return sorted(self._prefixes)
+        return self.staged.prefixes
 
-    def items_staged(self) -> Iterator[tuple[str, Staged | None]]:
-        """Yield the keys that are set, and those that are deleted (None), in the order of their bytes."""
-        with self._lock:
-            order, end = self._sorted_keys(), self._sorted
-        for key in islice(order, end):
-            ref = self._refs.get(key)
-            if ref is not None:  # else another thread has just deleted all below a path
-                yield key, None if ref == _TOMBSTONE else _unpack(ref)
+    def items_staged(self) -> Iterator[tuple[str, Link]]:
+        """Yield the keys that are set or deleted, in the order of their bytes."""
+        return self.staged.items()
+
+    def label(self, participant: int) -> str:
+        """Return who a participant is."""
+        if participant == self.staged.me:
+            return f"process {os.getpid()} (this one)"
+        tail = self._tails.get(participant)
+        return "the process that began" if tail is None or participant == 0 else str(tail)
+
+    # --- the commit
+
+    def close_parts(self, *, allow_lost: bool = False) -> None:
+        """Let nobody stage any more, and settle whose frames count.
+
+        Raises `ParticipantLostError` (I8) and `ConflictError` (I7); call `reopen_parts` when no commit is made.
+        """
+        if self._shared is None:
+            return
+        self._shared.seal()
+        with self._following:
+            self._ignored.clear()
+            lost = {}
+            for participant in self._shared.participants():
+                if participant in (0, self.staged.me):
+                    continue
+                tail = self._tails.setdefault(participant, self._shared.tail(participant))
+                alive = tail.is_alive()
+                self._apply(participant, list(tail.new_frames()))
+                if not alive and not tail.is_sealed:
+                    lost[participant] = str(tail)
+        broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other))
+        lost_keys = self.staged.of_participants(lost)
+        if lost_keys and not allow_lost:
+            raise ParticipantLostError(list(lost.values()), lost_keys)
+        if broken:
+            raise ConflictError(
+                broken,
+                reason="several processes of this transaction wrote these keys without knowing of each other's writes "
+                "(lock them: `with store.lock(path, selection)`)",
+            )
+
+    def reopen_parts(self) -> None:
+        """Let others go on staging: no commit was made."""
+        if self._shared is not None:
+            self._shared.unseal()
+
+    def others_alive(self) -> list[str]:
+        """Return who else is attached to the transaction and lives."""
+        if self._shared is None:
+            return []
+        self.follow_others()
+        return [str(tail) for tail in self._tails.values() if tail.participant and tail.is_alive()]
+
+    def commit_writer(self) -> PackWriter:
+        """Return the pack that becomes the commit file."""
+        if self._shared is None or self.is_owner:
+            return self._writer or self._begin()
+        if self._commit_writer is not None:
+            self._commit_writer.close()
+        self._commit_writer = self._shared.commit_pack()
+        return self._commit_writer
+
+    def parts(self) -> list[Part]:
+        """Return the packs, but for the commit file itself, that hold a value that counts."""
+        if self._shared is None:
+            return []
+        found = {link.participant for _, link in self.staged.items() if link.kind == format.FRAME_VALUE}
+        ends = {participant: tail.end for participant, tail in self._tails.items()}
+        if self._writer is not None:
+            ends[self.staged.me] = self._writer.size
+        return [Part(format.participants_pack(self.id, number), ends[number]) for number in sorted(found) if number]
+
+    def pack_id_of(self, link: Link) -> bytes:
+        return format.participants_pack(self.id, link.participant)
+
+    def path_of(self, pack_id: bytes) -> str:
+        """Return where a part lies until the commit is made."""
+        return names.staging_path(self.id, format.participant_of(self.id, pack_id))
 
     # --- the end
 
     def settle(self, committed: Snapshot) -> None:
         """Read what was staged from the commit that it became: others may be reading, and go on doing so."""
         self._committed = committed
+        self._is_over = True
         if self._writer is not None:
             self._writer.close_between_reads()
+        if self._commit_writer is not None:
+            self._commit_writer.close()
+        if self._shared is not None:
+            self._shared.end()
 
     def close(self) -> None:
-        """Close the file, which stays where it is."""
-        if self._writer is not None:
-            self._writer.close()
+        """Close the files, which stay where they are."""
+        self._is_over = True
+        for writer in (self._writer, self._commit_writer):
+            if writer is not None:
+                writer.close()
+        if self._shared is not None:
+            self._shared.close()
 
     def discard(self) -> None:
-        """Drop what is staged. In a forked child only the inherited descriptor: the files are the parent's."""
-        if self._writer is not None and self._writer.close() and self.process == os.getpid():
-            with contextlib.suppress(OSError):
-                self._commits.storage.delete(self._writer.path)
-        self._writer = None
-        self._refs = {}
-        self._prefixes = {}
-        self._order = []
-        self._sorted = 0
+        """Drop what is staged, by all who have staged."""
+        self._is_over = True
+        writers = [writer for writer in (self._writer, self._commit_writer) if writer is not None]
+        if self._shared is not None:
+            with contextlib.suppress(OSError, TransactionStateError):
+                self._shared.seal()  # so that nobody who writes later believes that it counts
+                self._shared.end()
+        for writer in writers:
+            if writer.close():
+                with contextlib.suppress(OSError):
+                    self._commits.storage.delete(writer.path)
+        self._writer = self._commit_writer = None
+        self.staged.clear()
+
+    def seal(self) -> None:
+        """Say that this process has done all that it meant to do (I8). It may go on all the same."""
+        if self._is_over or self._is_sealed or self._inherited or self.is_owner or self.has_failed:
+            return
+        writer = self.writer
+        writer.append(format.FRAME_SEAL, b"", b"", seen=format.SEEN_NOTHING)
+        writer.finish(writer.size)
+        if self._shared is not None and self._shared.is_named and self.record.durability == "fsync":
+            writer.sync()
+        self._is_sealed = True
+
+    def leave(self) -> None:
+        """Leave a transaction with a name: the others see at once that this process is done."""
+        if self._inherited or self.process != os.getpid():
+            return
+        try:
+            self.seal()
+        finally:
+            self.close()
 
     def abandon(self) -> None:
         """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends."""
+        if self._inherited or self.process != os.getpid():
+            return
+        self.attached -= 1
+        if not self.is_owner:
+            with contextlib.suppress(OSError, TransactionStateError):
+                self.seal()
+            return
         try:
-            if self.count and self.process == os.getpid():
+            if self.count:
                 warnings.warn(
                     f"{self.url}: {self.count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
                     f"`with repo.transaction() as store:`",
@@ -262,5 +572,25 @@ class Staging(Hierarchy):
             self.discard()
 
 
-def _unpack(ref: bytes) -> Staged:
-    return Staged(*_REF.unpack(ref))
+def _seal_at_exit(staging: Staging) -> None:
+    """Seal when the process ends in good order: by then it has done its part."""
+    global _sealing_in
+    _participants.add(staging)
+    if _sealing_in == os.getpid():
+        return
+    _sealing_in = os.getpid()
+    atexit.register(_seal_all)
+    if "multiprocessing.util" in sys.modules:  # its processes end without `atexit`
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _seal_all, exitpriority=0)
+
+
+def _seal_all() -> None:
+    ending = sys.exc_info()[1]
+    if ending is not None and not (isinstance(ending, SystemExit) and not ending.code):
+        return  # the work was broken off
+    for staging in list(_participants):
+        if staging.process == os.getpid():
+            with contextlib.suppress(OSError, TransactionStateError):
+                staging.seal()

@@ -12,7 +12,6 @@ import errno
 import os
 import struct
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import filelock
 from fsspec.core import split_protocol
 
-from txstore._native import local
+from txstore import forking, names
+from txstore._native import local, watch
 
 if sys.platform != "win32":
     import fcntl
@@ -32,7 +32,11 @@ Mapped = Any  # an object with the buffer protocol: what a whole file looks like
 
 
 class StagedFile(Protocol):
-    """A file that this process writes and nobody else sees yet. Reading and writing by offset; safe in threads."""
+    """A file that this process writes. Reading and writing by offset; safe in threads.
+
+    It is held until it is closed: the system lets go of it when the process dies, however it dies, and never before.
+    In a forked child it is closed.
+    """
 
     def write(self, offset: int, parts: Sequence[Buffer]) -> None: ...
     def read(self, offset: int, length: int) -> bytes: ...
@@ -71,6 +75,18 @@ class Storage(Protocol):
     def create(self, path: str) -> StagedFile:
         """Create a file; FileExistsError if it exists."""
 
+    def hold(self, path: str) -> StagedFile:
+        """Hold a file that exists. Raises `BlockingIOError` if a living process holds it."""
+
+    def is_held(self, path: str) -> bool:
+        """Tell whether a living process holds a staged file; FileNotFoundError if it does not exist."""
+
+    def reclaim(self, path: str) -> None:
+        """Delete a staged file that nobody holds; nothing happens if somebody does, or if it does not exist."""
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name; FileExistsError if the target exists."""
+
     def sync_file(self, path: str) -> None:
         """Make the content of a finished file durable."""
 
@@ -89,8 +105,17 @@ class Storage(Protocol):
     def delete(self, path: str) -> None:
         """Delete a file; nothing happens if it does not exist."""
 
+    def watch(self, path: str) -> int:
+        """Return a descriptor that is readable once a name has appeared in a directory, for `_native.watch.drain`.
+
+        The caller closes it. Raises `OSError` where that can't be known: then look again from time to time.
+        """
+
     def lock(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Take turns with other processes and threads. Serves fairness, never correctness."""
+
+    def lock_directory(self) -> str:
+        """Return where on this machine the chunk-key locks are. Raises `LocksUnavailableError` if there can be none."""
 
 
 def open_storage(url: str | os.PathLike[str], options: dict[str, Any] | None = None) -> Storage:
@@ -173,9 +198,38 @@ class LocalStorage:
         if durable:
             _sync_directory(os.path.dirname(directory))
 
+    def hold(self, path: str) -> StagedFile:
+        descriptor = os.open(self._file(path), os.O_RDWR | os.O_CLOEXEC)
+        if not _hold(descriptor):
+            os.close(descriptor)
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this file", path)
+        return LocalStagedFile(descriptor)
+
+    def is_held(self, path: str) -> bool:
+        with self._opened(path) as descriptor:
+            return _is_held(descriptor)
+
+    def reclaim(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError), self._opened(path, os.O_RDWR) as descriptor:
+            if _hold(descriptor):  # so that whoever has just created it, and does not hold it yet, notices
+                os.unlink(self._file(path))
+
+    def link(self, source: str, target: str) -> None:
+        os.link(self._file(source), self._file(target))
+
     def create(self, path: str) -> StagedFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return LocalStagedFile(os.open(self._file(path), flags, 0o666))
+        while True:
+            descriptor = os.open(self._file(path), flags, 0o666)
+            try:
+                _hold(descriptor, wait=True)
+                reclaimed = os.fstat(descriptor).st_nlink == 0  # by somebody who found it before it was held
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if not reclaimed:
+                return LocalStagedFile(descriptor)
+            os.close(descriptor)
 
     def sync_file(self, path: str) -> None:
         with self._opened(path) as descriptor:
@@ -211,6 +265,12 @@ class LocalStorage:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._file(path))
 
+    def watch(self, path: str) -> int:
+        return watch.open_watch(self._file(path))
+
+    def lock_directory(self) -> str:
+        return self._file(names.LOCKS)
+
     @contextmanager
     def lock(self, path: str) -> Iterator[None]:
         if sys.platform != "linux":
@@ -232,7 +292,8 @@ class LocalStagedFile:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._closing = threading.Lock()
+        self._closing = forking.new_lock()
+        forking.watch(self)
 
     def write(self, offset: int, parts: Sequence[Buffer]) -> None:
         _write_fully(self._descriptor, offset, parts)
@@ -258,10 +319,44 @@ class LocalStagedFile:
         if descriptor >= 0:
             os.close(descriptor)
 
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self.close()  # or the file would be held for as long as the child lives
+
 
 if sys.platform == "linux":
     _LOCK_ALL = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
+    _LOCK_ALL_SHARED = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     _UNLOCK_ALL = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def _hold(descriptor: int, *, wait: bool = False) -> bool:
+    """Lock a file for as long as its open file description lives; return whether that was possible."""
+    try:
+        if sys.platform == "linux":
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _LOCK_ALL)
+        elif sys.platform != "win32":
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _is_held(descriptor: int) -> bool:
+    if sys.platform == "linux":
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_ALL_SHARED)
+        kind: int = struct.unpack_from("h", found)[0]
+        return kind != fcntl.F_UNLCK
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return False
+    return True
 
 
 def _sync(descriptor: int) -> None:

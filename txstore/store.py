@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -16,22 +17,20 @@ from zarr.core.buffer.core import default_buffer_prototype
 from txstore.commits import MAIN, Commit
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
-from txstore.session import Reliance, Session
+from txstore.regions import keys_to_lock
+from txstore.session import Joining, Reliance, Session
 
 if TYPE_CHECKING:
     from typing import Self
 
     from txstore.repository import Repository
     from txstore.snapshot import Snapshot
-    from txstore.transaction import Transaction
+    from txstore.transaction import Changes, Transaction
 
 #: Sessions that a pickle can rejoin, by token.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 
-_ELSEWHERE = (
-    "this store was pickled with staged writes in another process, and a transaction is written by one process: "
-    "commit there first, or open the repository here"
-)
+_LEFT = "this store's `with` block has ended; the transaction goes on: join it again with repo.transaction(name=...)"
 _COMMITTED = "this store's `with` block has ended and was committed: begin a new one with repo.transaction()"
 _ROLLED_BACK = "this store's `with` block has ended and was rolled back: begin a new one with repo.transaction()"
 _UNKNOWN = "this store's `with` block has ended, and whether its commit was made is unknown: see repo.resolve(id)"
@@ -115,11 +114,23 @@ class TxStore(Store):
         return store
 
     @classmethod
-    def begin(cls, engine: Engine, *, branch: str, message: str | None, properties: Mapping[str, Any] | None) -> Self:
-        """Return a writable store at the head: what `Repository.transaction` returns."""
-        position = Position(engine, branch=branch, creates=True)
-        position.settle()
-        session = Session(engine, position, branch=branch, message=message, properties=properties)
+    def begin(
+        cls,
+        engine: Engine,
+        *,
+        branch: str,
+        message: str | None,
+        properties: Mapping[str, Any] | None,
+        first: Transaction | None = None,
+    ) -> Self:
+        """Return a writable store at the head: what `Repository.transaction` returns. `first` is its transaction."""
+        if first is None:
+            position = Position(engine, branch=branch, creates=True)
+            position.settle()
+        else:
+            position = Position.of(engine, first.base)
+        session = Session(engine, position, branch=branch, message=message, properties=properties, first=first)
+        session.may_fork = True
         return cls._of(engine, position, session, read_only=False)
 
     # --- what it is a view of
@@ -154,8 +165,11 @@ class TxStore(Store):
         """How many keys and prefixes are set or deleted here and not committed."""
         return 0 if self._session is None else self._session.staged_count
 
-    def changes(self) -> dict[str, list[str]]:
-        """Return what is staged: `set` and `deleted` keys, and `deleted_below`: the paths cleared as a whole."""
+    def changes(self) -> Changes:
+        """Return what is staged: `set` and `deleted` keys, and `deleted_below`: the paths cleared as a whole.
+
+        `participants` says which process has staged which of the keys.
+        """
         return self._writer().transaction.changes()
 
     def _writer(self) -> Session:
@@ -166,13 +180,33 @@ class TxStore(Store):
 
     # --- transactions
 
-    def commit(self, message: str | None = None) -> Commit | None:
-        """Publish what is staged and go on from the new commit.
+    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
+        """Publish what is staged, by this process and those that it shares the transaction with, and go on from there.
 
         Returns the commit; that of the base, without a new one, if nothing is staged. Errors as of
         `Transaction.commit`. After `ConflictError` what is staged is still there: `rollback()` drops it.
+        `allow_lost` takes also what processes have staged that died before they were done.
         """
-        return self._writer().commit(message)
+        return self._writer().commit(message, allow_lost=allow_lost)
+
+    @contextmanager
+    def lock(self, path: str, selection: Any = ..., timeout: float | None = 60.0) -> Iterator[Sequence[str]]:
+        """Lock the chunks that a selection of an array covers, against all who take locks, while the block runs.
+
+        `selection` is what an array would be indexed with, or `txstore.APPEND`; `...` is all chunks. `timeout` is in
+        seconds, None for ever, 0 to try. The block gets the keys whose last holder died holding them.
+
+        Leaving the block lets only the processes have the locks that stage into the same transaction; everybody else
+        waits for its end. What these have written under the lock is seen in the block. Raises `LockTimeoutError`,
+        and `ConflictError` if another commit has changed one of the chunks since this transaction began.
+        """
+        transaction = self._writer().transaction
+        keys = keys_to_lock(transaction, {path: selection})
+        dirty = transaction.lock(keys, timeout)
+        try:
+            yield dirty
+        finally:
+            transaction.unlock(keys)
 
     def rollback(self) -> None:
         """Drop what is staged and move to the newest commit."""
@@ -198,17 +232,24 @@ class TxStore(Store):
         if session is None or self.read_only:
             self.close()
             return
+        if not session.depth:
+            return  # the block was entered before a fork: it is the parent's to end
         session.depth -= 1
         if session.depth:
             return
+        if session.is_participant:
+            session.leave(complete=kind is None)
+            return
         try:
-            if kind is None:
+            if session.is_named:
+                session.leave(complete=True)
+            elif kind is None:
                 session.commit()
         except BaseException as error:
             session.end(_UNKNOWN if isinstance(error, CommitUnknownError) else _ROLLED_BACK)
             raise
         else:
-            session.end(_ROLLED_BACK if kind else _COMMITTED)
+            session.end(_LEFT if session.is_named else _ROLLED_BACK if kind else _COMMITTED)
         finally:
             self.close()
 
@@ -241,8 +282,18 @@ class TxStore(Store):
         session = self._session
         if session is None:
             return _reopen_reader, (self._engine, self._position)
-        told = (session.token, session.staged_count > 0, session.branch, session.message, session.properties)
-        return _reopen_writer, (self._engine, session.position, told, session.reliance, self.read_only)
+        joining = session.share()
+        told = (session.token, session.ended, session.branch, session.message, session.properties)
+        return _reopen_writer, (self._engine, session.position, told, joining, session.reliance, self.read_only)
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        """Return what tells this store's content from that of another: dask would else pickle the store for it."""
+        session, exact = self._session, self._standing.exact
+        return (
+            ("txstore", self.url, exact)
+            if session is None
+            else ("txstore", self.url, exact, session.token, self.staged_count)
+        )
 
     def __str__(self) -> str:
         return f"txstore://{self.url}"
@@ -402,16 +453,19 @@ def _reopen_reader(engine: Engine, position: Position) -> TxStore:
 def _reopen_writer(
     engine: Engine,
     position: Position,
-    told: tuple[str, bool, str, str | None, Mapping[str, Any] | None],
+    told: tuple[str, str | None, str, str | None, Mapping[str, Any] | None],
+    joining: Joining | None,
     reliance: Reliance,
     read_only: bool,
 ) -> TxStore:
     """Nothing is raised here, only at the first use: an error while unpickling hangs a pool of workers."""
-    token, staged, branch, message, properties = told
+    token, ended, branch, message, properties = told
     session = _sessions.get(token)
-    if session is None or session.process != os.getpid():
-        session = Session(engine, position, branch=branch, message=message, properties=properties)
+    if session is None or not session.goes_on_with(joining):
+        session = Session(
+            engine, position, branch=branch, message=message, properties=properties, joining=joining, token=token
+        )
         session.rely_on(reliance)
-        if staged:
-            session.end(_ELSEWHERE)
+        if ended is not None:
+            session.end(ended)
     return TxStore._of(session.engine, session.position, session, read_only=read_only)

@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from txstore import format
+from txstore import forking, format
 from txstore.commits import MAIN, Commits
-from txstore.committer import Committer, SyncFailedError
-from txstore.errors import CommitUnknownError, CorruptionError, TransactionStateError
+from txstore.committer import Committer, SyncFailedError, default_author
+from txstore.errors import (
+    CommitUnknownError,
+    ConflictError,
+    CorruptionError,
+    LockTimeoutError,
+    TransactionStateError,
+)
 from txstore.keys import directory_prefix, encode_key
 from txstore.listing import Hierarchy
+from txstore.locking import TransactionLocks
+from txstore.records import TransactionRecord
 from txstore.snapshot import Snapshot, Snapshots
-from txstore.staging import Staging
+from txstore.staging import Places, Staging
 
 if TYPE_CHECKING:
     from typing import Self
@@ -24,6 +34,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _DURABILITIES = ("fsync", "none")
+#: Seconds after which one who waits for a lock looks again for siblings that may have left it to him.
+_LOOK_AGAIN = 0.25
 
 
 def check_description(message: str | None, properties: Mapping[str, Any] | None) -> None:
@@ -58,6 +70,51 @@ def check_durability(durability: str) -> None:
         raise ValueError(f"durability is one of {_DURABILITIES}, not {durability!r}")
 
 
+class Changes(TypedDict):
+    """What is staged."""
+
+    set: list[str]
+    deleted: list[str]
+    deleted_below: list[str]  # paths that were cleared as a whole
+    participants: dict[str, list[str]]  # which process has staged which of the keys
+
+
+def begin_staging(
+    commits: Commits,
+    base: Snapshot,
+    *,
+    branch: str = MAIN,
+    durability: str = "fsync",
+    message: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+) -> Staging:
+    """Return what a new transaction of this process alone stages into."""
+    check_durability(durability)
+    check_description(message, properties)
+    return Staging(commits, base, new_record(base, branch, durability, message, properties))
+
+
+def new_record(
+    base: Snapshot,
+    branch: str,
+    durability: str,
+    message: str | None,
+    properties: Mapping[str, Any] | None,
+    name: str | None = None,
+) -> TransactionRecord:
+    return TransactionRecord(
+        id=os.urandom(16),
+        branch=branch,
+        base=None if base.stored is None else (base.stored.header.slot, base.stored.header.id.hex()),
+        name=name,
+        message=message,
+        properties=dict(properties or {}),
+        durability=durability,
+        owner=f"{default_author()} {os.getpid()}",
+        time=time.time_ns() // 1000,
+    )
+
+
 class Transaction(Hierarchy, MutableMapping[str, bytes]):
     """Staged writes over a base snapshot, as a `MutableMapping[str, bytes]`.
 
@@ -70,31 +127,28 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     """
 
     def __init__(
-        self,
-        commits: Commits,
-        snapshots: Snapshots,
-        base: Snapshot,
-        *,
-        branch: str = MAIN,
-        durability: str = "fsync",
-        message: str | None = None,
-        properties: Mapping[str, Any] | None = None,
+        self, commits: Commits, snapshots: Snapshots, staging: Staging, locks: TransactionLocks | None = None
     ) -> None:
-        check_durability(durability)
-        check_description(message, properties)
         self.state = "open"
         self._commits = commits
         self._snapshots = snapshots
-        self._branch = branch
-        self._durable = durability == "fsync"
-        self._message = message
-        self._properties = dict(properties or {})
-        self._staging = Staging(commits, base, durable=self._durable)
-        self._finalizer = weakref.finalize(self, Staging.abandon, self._staging)
-        self._lock = threading.Lock()  # of state and _in_flight
+        self._staging = staging
+        self._locks = locks
+        self._finalizer = weakref.finalize(self, Staging.abandon, staging)
+        self._lock = forking.new_lock()  # of state and _in_flight
         self._idle = threading.Condition(self._lock)  # nothing is in flight
         self._in_flight = 0
         self._cause: BaseException | None = None
+        self._entered_in = 0  # the process that a `with` block was entered in
+        self._announced: int | None = None  # under which owner word siblings know that locks are parked
+        staging.attached += 1
+        forking.watch(self)
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self._in_flight = 0  # the threads that write are the parent's
 
     @property
     def base(self) -> Snapshot:
@@ -105,6 +159,16 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def id(self) -> str:
         """32 hexadecimal digits; the id of the commit that the transaction becomes."""
         return self._staging.id.hex()
+
+    @property
+    def is_named(self) -> bool:
+        return self._staging.record.name is not None
+
+    @property
+    def is_participant(self) -> bool:
+        """Whether this process stages into a transaction that another has begun, and will end."""
+        self._staging.follow_others()  # after a fork, it becomes one here
+        return not self._staging.is_owner and not self.is_named
 
     @property
     def staged_count(self) -> int:
@@ -150,7 +214,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         with self._lock:
-            if self.state != "open" or self._staging.process != os.getpid():
+            if self.state != "open":
                 self._check_open()
             self._in_flight += 1
         try:
@@ -169,12 +233,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         with self._lock:
             if self.state == "open":
                 self.state, self._cause = "poisoned", error
+                self._staging.has_failed = True
 
     def _check_open(self) -> None:
-        if self._staging.process != os.getpid():
-            raise TransactionStateError(
-                "this transaction belongs to another process: open the repository in this one", state="foreign"
-            )
         if self.state == "poisoned":
             raise TransactionStateError(
                 f"an earlier write of this transaction failed ({self._cause!r}): call rollback(), then write again",
@@ -209,30 +270,148 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         for key, value in values.items():
             self.set(key, value)
 
-    # --- the end
-
     def __enter__(self) -> Self:
+        self._entered_in = os.getpid()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._entered_in != os.getpid():
+            return  # the block was entered before a fork: it is the parent's to end
+        if self.is_participant:
+            if kind is None:
+                self.seal()
+            return
         try:
             if kind is None and self.state in ("open", "poisoned"):
                 self.commit()
         finally:
             self.rollback()
 
-    def changes(self) -> dict[str, list[str]]:
-        """Return what is staged: `set` and `deleted` keys, and `deleted_below`: the paths cleared as a whole."""
-        found: dict[str, list[str]] = {"set": [], "deleted": [], "deleted_below": []}
+    def changes(self) -> Changes:
+        """Return what is staged, and by whom."""
+        found: Changes = {"set": [], "deleted": [], "deleted_below": [], "participants": {}}
         if self.state == "committed":
             return found
-        for key, staged in self._staging.items_staged():
-            found["deleted" if staged is None else "set"].append(key)
+        self._staging.follow_others()
+        for key, link in self._staging.items_staged():
+            found["deleted" if link.kind == format.FRAME_TOMBSTONE else "set"].append(key)
+            found["participants"].setdefault(self._staging.label(link.participant), []).append(key)
         found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.prefixes]
         return found
 
+    # --- several processes
+
+    def share(self) -> bytes | None:
+        """Let other processes stage into this transaction; return its id, None if there is nothing to share yet."""
+        with self._lock:
+            if self.state not in ("open", "poisoned"):
+                return None
+        self._staging.share()
+        if not self._staging.is_shared:
+            return None
+        if self._locks is not None and self._locks.whole:
+            self._locks.park(self._locks.whole)  # for other transactions still locked; siblings may take turns
+            self._locks.whole = []
+            self._announce(self._locks)
+        return self._staging.id
+
+    def places(self, keys: Iterable[str]) -> Places:
+        return self._staging.places(keys)
+
+    def rely_on(self, places: Places) -> None:
+        self._staging.rely_on(places)
+
+    def seal(self) -> None:
+        """Say that this process has done its part of a transaction that another process will commit (I8)."""
+        if self.state == "open":
+            self._staging.seal()
+
+    def leave(self) -> None:
+        """Leave a transaction with a name, which goes on without this process."""
+        with self._lock:
+            self._idle.wait_for(lambda: self._in_flight == 0)
+            if self.state not in ("open", "poisoned"):
+                return
+            self.state = "left"
+        self._staging.leave()
+        self._finalizer.detach()
+        self._release_locks()
+
+    # --- locks
+
+    def lock(self, keys: Sequence[str], timeout: float | None) -> Sequence[str]:
+        """Lock keys until `unlock` or the end of the transaction; return the dirty ones.
+
+        `timeout` is in seconds, None for ever, 0 to try. Raises `ConflictError` if one of the keys was changed by
+        another commit since the base, and what `TransactionLocks.acquire` raises.
+        """
+        with self._lock:
+            self._check_open()
+        if self._locks is None:
+            raise LookupError("this transaction was made without locks")
+        dirty = self._acquire(self._locks, keys, timeout)
+        try:
+            self._staging.follow_others()
+            if changed := self._changed_by_commits(keys):
+                reason = "another commit changed these keys since this transaction began"
+                raise ConflictError(changed, reason=reason, base=self.base.commit)
+        except BaseException:
+            self._locks.release(keys)
+            raise
+        return dirty
+
+    def _acquire(self, locks: TransactionLocks, keys: Sequence[str], timeout: float | None) -> Sequence[str]:
+        """Lock keys. What siblings have left may be taken; they may join, and leave locks, while this waits."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._staging.follow_others()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            last = not self._staging.is_shared or (left is not None and left <= _LOOK_AGAIN)
+            try:
+                dirty = locks.acquire(keys, left if last else _LOOK_AGAIN, self._staging.parked_locks())
+            except LockTimeoutError:
+                if last:
+                    raise
+            else:
+                self._announce(locks)
+                return dirty
+
+    def _announce(self, locks: TransactionLocks) -> None:
+        """Let siblings know under which owner word this process leaves locks to them."""
+        parked = locks.parked
+        if self._staging.is_shared and parked is not None and parked != self._announced:
+            self._staging.announce(parked)
+            self._announced = parked
+
+    def _changed_by_commits(self, keys: Sequence[str]) -> list[str]:
+        if not self._commits.identity.exists():
+            return []
+        head = self._snapshots.of(self._commits.head(self._staging.record.branch))
+        if head.seq <= self.base.seq:
+            return []
+        recent = head.runs.newer(self.base.seq)
+        found = ((key, recent.lookup(key.encode())) for key in keys)
+        return [key for key, entry in found if entry is not None and entry.seq > self.base.seq]
+
+    def unlock(self, keys: Sequence[str]) -> None:
+        """Let siblings of this transaction have the locks; nobody else has them before its end."""
+        if self._locks is not None and self.state in ("open", "poisoned"):
+            self._locks.park(keys)
+
+    def _release_locks(self) -> None:
+        if self._locks is not None:
+            self._locks.close()
+
+    # --- the end
+
     def rollback(self) -> None:
-        """Drop what is staged. Late writes of other threads raise `TransactionStateError` from now on."""
+        """Drop what is staged. Late writes of other threads, and processes, raise `TransactionStateError` from now on.
+
+        Raises `TransactionStateError` if the transaction is another process's to end, or, if it has a name, while other
+        processes are attached to it.
+        """
+        if self.state in ("open", "poisoned"):
+            self._check_may_end("rolled back")
         with self._lock:
             if self.state in ("open", "poisoned"):
                 self.state = "rolled back"
@@ -240,8 +419,20 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if self.state == "rolled back":
             self._staging.discard()
             self._finalizer.detach()
+            self._release_locks()
 
-    def commit(self, message: str | None = None) -> Snapshot:
+    def _check_may_end(self, how: str) -> None:
+        if self.is_participant:
+            raise TransactionStateError(
+                f"this transaction is {how} by the process that began it: here, just return", state="foreign"
+            )
+        if self.is_named and (others := self._staging.others_alive()):
+            raise TransactionStateError(
+                f"{', '.join(others)} still stages into {self._staging.record.name!r}: it can be {how} when all have left",
+                state=self.state,
+            )
+
+    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot:
         """Publish everything staged, in one step; with `durability="fsync"` it survives power loss from then on.
 
         Returns a snapshot of the new commit, or the base if there is nothing to publish.
@@ -249,15 +440,21 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises
         ------
         ConflictError
-            Somebody else committed what this transaction relies on; what is staged is still there.
+            Somebody else committed what this transaction relies on, or several of its processes wrote the same keys
+            without knowing of each other; what is staged is still there.
+        ParticipantLostError
+            A process that staged into it died before it was done; `allow_lost` takes what it has staged.
         CommitUnknownError
             It can't be told whether the commit was made.
         TransactionStateError
-            Writes are in flight, an earlier write failed, or the transaction has ended.
+            Writes are in flight, an earlier write failed, the transaction has ended, or it is another process's to
+            commit.
         OSError
             The medium failed; nothing was published.
         """
         check_description(message, None)
+        if self.state == "open":
+            self._check_may_end("committed")
         with self._lock:
             self._check_open()
             if self._in_flight:
@@ -269,17 +466,18 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         result = self.base
         committer = None
         try:
+            self._staging.close_parts(allow_lost=allow_lost)
             if self.staged_count:
                 committer = self._committer(message)
                 if (stored := committer.run()) is not None:
                     result = self._snapshots.of(stored)
         except SyncFailedError as error:
-            self.state = "open"
+            self._go_on(committer)
             self.poison(error.cause)  # I9: never retried as if the data were still there
             raise error.cause from None
         except BaseException as error:
             if committer is None or not committer.offered:
-                self.state = "open"
+                self._go_on(committer)
                 raise
             # I2: also after an interrupt, what may stand in a slot is never written again.
             self.state = "of unknown outcome"
@@ -291,15 +489,30 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self.state = "committed"
         self._staging.settle(result)
         self._finalizer.detach()
+        self._release_locks()
         return result
 
+    def _go_on(self, committer: Committer | None) -> None:
+        """Be as if no commit had been tried."""
+        if committer is not None:
+            committer.withdraw_packs()
+        with suppress(OSError):
+            self._staging.reopen_parts()
+        self.state = "open"
+
     def _committer(self, message: str | None) -> Committer:
+        record = self._staging.record
         return Committer(
             self._commits,
             self._snapshots,
             self._staging,
-            branch=self._branch,
-            durable=self._durable,
-            message=(self._message or "") if message is None else message,
-            properties=self._properties,
+            branch=record.branch,
+            durable=record.durability == "fsync",
+            message=(record.message or "") if message is None else message,
+            properties=record.properties,
+            fence=self._fence,
         )
+
+    def _fence(self) -> None:
+        if self._locks is not None:
+            self._locks.fence()

@@ -79,19 +79,28 @@ def outcome(use) -> str:
         return said(error)
 
 
+def stage_in_a_block(writer) -> None:
+    with writer:  # leaving it says that the work is done: these children end by os._exit, as if killed
+        writer["c"] = b"2"
+        del writer["a"]
+
+
 @forks
-def test_writing_to_an_inherited_transaction(filled):
+def test_a_child_stages_into_an_inherited_transaction_and_does_not_end_it(filled):
     tx, session = filled.begin(), txstore.TxStore(filled)
     for writer in (tx, session):
         writer["b"] = b"1"
-        for use in (lambda w=writer: w.__setitem__("b", b"2"), lambda w=writer: w.__delitem__("a"), writer.commit):
-            answer = in_child(lambda use=use: outcome(use))
-            assert answer.startswith("TransactionStateError: this transaction belongs to another process")
-            assert "open the repository in this one" in answer
-    assert tx.changes()["set"] == session.changes()["set"] == ["b"]
+        assert in_child(lambda w=writer: outcome(lambda: stage_in_a_block(w))) == "None"
+        assert in_child(lambda w=writer: outcome(lambda: w["c"])) == "b'2'"
+        for end in (writer.commit, writer.rollback):
+            answer = in_child(lambda end=end: outcome(end))
+            assert answer.startswith("TransactionStateError: this transaction is ")
+            assert "by the process that began it" in answer
+        assert "a" not in writer
+    assert tx.changes()["set"] == session.changes()["set"] == ["b", "c"]
     tx.commit()
     session.rollback()
-    assert filled.snapshot()["b"] == b"1"
+    assert filled.snapshot()["c"] == b"2"
 
 
 @forks
@@ -107,12 +116,17 @@ def test_a_child_reads_what_the_parent_committed_and_writes_a_transaction_of_its
     assert filled.snapshot()["c"] == b"3"
 
 
+def shared_tree(repo):
+    in_child(lambda: None)  # a fork shares what is open
+    return tree(Path(repo.url))
+
+
 @forks
 @pytest.mark.parametrize("size", [10, 300_000])
 def test_the_end_of_a_child_is_not_the_end_of_the_parents_transaction(filled, size):
     tx, session = filled.begin(), txstore.TxStore(filled)
     tx["b"] = session["c"] = b"x" * size
-    staged = tree(Path(filled.url))
+    staged = shared_tree(filled)
 
     def child():
         with warnings.catch_warnings(record=True) as caught:

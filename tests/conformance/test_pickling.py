@@ -34,11 +34,11 @@ def first_use(pickled: bytes) -> str:
 
 def first_write(pickled: bytes) -> str:
     store = pickle.loads(pickled)
+    store["b"] = b"2"
     try:
-        store["b"] = b"2"
+        return str(store.commit())
     except txstore.TxStoreError as error:
-        return f"unpickled, {type(error).__name__}"
-    return str(store.commit())
+        return f"unpickled and staged, {type(error).__name__}"
 
 
 def commit(repo: txstore.Repository, key: str, value: bytes = b"1") -> None:
@@ -73,10 +73,24 @@ def test_a_writer_with_nothing_staged_is_equal(repo: txstore.Repository) -> None
     assert not copy.read_only
 
 
-def test_a_writer_with_nothing_staged_writes_in_another_process(repo: txstore.Repository) -> None:
+def test_a_writer_of_a_repository_that_does_not_exist_is_independent_in_another_process(
+    repo: txstore.Repository,
+) -> None:
+    assert in_another_process(first_write, repo.transaction()).startswith("main@0")
+    assert list(repo.snapshot()) == ["b"]
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_another_process_writes_into_the_same_transaction(repo: txstore.Repository, staged: bool) -> None:
     commit(repo, "a")
-    assert in_another_process(first_write, repo.transaction()).startswith("main@1")
-    assert list(repo.snapshot()) == ["a", "b"]
+    store = repo.transaction()
+    if staged:
+        store["c"] = b"3"
+    assert in_another_process(first_use, store) == f"unpickled, {['a', 'c'] if staged else ['a']}"
+    assert in_another_process(first_write, store) == "unpickled and staged, TransactionStateError"
+    assert list(repo.snapshot()) == ["a"]
+    store.commit()
+    assert list(repo.snapshot()) == (["a", "b", "c"] if staged else ["a", "b"])
 
 
 def test_staged_writes_are_joined_in_the_same_process(repo: txstore.Repository) -> None:
@@ -88,17 +102,6 @@ def test_staged_writes_are_joined_in_the_same_process(repo: txstore.Repository) 
     copy["b"] = b"2"
     store.commit()
     assert list(repo.snapshot()) == ["a", "b"]
-
-
-@pytest.mark.parametrize("use", [first_use, first_write])
-def test_staged_writes_are_refused_in_another_process_at_the_first_use(
-    repo: txstore.Repository, use: Callable[[bytes], str]
-) -> None:
-    store = repo.transaction()
-    store["a"] = b"1"
-    assert in_another_process(use, store) == "unpickled, TransactionStateError"
-    store.commit()
-    assert list(repo.snapshot()) == ["a"]
 
 
 def test_an_array_carries_its_snapshot(repo: txstore.Repository) -> None:

@@ -100,18 +100,36 @@ def test_where_a_frame_puts_its_value(start, key_length, length):
     assert end % 8 == 0
 
 
+seen_of_a_key = st.one_of(st.sampled_from([0, 1]), st.builds(format.Predecessor, st.integers(0, 2**32 - 1), u64))
+
+
 @given(
-    st.sampled_from([1, 2, 3]), st.booleans(), u64, st.binary(min_size=1, max_size=60), st.binary(max_size=3000), u16
-)
+    st.sampled_from([1, 2, 3, 4, 5]), seen_of_a_key, u64, st.binary(max_size=60), st.binary(max_size=3000), u16
+)  # fmt: skip
 def test_frames(kind, seen, sequence, key, value, gap):
     start = gap * 8
-    offset, end = format.frame_layout(start, len(key), len(value))
+    has_predecessor = isinstance(seen, format.Predecessor)
+    offset, end = format.frame_layout(start, len(key), len(value), has_predecessor=has_predecessor)
     encoded = format.encode_frame(kind, seen, sequence, key, len(value), encoding.crc32c(value))
     pack = bytearray(end)
     pack[start : start + len(encoded)] = encoded
     pack[offset : offset + len(value)] = value
     found = format.decode_frame(memoryview(pack), start)
-    assert found == format.Frame(kind, seen, sequence, key, offset, len(value), encoding.crc32c(value), end)
+    checksum, head_end = encoding.crc32c(value), start + len(encoded)
+    assert found == format.Frame(kind, seen, sequence, key, head_end, offset, len(value), checksum, end)
+    part = memoryview(pack)[start:head_end]
+    assert format.decode_frame(part, start, begin=start, size=end) == found
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1))
+def test_packs_of_participants(transaction, participant):
+    pack = format.participants_pack(transaction, participant)
+    assert format.participant_of(transaction, pack) == participant
+    assert (pack == transaction) == (participant == 0)
+    assert pack[0] == transaction[0], "all packs of a transaction go into one directory"
+    name = PackName(pack)
+    assert PackName.decode(name.encode()) == name
+    assert name.path == f"packs/{pack.hex()[:2]}/{pack.hex()}"
 
 
 @given(st.integers(0, 2**64 - 1))
@@ -235,7 +253,7 @@ def test_newer_versions_are_told_from_damage():
     head = encoding.with_checksum(format.HEAD.pack(b"TXSTPACK", 2, 0, bytes(16), bytes(16)))
     footer = encoding.with_checksum(format.FOOTER.pack(b"TXSTFOOT", 2, 1, 2, 67, bytes(16), 0))
     header = Header(*[bytes(16)] * 4, 0, 1, 0, "main", required=1 << 63).encode()
-    pack = b"\x02" + bytes(20)
+    pack = b"\x03" + bytes(20)
     for decode, data in (
         (format.decode_head, head),
         (Footer.decode, footer),

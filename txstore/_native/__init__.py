@@ -1,4 +1,7 @@
-"""`index` and `local`: the C extensions, or their Python twins where one was not built or TXSTORE_PURE_PYTHON=1."""
+"""The C extensions, or their Python twins where one was not built or TXSTORE_PURE_PYTHON=1.
+
+`locktable` has no twin: it is None there, and wherever there are no futexes. locks.py has others to choose from.
+"""
 
 import os
 from typing import TYPE_CHECKING
@@ -6,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import _index as index
     from . import _local as local
+    from . import _locktable as locktable
+    from . import _watch as watch
 else:
     pure_python = os.environ.get("TXSTORE_PURE_PYTHON") == "1"
     try:
@@ -20,5 +25,17 @@ else:
         from . import _local as local
     except ImportError:
         from . import local_twin as local
+    try:
+        if pure_python:
+            raise ImportError
+        from . import _locktable as locktable
+    except ImportError:
+        locktable = None
+    try:
+        if pure_python:
+            raise ImportError
+        from . import _watch as watch
+    except ImportError:
+        from . import watch_twin as watch
 
-__all__ = ["index", "local"]
+__all__ = ["index", "local", "locktable", "watch"]

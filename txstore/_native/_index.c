@@ -478,8 +478,9 @@ index_scan(PyObject *module, PyObject *args, PyObject *kwargs)
 static int
 build_entry(writer *w, PyObject *entry)
 {
-    if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) != 5) {
-        PyErr_SetString(PyExc_TypeError, "an entry is (key, kind, offset, length, checksum)");
+    Py_ssize_t size = PyTuple_Check(entry) ? PyTuple_GET_SIZE(entry) : 0;
+    if (size != 5 && size != 6) {
+        PyErr_SetString(PyExc_TypeError, "an entry is (key, kind, offset, length, checksum) and perhaps a pack");
         return -1;
     }
     PyObject *bytes = PyTuple_GET_ITEM(entry, 0);
@@ -495,7 +496,7 @@ build_entry(writer *w, PyObject *entry)
         PyErr_SetString(PyExc_ValueError, wrong);
         return -1;
     }
-    uint64_t kind, offset = 0, length = 0, checksum = 0;
+    uint64_t kind, offset = 0, length = 0, checksum = 0, pack = 0;
     if (as_unsigned(PyTuple_GET_ITEM(entry, 1), UINT64_MAX, &kind) < 0)
         return -1;
     if (kind > KIND_PACK) {
@@ -504,9 +505,14 @@ build_entry(writer *w, PyObject *entry)
     }
     if (kind == KIND_PACK && (as_unsigned(PyTuple_GET_ITEM(entry, 2), UINT64_MAX, &offset) < 0 ||
                               as_unsigned(PyTuple_GET_ITEM(entry, 3), UINT64_MAX, &length) < 0 ||
-                              as_unsigned(PyTuple_GET_ITEM(entry, 4), UINT32_MAX, &checksum) < 0))
+                              as_unsigned(PyTuple_GET_ITEM(entry, 4), UINT32_MAX, &checksum) < 0 ||
+                              (size == 6 && as_unsigned(PyTuple_GET_ITEM(entry, 5), UINT64_MAX, &pack) < 0)))
         return -1;
-    return writer_add(w, key, (uint8_t)kind, 0, 0, offset, length, (uint32_t)checksum);
+    if (pack > w->pack_count) {
+        PyErr_Format(PyExc_ValueError, "there is no pack %llu", (unsigned long long)pack);
+        return -1;
+    }
+    return writer_add(w, key, (uint8_t)kind, 0, (uint32_t)pack, offset, length, (uint32_t)checksum);
 }
 
 static int
@@ -553,20 +559,38 @@ build_prefixes(writer *w, PyObject *prefixes)
     return failed;
 }
 
-PyDoc_STRVAR(build_doc, "build($module, /, entries, prefixes)\n--\n\n"
+static int
+build_packs(writer *w, PyObject *packs)
+{
+    PyObject *list = PySequence_List(packs);
+    int failed = list == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(list); i++) {
+        PyObject *entry = PyList_GET_ITEM(list, i);
+        if (!PyBytes_Check(entry)) {
+            PyErr_SetString(PyExc_TypeError, "a pack entry is bytes");
+            failed = -1;
+        } else
+            failed = writer_add_pack(w, span_of(entry));
+    }
+    Py_XDECREF(list);
+    return failed;
+}
+
+PyDoc_STRVAR(build_doc, "build($module, /, entries, prefixes, packs=())\n--\n\n"
                         "An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a\n"
-                        "time.");
+                        "time. A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file.");
 
 static PyObject *
 index_build(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"entries", "prefixes", NULL};
-    PyObject *entries, *prefixes, *result = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:build", (char **)names, &entries, &prefixes))
+    static const char *const names[] = {"entries", "prefixes", "packs", NULL};
+    PyObject *entries, *prefixes, *packs = NULL, *result = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:build", (char **)names, &entries, &prefixes, &packs))
         return NULL;
     writer w;
     writer_init(&w);
-    if (build_entries(&w, entries) == 0 && build_prefixes(&w, prefixes) == 0)
+    if ((packs == NULL || build_packs(&w, packs) == 0) && build_entries(&w, entries) == 0 &&
+        build_prefixes(&w, prefixes) == 0)
         result = writer_finish(&w);
     writer_clear(&w);
     return result;

@@ -11,7 +11,7 @@ import io
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import google_crc32c
 
@@ -424,13 +424,20 @@ def scan(runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int) ->
     return result
 
 
-def build(entries: Iterable[tuple[bytes, int, int, int, int]], prefixes: Iterable[bytes]) -> bytes:
-    """An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a time."""
+def build(entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: Iterable[bytes] = ()) -> bytes:
+    """An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a time.
+
+    A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file.
+    """
     writer = _Writer()
+    tables = list(packs)
+    if not all(isinstance(pack, bytes) for pack in tables):
+        raise TypeError("a pack entry is bytes")
     for entry in entries:
-        if not isinstance(entry, tuple) or len(entry) != 5:
-            raise TypeError("an entry is (key, kind, offset, length, checksum)")
-        key, kind, offset, length, checksum = entry
+        if not isinstance(entry, tuple) or len(entry) not in (5, 6):
+            raise TypeError("an entry is (key, kind, offset, length, checksum) and perhaps a pack")
+        key, kind, offset, length, checksum = entry[:5]
+        pack = entry[5] if len(entry) == 6 else 0
         writer.check_key(key)
         if _unsigned(kind, U64_MAX) > PACK:
             raise ValueError(f"unknown ref kind {kind}")
@@ -438,14 +445,16 @@ def build(entries: Iterable[tuple[bytes, int, int, int, int]], prefixes: Iterabl
             _unsigned(offset, U64_MAX)
             _unsigned(length, U64_MAX)
             _unsigned(checksum, U32_MAX)
-        writer.add(key, kind, 0, 0, offset, length, checksum)
+            if _unsigned(pack, U64_MAX) > len(tables):
+                raise ValueError(f"there is no pack {pack}")
+        writer.add(key, kind, 0, pack, offset, length, checksum)
     unique = set(prefixes)
     for prefix in unique:
         if not isinstance(prefix, bytes):
             raise TypeError("a prefix is bytes")
         if len(prefix) > KEY_BYTES or (prefix and not prefix.endswith(b"/")):
             raise ValueError("a prefix is empty or ends in /, and has at most 4096 bytes")
-    return writer.finish([(prefix, 0) for prefix in sorted(unique)], [])
+    return writer.finish([(prefix, 0) for prefix in sorted(unique)], tables)
 
 
 def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]]) -> bytes:

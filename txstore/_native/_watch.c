@@ -1,0 +1,153 @@
+/*
+ * txstore._native._watch: being told by Linux that a name appeared in a directory.
+ *
+ *     open_watch          a descriptor that becomes readable when that happens
+ *     drain               take the events off it, and say whether there will be more
+ *
+ * The caller waits with select.poll(), which knows signals and deadlines. watch_twin.py says that it can't watch; the
+ * caller polls the directory then.
+ *
+ * THE DESCRIPTOR
+ *
+ * One inotify instance with one watch, not blocking, closed on exec; the caller closes it. A forked child shares the
+ * queue of events with its parent: each event goes to one of the two, so the child has to open a watch of its own.
+ *
+ * THE EVENTS
+ *
+ * A commit is renamed into its directory (IN_MOVED_TO), or linked where the file system can't rename without replacing
+ * (IN_CREATE). What exactly happened is never looked at: an event means "look again". Nothing is lost with a queue that
+ * overflows, because it is readable then, too. But some events say that there will be no more: the directory was
+ * deleted, unmounted, or moved, which leaves the watch on a directory that is no longer the one of that name. (Linux
+ * tells of a deleted directory only when nobody has a file of it open or mapped any more: don't wait for that.)
+ *
+ *     struct inotify_event     wd | mask | cookie | len | name, padded with zeros to len bytes
+ *
+ * No state, no statics; system calls that may wait for a disk run without the GIL.
+ */
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <unistd.h>
+
+#define APPEARED (IN_MOVED_TO | IN_CREATE)
+#define GONE (IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED)
+
+/* Some 250 commits. What does not fit leaves the descriptor readable. */
+#define EVENTS_SIZE 8192
+
+/* Returns 0 or an errno. */
+static int
+watch_path(const char *path, int *descriptor)
+{
+    int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    if (fd < 0) {
+        return errno;
+    }
+    if (inotify_add_watch(fd, path, APPEARED | IN_DELETE_SELF | IN_MOVE_SELF | IN_ONLYDIR) < 0) {
+        int error = errno;
+        close(fd);
+        return error;
+    }
+    *descriptor = fd;
+    return 0;
+}
+
+PyDoc_STRVAR(open_watch_doc, "open_watch(path, /)\n--\n\n"
+                             "A descriptor that is readable once a name has appeared in a directory, or the directory is gone.\n\n"
+                             "Raises OSError, among others where the system allows no more watches.");
+
+static PyObject *
+open_watch(PyObject *Py_UNUSED(module), PyObject *path)
+{
+    PyObject *encoded;
+    if (!PyUnicode_FSConverter(path, &encoded)) {
+        return NULL;
+    }
+    int error, descriptor = -1;
+    Py_BEGIN_ALLOW_THREADS
+    error = watch_path(PyBytes_AS_STRING(encoded), &descriptor);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(encoded);
+    if (error != 0) {
+        errno = error;
+        return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path);
+    }
+    return PyLong_FromLong(descriptor);
+}
+
+static uint32_t
+masks_of(const char *events, size_t length)
+{
+    uint32_t masks = 0;
+    struct inotify_event event;
+    for (size_t at = 0; at + sizeof(event) <= length; at += sizeof(event) + event.len) {
+        memcpy(&event, events + at, sizeof(event));
+        masks |= event.mask;
+    }
+    return masks;
+}
+
+PyDoc_STRVAR(drain_doc, "drain(descriptor, /)\n--\n\n"
+                        "Take events off a watch; waits for none. False: the directory is gone, open another watch.");
+
+static PyObject *
+drain(PyObject *Py_UNUSED(module), PyObject *object)
+{
+    int descriptor = PyObject_AsFileDescriptor(object);
+    if (descriptor < 0) {
+        return NULL;
+    }
+    char events[EVENTS_SIZE];
+    ssize_t length = read(descriptor, events, sizeof(events)); /* it never waits: the GIL can stay */
+    if (length < 0 && errno != EAGAIN && errno != EINTR) {
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return PyBool_FromLong(length < 0 || !(masks_of(events, (size_t)length) & GONE));
+}
+
+static PyMethodDef watch_methods[] = {
+    {"open_watch", open_watch, METH_O, open_watch_doc},
+    {"drain", drain, METH_O, drain_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+watch_exec(PyObject *module)
+{
+    return PyModule_AddStringConstant(module, "IMPLEMENTATION", "c");
+}
+
+static PyModuleDef_Slot watch_slots[] = {
+    {Py_mod_exec, watch_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef watch_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "txstore._native._watch",
+    .m_doc = "Being told that a name appeared in a directory.",
+    .m_size = 0,
+    .m_methods = watch_methods,
+    .m_slots = watch_slots,
+};
+
+PyMODINIT_FUNC
+PyInit__watch(void)
+{
+    return PyModuleDef_Init(&watch_module);
+}

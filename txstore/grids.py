@@ -1,0 +1,235 @@
+"""How an array is cut into chunks, and which of them a selection touches.
+
+A shard is a chunk here: it is what is stored under one key. Importing this imports numpy: it waits until something is
+locked.
+"""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: The place of a chunk in its grid.
+Chunk = tuple[int, ...]
+_Indices = npt.NDArray[np.intp]
+
+
+class Grid:
+    """The chunks of the array that a parsed metadata document, of Zarr 3 or 2, describes.
+
+    Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for a document that can't be understood. What the
+    methods raise for a selection: `IndexError` where it is outside of the array, `TypeError` where it is none.
+    """
+
+    def __init__(self, path: str, document: Mapping[str, Any]) -> None:
+        self.path = path
+        self.shape = tuple(operator.index(extent) for extent in document["shape"])
+        self.encode: Callable[[Chunk], str]
+        sizes: Sequence[Any]
+        if "chunk_grid" in document:
+            from zarr.core.chunk_key_encodings import parse_chunk_key_encoding  # late: zarr 2 has none, and needs none
+
+            sizes = _chunk_sizes(document["chunk_grid"])
+            self.encode = parse_chunk_key_encoding(document["chunk_key_encoding"]).encode_chunk_key
+        else:
+            sizes = document["chunks"]
+            self.encode = partial(_encode_format_2, document.get("dimension_separator", "."))
+        self.axes = tuple(
+            _Axis(extent, size if isinstance(size, tuple) else operator.index(size))
+            for extent, size in zip(self.shape, sizes, strict=True)
+        )
+
+    def keys(self, chunks: Iterable[Chunk]) -> Iterator[str]:
+        prefix = self.path + "/" if self.path else ""
+        return (prefix + self.encode(chunk) for chunk in chunks)
+
+    def everything(self) -> Iterable[Chunk]:
+        return product(*(range(axis.count) for axis in self.axes))
+
+    def touched(self, selection: Any) -> Iterable[Chunk]:
+        """Return the chunks of a numpy selection. Index arrays count as orthogonal: that covers points, too."""
+        items = _items(selection)
+        if len(items) == 1 and len(self.shape) > 1 and _is_mask(items[0], self.shape):
+            return self.points(selection)
+        return product(*self._per_axis(self.axes, selection))
+
+    def blocks(self, selection: Any) -> Iterable[Chunk]:
+        """Return the chunks that are selected by their place in the grid."""
+        return product(*self._per_axis([_Axis(axis.count, 1) for axis in self.axes], selection))
+
+    def points(self, selection: Any) -> Iterable[Chunk]:
+        """Return the chunks of the points that one index array for each axis, or a mask, selects."""
+        items = _items(selection)
+        if len(items) == 1 and _is_mask(items[0], self.shape):
+            items = list(np.nonzero(items[0]))
+        if len(items) != len(self.axes):
+            raise self._outside_error(f"{_shown(selection)} has not one index for each axis")
+        indices = [self._indices(axis.extent, item, selection) for axis, item in zip(self.axes, items, strict=True)]
+        chunks = [axis.chunk_of(along) for axis, along in zip(self.axes, indices, strict=True)]
+        if not chunks:
+            return [()]
+        counts = tuple(axis.count for axis in self.axes)
+        if not all(counts):
+            return []
+        places = np.unique(np.ravel_multi_index(tuple(np.broadcast_arrays(*chunks)), counts))
+        return zip(*(along.tolist() for along in np.unravel_index(places, counts)), strict=True)
+
+    def partly_filled(self, axis: int) -> Iterable[Chunk]:
+        """Return the chunks at the end of an axis that reach beyond it."""
+        if not -len(self.axes) <= operator.index(axis) < len(self.axes):
+            raise self._outside_error(f"it has no axis {axis} to append along")
+        along = self.axes[axis]
+        last = along.count - 1
+        reaches_beyond = last >= 0 and along.start_of(last + 1) > along.extent
+        ranges = [range(each.count) for each in self.axes]
+        ranges[axis] = range(last, last + 1) if reaches_beyond else range(0)
+        return product(*ranges)
+
+    def outside(self, shape: Sequence[int]) -> Iterator[Chunk]:
+        """Yield the chunks that lie outside of a shape, wholly or in part."""
+        if len(shape) != len(self.shape):
+            raise self._outside_error(f"it can't be resized to {tuple(shape)}")
+        counts = [axis.count for axis in self.axes]
+        kept = [
+            int(axis.chunk_of(extent)) if extent < axis.extent else axis.count
+            for axis, extent in zip(self.axes, shape, strict=True)
+        ]
+        for number, (whole, count) in enumerate(zip(kept, counts, strict=True)):
+            yield from product(*map(range, kept[:number]), range(whole, count), *map(range, counts[number + 1 :]))
+
+    def _per_axis(self, axes: Sequence[_Axis], selection: Any) -> Iterator[Sequence[int]]:
+        """Yield the chunks that a selection touches along each axis."""
+        items = _items(selection)
+        dots = [place for place, item in enumerate(items) if item is Ellipsis]
+        if len(dots) > 1 or len(items) - len(dots) > len(axes):
+            raise self._outside_error(f"too many indices in {_shown(selection)}")
+        begin = dots[0] if dots else len(items)
+        left_out = len(axes) - (len(items) - len(dots))
+        items = [*items[:begin], *[slice(None)] * left_out, *items[begin + len(dots) :]]
+        for axis, item in zip(axes, items, strict=True):
+            if isinstance(item, slice):
+                yield axis.chunks_of_range(range(*item.indices(axis.extent)))
+            else:
+                yield np.unique(axis.chunk_of(self._indices(axis.extent, item, selection))).tolist()
+
+    def _indices(self, extent: int, item: Any, selection: Any) -> _Indices:
+        """Return an integer, or an array of integers or booleans, as indices from 0 on."""
+        found = np.asarray(item)
+        if found.dtype == bool:
+            if found.shape != (extent,):
+                raise self._outside_error(f"a mask of shape {found.shape} does not fit in {_shown(selection)}")
+            return np.flatnonzero(found)
+        if found.ndim and not found.size:
+            return np.empty(0, np.intp)
+        if found.dtype.kind not in "iu":
+            raise TypeError(
+                f"{_shown(item)} can't be in a selection: use integers, slices, `...`, or arrays of integers or "
+                "booleans"
+            )
+        wrapped = np.where(found < 0, found + extent, found).astype(np.intp)
+        if wrapped.min() < 0 or wrapped.max() >= extent:
+            raise self._outside_error(f"{_shown(selection)} is outside of it")
+        return wrapped
+
+    def _outside_error(self, reason: str) -> IndexError:
+        return IndexError(f"{self.path!r} has shape {self.shape}: {reason}")
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """How one axis is cut into chunks: of one size, or of the sizes listed."""
+
+    extent: int
+    sizes: int | Sequence[int]
+
+    @cached_property
+    def _bounds(self) -> _Indices:
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    def chunk_of(self, index: Any) -> Any:
+        """Return the chunk in which an index, or each of an array of them, lies."""
+        if isinstance(self.sizes, int):
+            return index // max(self.sizes, 1)  # zarr 2 wrote 0 for arrays without elements
+        return np.searchsorted(self._bounds, index, side="right") - 1
+
+    def start_of(self, chunk: Any) -> Any:
+        if isinstance(self.sizes, int):
+            return chunk * max(self.sizes, 1)
+        return self._bounds[chunk]
+
+    @property
+    def count(self) -> int:
+        """How many chunks begin before the end."""
+        return int(self.chunk_of(self.extent - 1)) + 1 if self.extent else 0
+
+    def chunks_of_range(self, indices: range) -> Sequence[int]:
+        if not indices:
+            return ()
+        if indices.step < 0:
+            indices = indices[::-1]
+        chunks = range(int(self.chunk_of(indices[0])), int(self.chunk_of(indices[-1])) + 1)
+        if indices.step == 1:
+            return chunks
+        # A step may pass over chunks: keep those in which the first index at or after their start still lies.
+        starts = self.start_of(np.arange(chunks.start, chunks.stop + 1))
+        steps = np.maximum(-(-(starts[:-1] - indices.start) // indices.step), 0)
+        met = indices.start + steps * indices.step < starts[1:]
+        return [chunk for chunk, is_met in zip(chunks, met.tolist(), strict=True) if is_met]
+
+
+# --- what documents say
+
+
+def _encode_format_2(separator: str, chunk: Chunk) -> str:
+    return separator.join(map(str, chunk)) or "0"
+
+
+def _chunk_sizes(grid: Mapping[str, Any]) -> Sequence[int | Sequence[int]]:
+    """Return for each axis the size of its chunks, or the size of each of them."""
+    if grid["name"] == "regular":
+        sizes: Sequence[int] = grid["configuration"]["chunk_shape"]
+        return sizes
+    from zarr.core.metadata import v3
+
+    if not hasattr(v3, "RectilinearChunkGridMetadata"):
+        raise ValueError(f"this zarr knows no chunk grid {grid['name']!r}: upgrade zarr")
+    return v3.RectilinearChunkGridMetadata.from_dict(grid).chunk_shapes  # type: ignore[arg-type]
+
+
+# --- what selections are made of
+
+
+def _items(selection: Any) -> list[Any]:
+    """Return the items of a selection without the names of fields, which say nothing about chunks."""
+    items = selection if isinstance(selection, tuple) else (selection,)
+    return [item for item in items if not isinstance(item, str)]
+
+
+def is_index_array(items: list[Any]) -> bool:
+    """Tell whether a list is an array of indices, or a mask. A list of lists of integers covers the same as each."""
+    return all(isinstance(item, int | np.integer | np.bool_) for item in items) or _is_mask_list(items)
+
+
+def _is_mask_list(items: Any) -> bool:
+    if isinstance(items, list):
+        return all(_is_mask_list(item) for item in items)
+    return isinstance(items, bool | np.bool_)
+
+
+def _is_mask(item: Any, shape: tuple[int, ...]) -> bool:
+    if item is Ellipsis or isinstance(item, slice):
+        return False
+    mask = np.asarray(item)
+    return bool(mask.dtype == bool and mask.shape == shape)
+
+
+def _shown(selection: Any) -> str:
+    return reprlib.repr(selection)

@@ -1,0 +1,244 @@
+"""The keys that are staged in one transaction, in memory: which frame counts for each, and in which order they lie.
+
+Frames come from this process and, in a transaction of several, from the packs of the others. As long as one process
+alone writes a key, a ref of 28 bytes is all that is kept of it, since there may be millions; where several do, the links
+of the chain are (I7). No I/O. Safe in threads.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator
+
+from txstore import forking, format
+from txstore.chains import Link, extend, resolve
+from txstore.format import Predecessor, Seen
+from txstore.keys import after_prefix, covering_prefixes
+
+_REF = struct.Struct("<IIBBQQI")
+
+
+class StagedKeys:
+    """`me` is the participant that this process is."""
+
+    def __init__(self, me: int) -> None:
+        self.me = me
+        self._lock = forking.new_lock()
+        self._refs: dict[str, bytes] = {}
+        self._links: dict[str, list[Link]] = {}
+        self._prefixes: dict[str, dict[int, int]] = {}  # prefix -> participant -> sequence
+        self._outdated: dict[str, Seen] = {}  # what was seen of a key that another has written since
+        self._order: list[str] = []  # the keys of _refs; sorted, but for those added since the last listing
+        self._sorted = 0
+
+    # --- looking
+
+    def __len__(self) -> int:
+        """How many keys and prefixes are set or deleted."""
+        return len(self._refs) + len(self._prefixes)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._refs
+
+    def get(self, key: str) -> Link | None:
+        """Return the frame that counts for a key: a value or a tombstone."""
+        ref = self._refs.get(key)
+        return None if ref is None else _unpack(ref)
+
+    def is_set(self, key: str) -> bool:
+        link = self.get(key)
+        return link is not None and link.kind == format.FRAME_VALUE
+
+    @property
+    def prefixes(self) -> list[str]:
+        return sorted(self._prefixes)
+
+    def is_below_deleted(self, key: str) -> bool:
+        """Tell whether the base's value of a key is hidden by a deleted prefix."""
+        return bool(self._prefixes) and any(prefix in self._prefixes for prefix in covering_prefixes(key))
+
+    def hiding_prefix(self, key: str) -> str | None:
+        """Return the shortest deleted prefix above a key."""
+        if not self._prefixes:
+            return None
+        return next((prefix for prefix in covering_prefixes(key) if prefix in self._prefixes), None)
+
+    def between(self, start: str, stop: str | None) -> Iterator[str]:
+        """Yield the keys from `start` on, below `stop`, in the order of their bytes."""
+        with self._lock:  # what others stage meanwhile is added behind the sorted part
+            order, low, high = self._range(start, stop)
+        return (order[i] for i in range(low, high))
+
+    def items(self) -> Iterator[tuple[str, Link]]:
+        """Yield the keys that are set or deleted, in the order of their bytes."""
+        for key in self.between("", None):
+            ref = self._refs.get(key)
+            if ref is not None:  # else another thread has just deleted all below a path
+                yield key, _unpack(ref)
+
+    def _range(self, start: str, stop: str | None) -> tuple[list[str], int, int]:
+        if self._sorted < len(self._order):
+            self._order = sorted(self._order)  # a new list: others may be walking the old one. Nearly sorted: linear
+            self._sorted = len(self._order)
+        order, end = self._order, self._sorted
+        low = bisect_left(order, start, 0, end)
+        return order, low, end if stop is None else bisect_left(order, stop, low, end)
+
+    # --- what a frame that is written now has seen
+
+    def seen(self, key: str, *, was_read: bool) -> Seen:
+        """Return what this process knows of a key that it writes."""
+        if (outdated := self._outdated.get(key)) is not None:
+            return outdated
+        ref = self._refs.get(key)
+        if ref is not None:
+            participant, sequence = _place(ref)
+            if participant != self.me:
+                return Predecessor(participant, sequence)
+        elif self._prefixes:
+            above = [place for place in self._prefixes_above(key) if place.participant != self.me]
+            if above:
+                return max(above, key=lambda place: place.sequence)
+        return format.SEEN_BASE if was_read else format.SEEN_NOTHING
+
+    def was_read_again(self, key: str) -> None:
+        self._outdated.pop(key, None)
+
+    def outdate(self, key: str, seen: Seen) -> None:
+        """Note that an object of this process knows an older version of a key than is staged."""
+        self._outdated.setdefault(key, seen)
+
+    def _prefixes_above(self, key: str) -> list[Predecessor]:
+        if not self._prefixes:
+            return []
+        return [
+            Predecessor(participant, sequence)
+            for prefix in covering_prefixes(key)
+            for participant, sequence in self._prefixes.get(prefix, {}).items()
+        ]
+
+    # --- adding frames
+
+    def add(self, key: str, link: Link, *, was_read: bool = False) -> None:
+        """Add a frame on a key. `was_read`: by this process, which matters if the frame is another's."""
+        with self._lock:
+            if link.participant != self.me and was_read:
+                self._outdated.setdefault(key, self.seen(key, was_read=True))
+            ref = self._refs.get(key)
+            if ref is None:
+                if self._prefixes and self._is_overtaken(key, link):
+                    return
+                self._order.append(key)
+                self._refs[key] = _pack(link)
+                if isinstance(link.seen, Predecessor):
+                    self._links[key] = [link]
+                return
+            participant, sequence = _place(ref)
+            links = self._links.get(key)
+            if links is None:
+                if participant == link.participant and not _is_foreign(link):
+                    if link.sequence > sequence:  # else a thread of this process was overtaken by another
+                        self._refs[key] = _pack(link._replace(seen=_unpack(ref).seen))
+                    return
+                links = self._links[key] = [_unpack(ref)]
+            extend(links, link)
+            counts, _ = resolve(links)
+            if counts is None:  # the commit will refuse; until then, one sees one's own
+                counts = next((link for link in links if link.participant == self.me), links[-1])
+            self._refs[key] = _pack(counts)
+
+    def _is_overtaken(self, key: str, link: Link) -> bool:
+        """Tell whether its own process has deleted a prefix above the key since: threads may come in another order."""
+        return any(
+            place.participant == link.participant and place.sequence > link.sequence
+            for place in self._prefixes_above(key)
+        )
+
+    def hide(self, prefix: str, participant: int, sequence: int) -> None:
+        """Add the deletion of a prefix: what the same process has staged below it before is gone."""
+        with self._lock:
+            places = self._prefixes.setdefault(prefix, {})
+            places[participant] = max(sequence, places.get(participant, -1))
+            order, low, high = self._range(prefix, after_prefix(prefix))
+            kept = []
+            for key in order[low:high]:
+                place = _place(self._refs[key])
+                if place[0] == participant and place[1] < sequence:
+                    del self._refs[key]
+                    self._links.pop(key, None)
+                else:
+                    kept.append(key)
+            self._order = order[:low] + kept + order[high:]
+            self._sorted = len(self._order)
+
+    def written_by_others(self, prefix: str) -> list[str]:
+        """Return the keys below a prefix whose value is of another participant."""
+        with self._lock:
+            order, low, high = self._range(prefix, after_prefix(prefix))
+            return [key for key in order[low:high] if _place(self._refs[key])[0] != self.me]
+
+    # --- the end
+
+    def settle(self, lost: Collection[int], equal: Callable[[Link, Link], bool]) -> list[str]:
+        """Choose for each key the frame that counts, for good; return the keys whose frames form no chain (I7)."""
+        broken = []
+        with self._lock:
+            for key in sorted(self._links.keys() | self._below_foreign_prefixes()):
+                ref = self._refs.get(key)
+                if ref is None:
+                    continue
+                links = self._links.get(key) or [_unpack(ref)]
+                counts, hidden = resolve(links, self._prefixes_above(key), lost, equal)
+                if counts is None:
+                    broken.append(key)
+                elif hidden:
+                    del self._refs[key]
+                else:
+                    self._refs[key] = _pack(counts)
+            self._order, self._sorted = sorted(self._refs), len(self._refs)
+        return broken
+
+    def _below_foreign_prefixes(self) -> set[str]:
+        found = set()
+        for prefix, places in self._prefixes.items():
+            order, low, high = self._range(prefix, after_prefix(prefix))
+            for key in order[low:high]:
+                if any(participant != _place(self._refs[key])[0] for participant in places):
+                    found.add(key)
+        return found
+
+    def of_participants(self, participants: Collection[int]) -> list[str]:
+        """Return the keys, and prefixes, that count as these participants have staged them."""
+        keys = [key for key, link in self.items() if link.participant in participants]
+        return keys + [
+            prefix for prefix, places in sorted(self._prefixes.items()) if places.keys() <= set(participants)
+        ]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._refs, self._links, self._prefixes, self._outdated = {}, {}, {}, {}
+            self._order, self._sorted = [], 0
+
+
+def _is_foreign(link: Link) -> bool:
+    """Tell whether a frame has seen another participant's."""
+    return isinstance(link.seen, Predecessor) and link.seen.participant != link.participant
+
+
+def _pack(link: Link) -> bytes:
+    seen = format.SEEN_FRAME if isinstance(link.seen, Predecessor) else link.seen
+    return _REF.pack(link.participant, link.sequence, link.kind, seen, link.offset, link.length, link.checksum)
+
+
+def _unpack(ref: bytes) -> Link:
+    participant, sequence, kind, seen, offset, length, checksum = _REF.unpack(ref)
+    return Link(participant, sequence, seen, kind, offset, length, checksum)
+
+
+def _place(ref: bytes) -> tuple[int, int]:
+    participant, sequence = _PLACE.unpack_from(ref)
+    return participant, sequence
+
+
+_PLACE = struct.Struct("<II")
