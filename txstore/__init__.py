@@ -10,6 +10,11 @@ from txstore.errors import (
     ConflictError,
     CorruptionError,
     KeyFormatError,
+    LocksLostError,
+    LocksUnavailableError,
+    LockTimeoutError,
+    NodeNotFoundError,
+    ParticipantLostError,
     RepositoryNotFoundError,
     SnapshotExpiredError,
     StaleArrayError,
@@ -18,22 +23,33 @@ from txstore.errors import (
     UncommittedChangesWarning,
     UnsupportedFormatError,
 )
+from txstore.named import NamedTransaction
+from txstore.regions import APPEND, Append
 from txstore.repository import Repository
 from txstore.snapshot import Snapshot
 from txstore.transaction import Transaction
 
 if TYPE_CHECKING:
     from txstore.store import TxStore
+    from txstore.synchronized import synchronized
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "APPEND",
+    "Append",
     "Commit",
     "CommitNotFoundError",
     "CommitUnknownError",
     "ConflictError",
     "CorruptionError",
     "KeyFormatError",
+    "LockTimeoutError",
+    "LocksLostError",
+    "LocksUnavailableError",
+    "NamedTransaction",
+    "NodeNotFoundError",
+    "ParticipantLostError",
     "Repository",
     "RepositoryNotFoundError",
     "Snapshot",
@@ -45,6 +61,7 @@ __all__ = [
     "TxStoreError",
     "UncommittedChangesWarning",
     "UnsupportedFormatError",
+    "synchronized",
 ]
 
 
@@ -52,4 +69,6 @@ def __getattr__(name: str) -> Any:
     # Late: with zarr 2 only the mappings are there, and importing zarr costs those who only look at the history.
     if name == "TxStore":
         return import_module("txstore.store").TxStore
+    if name == "synchronized":
+        return import_module("txstore.synchronized").synchronized
     raise AttributeError(f"module 'txstore' has no attribute {name!r}")

@@ -97,6 +97,7 @@ class Commits:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.identity = Identity(storage)
+        self.is_tidy = False  # what dead processes had staged was looked for
         self._newest: Stored | None = None  # the head that was found last
 
     # --- reading commits

@@ -115,16 +115,17 @@ class LockFile:
     def _open(self) -> None:
         with numbered_locks.opening:
             self.descriptor = os.open(self.path, _FLAGS, self._mode)
+            self._status = os.fstat(self.descriptor)
             watch_forks(self)
-        self._status = os.fstat(self.descriptor)
         if not stat.S_ISREG(self._status.st_mode):
             self._close()
             raise self._refusal("this is not a file: remove it")
 
     def _close(self) -> None:
         with numbered_locks.opening:
+            is_ours = self._is_still_open()
             descriptor, self.descriptor = self.descriptor, -1
-            if descriptor >= 0:
+            if is_ours:
                 os.close(descriptor)
 
     def abandon(self) -> None:

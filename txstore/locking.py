@@ -32,7 +32,7 @@ class Owner(Protocol):
 
     def fence(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, sweep: bool = False) -> None: ...
 
 
 class Locks(Protocol):
@@ -53,7 +53,8 @@ class TransactionLocks:
         self._owner: Owner | None = None  # made at the first use: most transactions lock nothing
         self._making = forking.new_lock()
         self._closed = False
-        self.whole: list[str] = []  # what `at_newest` has locked, for as long as the transaction lasts
+        self._is_shared = False
+        self._whole: list[Sequence[str]] = []  # what `at_newest` has locked, for as long as the transaction lasts
 
     @classmethod
     def at_newest(
@@ -84,15 +85,13 @@ class TransactionLocks:
                 keys = keys if base is resolved else keys_to_lock(base, lock)
                 missing = list(set(keys).difference(*acquired))
                 if not missing:
-                    self.whole = [key for each in acquired for key in each]
+                    self._whole = [*acquired]
                     return base
                 # What is covered has changed before it was locked. To wait here for more, while holding some, could
                 # be waiting for each other.
                 try:
                     self.acquire(missing, 0)
                 except LockTimeoutError:
-                    if deadline is not None and time.monotonic() >= deadline:
-                        raise
                     break
                 acquired.append(missing)
             for each in acquired:
@@ -122,10 +121,26 @@ class TransactionLocks:
         if self._owner is not None and keys:
             self._owner.release(keys)
 
-    def park(self, keys: Sequence[str]) -> None:
-        """Give up what one `acquire` was called with, but keep it for the transaction: nobody has it before `close`."""
+    def park(self, keys: Sequence[str], to: int | None = None) -> None:
+        """Give up what one `acquire` was called with, but only to siblings of the transaction until it has ended.
+
+        `to` is the owner word of the sibling under which to leave it, and which closes last.
+        """
         if self._owner is not None and keys:
-            self._owner.park(keys)
+            self._owner.park(keys, to)
+
+    def share(self) -> None:
+        """Let siblings take turns with what `at_newest` has locked, and leave here what they have locked."""
+        with self._making:
+            self._owner = self._owner or self._locks.owner()
+        self._is_shared = True
+        whole, self._whole = self._whole, []
+        for each in whole:
+            self.park(each)
+
+    def of_child(self) -> TransactionLocks:
+        """Return the locks of the same transaction in a forked child: it holds none of its parent's."""
+        return TransactionLocks(self._locks)
 
     def fence(self) -> None:
         """Raise `LocksLostError` unless every lock that was acquired is still held: right before the commit."""
@@ -137,7 +152,7 @@ class TransactionLocks:
         self._closed = True
         owner, self._owner = self._owner, None
         if owner is not None:
-            owner.close()
+            owner.close(sweep=self._is_shared)
 
 
 def _remaining(deadline: float | None) -> float | None:

@@ -11,6 +11,7 @@ LOCKS = "locks"
 PACKS = "packs"
 DIRECTORIES = (STAGING, "commits", "commits/main", "heads", "packs", "tags", LOCKS)
 
+NEW = ".new"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 
 

@@ -92,7 +92,11 @@ class ByteLocks:
         return True
 
     def unlock(self, number: int, count: int = 1) -> None:
-        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, self._offset + number, count, 0))
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, self._offset + number, count, 0))
+        except OSError as error:
+            if error.errno != errno.EBADF:  # closed behind our back: then there are no locks left
+                raise
 
     def are_held_elsewhere(self, first: int, count: int) -> bool:
         """Also if they are shared there."""

@@ -75,6 +75,7 @@ class Session:
         self.token = token or os.urandom(16).hex()  # by which a pickle finds it again
         self.depth = 0  # of nested `with` blocks of this process
         self.may_fork = first is not None  # children that it forks stage into its transaction, used by then or not
+        self._process = os.getpid()
         self._joining = joining
         self._transaction = first
         self._used = False  # perhaps by zarr: it may write late, also where it has written nothing yet
@@ -133,8 +134,12 @@ class Session:
             return Joining(shared, self.engine.commits.identity.id, self.transaction.places(self._handed_out))
 
     def goes_on_with(self, joining: Joining | None) -> bool:
-        """Tell whether this is the session of a pickle that says `joining`: the one it was made of, or its copy here."""
-        return self._joining is None or joining is None or self._joining.transaction == joining.transaction
+        """Tell whether a pickle that says `joining` is of this session, and of the transaction that it has here."""
+        if joining is None or (self._joining is None and self._process == os.getpid()):
+            return True
+        transaction = self._transaction
+        here = transaction.shared_id if transaction is not None else self._joining and self._joining.transaction
+        return here == joining.transaction
 
     @property
     def is_participant(self) -> bool:

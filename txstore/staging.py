@@ -23,6 +23,7 @@ from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
 from txstore.pack import PackWriter, Staged
 from txstore.participants import SharedTransaction, Tail, append_about
+from txstore.reclaiming import reclaim_staging
 from txstore.records import TransactionRecord
 from txstore.snapshot import Snapshot
 from txstore.staged import StagedKeys
@@ -261,6 +262,9 @@ class Staging(Hierarchy):
                     _seal_at_exit(self)
                 else:
                     self._commits.identity.create(durable=self.record.durability == "fsync")
+                    if not self._commits.is_tidy:
+                        self._commits.is_tidy = True
+                        reclaim_staging(self._commits)
                     repository_id = self._commits.identity.id
                     path = names.staging_path(self.id, 0)
                     self._writer = PackWriter(self._commits.storage, path, self.id, repository_id)
@@ -313,8 +317,7 @@ class Staging(Hierarchy):
                 self._shared = SharedTransaction.publish(self._commits, self.record)
 
     def before_fork(self) -> None:
-        if self.attached and self.process == os.getpid() and not self._is_over:
-            self.share()
+        pass  # `Transaction` shares what is open
 
     def after_fork_in_child(self) -> None:
         # The parent's files are its own; this process becomes a participant when it first uses the transaction.
@@ -395,6 +398,12 @@ class Staging(Hierarchy):
         if self._shared is not None:
             append_about(self._writer or self._begin(), locks=parked_locks)
 
+    def owners_locks(self) -> int | None:
+        """Return the owner word of the process that began the transaction: what is left under it outlives this one."""
+        tail = self._tails.get(0)
+        word = None if tail is None else tail.about.get("locks")
+        return word if isinstance(word, int) else None
+
     def parked_locks(self) -> list[int]:
         """Return the owner words under which siblings leave locks."""
         found = (tail.about.get("locks") for tail in self._tails.values())
@@ -462,11 +471,13 @@ class Staging(Hierarchy):
             self._shared.unseal()
 
     def others_alive(self) -> list[str]:
-        """Return who else is attached to the transaction and lives."""
+        """Return which other processes are attached to the transaction and live."""
         if self._shared is None:
             return []
         self.follow_others()
-        return [str(tail) for tail in self._tails.values() if tail.participant and tail.is_alive()]
+        here = {other.staged.me for other in _participants if other.id == self.id and other.process == os.getpid()}
+        others = (tail for number, tail in self._tails.items() if number and number not in here)
+        return [str(tail) for tail in others if tail.is_alive()]
 
     def commit_writer(self) -> PackWriter:
         """Return the pack that becomes the commit file."""
@@ -558,7 +569,10 @@ class Staging(Hierarchy):
         self.attached -= 1
         if not self.is_owner:
             with contextlib.suppress(OSError, TransactionStateError):
-                self.seal()
+                if self.record.name is None:
+                    self.seal()
+                elif not self._is_over:
+                    self.leave()
             return
         try:
             if self.count:

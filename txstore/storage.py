@@ -242,7 +242,7 @@ class LocalStorage:
         local.rename_noreplace(self._file(source), self._file(target))
 
     def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
-        temporary = f".staging/{os.urandom(8).hex()}.new"
+        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
         file = self.create(temporary)
         try:
             file.write(0, [content])

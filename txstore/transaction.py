@@ -18,6 +18,7 @@ from txstore.errors import (
     CommitUnknownError,
     ConflictError,
     CorruptionError,
+    LocksUnavailableError,
     LockTimeoutError,
     TransactionStateError,
 )
@@ -145,10 +146,14 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         forking.watch(self)
 
     def before_fork(self) -> None:
-        pass
+        if self.state == "open" and not self.is_named:
+            self.share()
 
     def after_fork_in_child(self) -> None:
         self._in_flight = 0  # the threads that write are the parent's
+        if self._locks is not None:
+            self._locks = self._locks.of_child()  # and so is what it has locked
+        self._announced = None
 
     @property
     def base(self) -> Snapshot:
@@ -159,6 +164,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def id(self) -> str:
         """32 hexadecimal digits; the id of the commit that the transaction becomes."""
         return self._staging.id.hex()
+
+    @property
+    def shared_id(self) -> bytes:
+        return self._staging.id
 
     @property
     def is_named(self) -> bool:
@@ -309,10 +318,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._staging.share()
         if not self._staging.is_shared:
             return None
-        if self._locks is not None and self._locks.whole:
-            self._locks.park(self._locks.whole)  # for other transactions still locked; siblings may take turns
-            self._locks.whole = []
-            self._announce(self._locks)
+        if self._locks is not None and self._announced is None and self._staging.is_owner:
+            with suppress(LocksUnavailableError):
+                self._locks.share()  # siblings may take turns with what is locked; others still wait
+                self._announce(self._locks)
         return self._staging.id
 
     def places(self, keys: Iterable[str]) -> Places:
@@ -396,7 +405,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def unlock(self, keys: Sequence[str]) -> None:
         """Let siblings of this transaction have the locks; nobody else has them before its end."""
         if self._locks is not None and self.state in ("open", "poisoned"):
-            self._locks.park(keys)
+            self._locks.park(keys, self._staging.owners_locks())
 
     def _release_locks(self) -> None:
         if self._locks is not None:

@@ -89,18 +89,20 @@ def test_a_holder_is_named_and_wakes_who_waits(path, owner):
 
 def test_parking_between_processes(path):
     with clients(path, 3) as [one, sibling, foreign]:
-        one.acquire(["a", "b"])
-        blocked(sibling, "a", 30, [one.parked()])
-        blocked(foreign, "a", 30)
-        one.park("a", sibling.parked())
-        with pytest.raises(TimedOut):
-            foreign_try = open_table(path).owner()
-            foreign_try.acquire("a", 0)
-        sibling.kill()  # parked for a process that is no more: recovered
-        assert foreign.finish() == ("a",)
+        parked = sibling.parked()
+        one.acquire(["a", "b", "c"])
+        blocked(foreign, ["a", "c"], 30)
+        blocked(sibling, "b", 30, [one.parked()])
         one.park("b")
+        assert sibling.finish() == ()
+        one.park("a", parked)
+        assert sibling.acquire("a", 0) == ()
+        sibling.park("a")
+        one.park("c")
+        sibling.kill()  # what was parked for it is dirty; what it held, too
         one.close()
-        assert foreign.acquire("b", 0) == ()
+        assert foreign.finish() == ("a",)
+        assert foreign.acquire("b", 0) == ("b",)
 
 
 # ---- Killed --------------------------------------------------------------------------------------------------------

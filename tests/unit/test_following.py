@@ -41,6 +41,14 @@ def messages(commits: Iterator[txstore.Commit]) -> list[str]:
     return [commit.message for commit in commits]
 
 
+def woken(commits: Iterator[txstore.Commit]) -> txstore.Commit:
+    """The next commit; an error if it was found only because the wait was over."""
+    began = time.monotonic()
+    commit = next(commits)
+    assert time.monotonic() - began < DEADLINE / 2, "slept until the end of its timeout"
+    return commit
+
+
 def descriptors() -> list[str]:
     """What the open descriptors of this process are, where it can be told."""
     if not os.path.isdir("/proc/self/fd"):
@@ -140,7 +148,8 @@ def test_a_repository_that_does_not_exist_yet_is_waited_for(open_repo, way):
     reader = open_repo()
     commits = reader.follow(timeout=DEADLINE)
     with later(lambda: put(open_repo(), "0", "1")):
-        assert messages(islice(commits, 2)) == ["0", "1"]
+        assert woken(commits).message == "0"
+        assert woken(commits).message == "1"
 
 
 def test_waiting_for_a_repository_ends_and_creates_nothing(open_repo, tmp_path):
@@ -194,7 +203,7 @@ def test_woken_by_a_commit(repo, open_repo, way):
     commits = repo.follow(timeout=DEADLINE)
     for i in range(5):
         with later(lambda i=i: put(open_repo(), f"new{i}")):
-            assert next(commits).message == f"new{i}"
+            assert woken(commits).message == f"new{i}"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +223,7 @@ def test_a_commit_between_looking_and_arming_is_seen(repo, open_repo, way, momen
 
     when, call = moment.split()
     getattr(storage, when)[call] = commit_once
-    assert messages(islice(commits, 1)) == ["3"]
+    assert woken(commits).message == "3"
 
 
 def test_the_linked_file_of_an_old_kernel_wakes_it(repo, open_repo, way, monkeypatch):
@@ -229,7 +238,7 @@ def test_the_linked_file_of_an_old_kernel_wakes_it(repo, open_repo, way, monkeyp
         f"{writer.url}/{source}", f"{writer.url}/{target}"
     )
     with later(lambda: put(writer, "linked")):
-        assert next(repo.follow(timeout=DEADLINE)).message == "linked"
+        assert woken(repo.follow(timeout=DEADLINE)).message == "linked"
 
 
 class Clock:
@@ -299,26 +308,40 @@ def test_the_safety_look(repo, open_repo, monkeypatch):
     monkeypatch.setattr(following.watch, "open_watch", lambda path: os.dup(deaf_end))
     try:
         with later(lambda: put(open_repo(), "3")):
-            assert next(repo.follow(timeout=DEADLINE)).message == "3"
+            assert woken(repo.follow(timeout=DEADLINE)).message == "3"
     finally:
         os.close(deaf_end)
         os.close(other_end)
 
 
+@pytest.mark.parametrize("way", ["watch"], indirect=True)
 def test_a_directory_that_was_made_anew_is_watched_anew(open_repo, way):
     repo = open_repo()
     repo.engine.commits.identity.create(durable=False)
     directory = Path(repo.url, "commits", "main")
-    commits = repo.follow(timeout=DEADLINE)
     bell = following._Bell(repo.engine.commits, "main")
-    bell.wait(0)
+    began = time.monotonic()
+    bell.wait(DEADLINE)  # it only opens its watch
     shutil.rmtree(directory)
-    bell.wait(DEADLINE)  # told that it is gone
+    bell.wait(DEADLINE)  # it is told that the directory is gone
+    bell.wait(DEADLINE)  # there is nothing to watch: a pause
     directory.mkdir()
     bell.wait(DEADLINE)
-    with later(lambda: put(open_repo(), "0")):
-        assert next(commits).message == "0"
-    bell.wait(0.02)
+    with later((directory / "name").touch):
+        bell.wait(DEADLINE)
+    assert time.monotonic() - began < DEADLINE / 2
+    bell.close()
+
+
+@pytest.mark.parametrize("way", ["watch"], indirect=True)
+def test_what_woke_it_once_does_not_wake_it_again(repo, way):
+    bell = following._Bell(repo.engine.commits, "main")
+    bell.wait(0)
+    put(repo, "3")
+    bell.wait(DEADLINE)
+    began = time.monotonic()
+    bell.wait(0.05)
+    assert time.monotonic() - began > 0.04
     bell.close()
 
 
@@ -425,7 +448,7 @@ def test_it_leaves_no_descriptor(repo, end):
         with later(lambda: put(repo, "4")):
             next(commits)
         bell = commits.gi_frame.f_locals["bell"]
-        bell.wait(0)  # it may have had no need to
+        bell.wait(0)  # it may not have had to wait
         assert len(descriptors()) == len(before) + (following.watch.IMPLEMENTATION == "c")
         del bell
         if end == "close":
@@ -449,14 +472,14 @@ def test_an_interrupt_ends_the_wait(repo, way):
 @pytest.mark.parametrize("whose", ["its own", "inherited"])
 def test_a_forked_child_follows(repo, open_repo, whose, way):
     commits = repo.follow(timeout=DEADLINE)
-    with later(lambda: put(open_repo(), "3"), delay=0.1):
-        assert next(commits).message == "3"  # it holds a watch now
+    with later(lambda: put(open_repo(), "3")):
+        assert woken(commits).message == "3"  # it holds a watch now
     reading, writing = os.pipe()
 
     def follow_in_child() -> list[str]:
         mine = repo.follow(timeout=DEADLINE) if whose == "its own" else commits
         os.write(writing, b"1")
-        return messages(islice(mine, 2))
+        return [woken(mine).message for _ in range(2)]
 
     def write() -> None:
         assert os.read(reading, 1)
@@ -464,7 +487,7 @@ def test_a_forked_child_follows(repo, open_repo, whose, way):
             put(open_repo(durability="none"), key)
             # The parent takes all events of the queue that the child has inherited.
             if way == "watch":
-                assert next(commits).message == key
+                assert woken(commits).message == key
 
     with later(write):
         assert in_child(follow_in_child) == ["4", "5"]
@@ -472,6 +495,25 @@ def test_a_forked_child_follows(repo, open_repo, whose, way):
     assert next(commits).message == ("6" if way == "watch" else "4")  # the child closed nothing of ours
     os.close(reading)
     os.close(writing)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("way", ["watch"], indirect=True)
+def test_a_forked_child_opens_a_watch_of_its_own(repo, way):
+    bell = following._Bell(repo.engine.commits, "main")
+    bell.wait(0)
+    ours = bell._descriptor
+
+    def wait_in_child() -> bool:
+        began = time.monotonic()
+        bell.wait(DEADLINE)  # else each event would go to one of the two
+        return time.monotonic() - began < DEADLINE / 2
+
+    assert in_child(wait_in_child)
+    assert bell._descriptor == ours
+    put(repo, "3")
+    bell.wait(DEADLINE)
+    bell.close()
 
 
 # --- the watch itself

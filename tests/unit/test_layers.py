@@ -30,6 +30,7 @@ LAYERS = [
     "conflicts",
     "named",
     "staging",
+    "reclaiming",
     "participants",
     "staged",
     "chains",

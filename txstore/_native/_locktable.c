@@ -516,7 +516,7 @@ static PyMethodDef locktable_functions[] = {
 static int
 add_constants(PyObject *module)
 {
-    PyObject *magic = PyBytes_FromStringAndSize((const char *)LOCK_MAGIC, sizeof LOCK_MAGIC);
+    PyObject *magic = PyBytes_FromString(LOCK_MAGIC);
     PyObject *base = PyLong_FromLongLong(LOCK_BASE);
     PyObject *seed = PyLong_FromUnsignedLongLong(LOCK_SEED);
     int failed = magic == NULL || base == NULL || seed == NULL || PyModule_AddObjectRef(module, "MAGIC", magic) < 0 ||

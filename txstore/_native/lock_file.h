@@ -41,10 +41,10 @@ enum {
 #define INIT_BYTE LOCK_BASE
 #define LIVE_BYTE(member) (LOCK_BASE + (int64_t)(member))
 
-static const uint8_t LOCK_MAGIC[8] = {'T', 'X', 'S', 'L', 'O', 'C', 'K', 'S'};
+#define LOCK_MAGIC "TXSLOCKS"
 
 typedef struct {
-    uint8_t magic[8];
+    uint64_t magic;
     uint32_t version, kind, slots, reserved;
     uint64_t seed, epoch, device, inode;
     char boot[40];
@@ -58,6 +58,14 @@ typedef struct {
 
 _Static_assert(sizeof(lock_header) == 96 && offsetof(lock_header, boot) == 56, "the layout in _locktable.c");
 _Static_assert(sizeof(member_record) == MEMBER_SIZE && offsetof(member_record, pin) == 16, "the layout in _locktable.c");
+
+static inline uint64_t
+lock_magic(void)
+{
+    uint64_t magic;
+    memcpy(&magic, LOCK_MAGIC, sizeof magic);
+    return magic;
+}
 
 /* ---- Byte locks -------------------------------------------------------------------------------------------------- */
 

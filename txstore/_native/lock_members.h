@@ -212,7 +212,7 @@ examine_file(const tracked_fd *file, lock_header *header, lock_fault *fault)
     bool vacant = !bytes_are_held(file->fd, LIVE_BYTE(1), MEMBERS);
     file_verdict vacant_as = FILE_IS_VACANT;
     int error = 0;
-    if (memcmp(header->magic, LOCK_MAGIC, sizeof LOCK_MAGIC) != 0) {
+    if (header->magic != lock_magic()) {
         error = refuse(fault, EINVAL, "processes are using this file, but it is no lock file any more");
     } else if (header->version != LOCK_VERSION) {
         error = refuse(fault, EPROTO,
@@ -248,8 +248,7 @@ reset_file(lock_table *table, uint64_t epoch)
 {
     lock_header *header = table->header;
     /* Without magic until all is done: a crash in between leaves a vacant file. */
-    memset(header->magic, 0, sizeof header->magic);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    (void)__atomic_exchange_n(&header->magic, 0, __ATOMIC_ACQ_REL);
     /* Incarnations go on, whatever they are: they only have to differ. */
     for (uint32_t member = 0; member <= MEMBERS; member++) {
         table->members[member].in_use = table->members[member].pid = 0;
@@ -269,8 +268,7 @@ reset_file(lock_table *table, uint64_t epoch)
     header->device = table->device;
     header->inode = table->inode;
     read_boot_id(header->boot);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    memcpy(header->magic, LOCK_MAGIC, sizeof LOCK_MAGIC);
+    __atomic_store_n(&header->magic, lock_magic(), __ATOMIC_RELEASE);
 }
 
 /* Sees to it that the whole file has space on the disk: else touching the mapping on a full disk would be a SIGBUS. */
@@ -349,7 +347,7 @@ open_examined(lock_table *table, const tracked_fd *file, uint32_t slots, unsigne
     table->length = length_of_table(table->slots);
     table->device = file->device;
     table->inode = file->inode;
-    if (!fits && memcmp(header.magic, (const uint8_t[8]){0}, sizeof header.magic) == 0) {
+    if (!fits && header.magic == 0) {
         /* Not yet anybody's file: whatever the umask, others are to open it. Only its maker may; to others it is refused. */
         (void)fchmod(file->fd, mode);
     }

@@ -1,0 +1,410 @@
+"""Every way in which processes can take turns on one lock word, die on the way, and come back: a model of the lock table.
+
+The model is that of one word of `_native/lock_words.h` and of the members of `_native/lock_members.h`. Each operation on
+shared memory, each byte lock and each futex call is one step; any process may make the next one, and be killed between any
+two. All states that can be reached are visited. In none of them may two processes be inside, or one be that was not told
+that the word is dirty, or a word that is kept for a living transaction be taken by a stranger; and whoever waits must be
+able to go on, without anybody's being killed or giving up.
+
+What the C does by comparing and swapping in a loop is one step here: a swap that fails changes nothing and begins again with
+what is there. `Weakness` names the mistakes that the model must catch, or it would prove nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+
+FREE, DIRTY = 0, 1
+#: Of `parked`: the member's transaction, or none.
+NOBODY = 0
+
+
+class Word(NamedTuple):
+    """`owner` is FREE, DIRTY or the member whose transaction holds it or, if `group`, for which it is parked."""
+
+    owner: int = FREE
+    group: int = NOBODY  # the siblings that it is parked for
+    waiters: bool = False
+    hungry: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        return self.owner <= DIRTY
+
+    def is_held_by(self, member: int) -> bool:
+        return self.owner == member and not self.group
+
+
+class At(enum.IntEnum):
+    """Where a process is: what it does next."""
+
+    OUT = 0  # no member: take somebody's place
+    SWEEP = 1  # hold LIVE of that place: make dirty what the last one there left
+    ENTER = 2  # mark the place as in use
+    IDLE = 3
+    LOOK = 4  # take the word, or mark it
+    PROBE = 5  # ask whether the holder lives
+    RECOVER = 6  # hold LIVE of a dead member: make its words dirty
+    FORGET = 7  # mark its place as not in use
+    RETURN = 8  # give its LIVE back
+    SLEEP = 9  # sleep, if the word is still what was seen
+    ASLEEP = 10
+    GIVE_UP = 11  # pass on a wake-up that may have been for this one
+    WAKE_ONE = 12
+    WAKE_HUNGRY = 13
+    UNRESERVE = 14
+    WAKE_ALL = 15
+    INSIDE = 16
+
+
+WAITING = frozenset({At.LOOK, At.PROBE, At.RECOVER, At.FORGET, At.RETURN, At.SLEEP, At.ASLEEP})
+WAKING = frozenset({At.GIVE_UP, At.WAKE_ONE, At.WAKE_HUNGRY, At.UNRESERVE, At.WAKE_ALL})
+RECOVERING = frozenset({At.RECOVER, At.FORGET, At.RETURN})
+QUIET = frozenset({At.OUT, At.IDLE, At.ASLEEP})
+
+
+class Process(NamedTuple):
+    at: At = At.OUT
+    member: int = 0
+    seen: Word = Word()
+    hungry: bool = False
+    slept: bool = False
+    woken: bool = False
+    target: int = 0  # whom it recovers
+
+
+class State(NamedTuple):
+    word: Word
+    processes: tuple[Process, ...]
+    in_use: tuple[bool, ...]  # of members 2, 3, ...
+    tainted: bool  # the last holder died inside, and nobody was told yet
+    kills: int
+
+
+class Weakness(enum.Enum):
+    NONE = "none"
+    STEAL = "who finds a holder dead takes its word, without holding its LIVE lock"
+    NO_SWEEP = "a place is taken without making dirty what is left there"
+    FORGET_FIRST = "a dead member's place is marked as free before its words are dirty"
+    NO_PROBE = "what is parked is taken for a dead member's, without asking"
+    NO_WAKE = "a word is released without waking"
+    NO_HUNGRY_WAKE = "a word reserved for the hungry is released without waking"
+    NO_PARK_WAKE = "a word is parked without waking"
+    NO_PASSING_ON = "who gives up does not wake another one"
+    NO_MARK = "who was woken takes the word without marking that others may still sleep"
+    NO_COMPARING = "to sleep without comparing the word with what was seen"
+    NO_RESERVE_END = "a word stays reserved though none of the hungry sleeps"
+    CLEAN = "a dead member's words become free, not dirty"
+
+
+class Violation(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Model:
+    """`groups`: which transaction each process belongs to; those of one are siblings. Members are numbered from 2."""
+
+    groups: tuple[int, ...]
+    members: int
+    kills: int
+    slices: bool = True  # whoever is hungry also wakes up by itself
+    weakness: Weakness = Weakness.NONE
+
+    def start(self) -> State:
+        return State(Word(), (Process(),) * len(self.groups), (False,) * self.members, False, self.kills)
+
+    def lives(self, state: State, member: int) -> int | None:
+        """Return who holds the LIVE lock of a member."""
+        for number, process in enumerate(state.processes):
+            if process.at != At.OUT and process.member == member:
+                return number
+            if process.at in RECOVERING and process.target == member and not self._steals:
+                return number
+        return None
+
+    @property
+    def _steals(self) -> bool:
+        return self.weakness is Weakness.STEAL
+
+    def steps(self, state: State) -> Iterator[tuple[State, str]]:
+        """Yield all states that may follow, each with what happened."""
+        for number, process in enumerate(state.processes):
+            yield from self._steps_of(state, number, process)
+            if state.kills and process.at != At.OUT:
+                tainted = state.tainted or state.word.is_held_by(process.member)
+                yield self._with(state, number, Process(), tainted=tainted, kills=state.kills - 1), "kill"
+
+    def _with(self, state: State, number: int, process: Process, **changes: object) -> State:
+        processes = (*state.processes[:number], process, *state.processes[number + 1 :])
+        return state._replace(processes=processes, **changes)
+
+    def _may_take(self, number: int, process: Process, word: Word) -> bool:
+        return word.is_free or (word.group != NOBODY and word.group == self.groups[number])
+
+    def _steps_of(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+        word = state.word
+        match process.at:
+            case At.OUT:
+                for member in self._places(state):
+                    sweeps = state.in_use[member - 2] and self.weakness is not Weakness.NO_SWEEP
+                    at = At.SWEEP if sweeps else At.ENTER
+                    yield self._with(state, number, Process(at, member)), "claim"
+            case At.SWEEP:
+                yield self._sweep(state, number, process._replace(at=At.ENTER), process.member), "sweep"
+            case At.ENTER:
+                entered = self._with(state, number, Process(At.IDLE, process.member))
+                yield self._mark(entered, process.member, in_use=True), "enter"
+            case At.IDLE:
+                yield from self._idle(state, number, process)
+            case At.LOOK:
+                yield from self._look(state, number, process)
+            case At.PROBE:
+                yield from self._probe(state, number, process)
+            case At.RECOVER:
+                if self.weakness is Weakness.FORGET_FIRST:
+                    marked = self._mark(state, process.target, in_use=False)
+                    yield self._with(marked, number, process._replace(at=At.FORGET)), "forget first"
+                else:
+                    yield self._sweep(state, number, process._replace(at=At.FORGET), process.target), "recover"
+            case At.FORGET:
+                if self.weakness is Weakness.FORGET_FIRST:
+                    yield self._sweep(state, number, process._replace(at=At.RETURN), process.target), "recover late"
+                else:
+                    marked = self._mark(state, process.target, in_use=False)
+                    yield self._with(marked, number, process._replace(at=At.RETURN)), "forget"
+            case At.RETURN:
+                yield self._with(state, number, process._replace(at=At.LOOK, target=0, seen=Word())), "return"
+            case At.SLEEP:
+                if word == process.seen or self.weakness is Weakness.NO_COMPARING:
+                    yield self._with(state, number, process._replace(at=At.ASLEEP)), "sleep"
+                else:
+                    awake = process._replace(at=At.LOOK, slept=True, woken=False, seen=Word())
+                    yield self._with(state, number, awake), "has changed"
+            case At.ASLEEP:
+                if self.slices or not process.hungry:  # hunger comes with the first slice
+                    awake = process._replace(at=At.LOOK, hungry=True, slept=True, woken=False, seen=Word())
+                    yield self._with(state, number, awake), "slice"
+            case At.GIVE_UP:
+                if word.is_free and self.weakness is not Weakness.NO_PASSING_ON:
+                    after = self._with(state, number, self._idly(process, At.WAKE_ONE))
+                    yield after._replace(word=Word(word.owner)), "pass on"
+                else:
+                    yield self._with(state, number, self._idly(process)), "give up"
+            case At.WAKE_ONE:
+                yield from self._wake(state, number, self._idly(process), "any")
+            case At.WAKE_ALL:
+                yield from self._wake(state, number, self._idly(process), "all")
+            case At.WAKE_HUNGRY:
+                if self.weakness is Weakness.NO_HUNGRY_WAKE:
+                    yield self._with(state, number, self._idly(process)), "no wake"
+                elif any(self._sleeps(other, "hungry") for other in state.processes):
+                    yield from self._wake(state, number, self._idly(process), "hungry")
+                else:
+                    yield self._with(state, number, self._idly(process, At.UNRESERVE)), "nobody hungry"
+            case At.UNRESERVE:
+                if word == Word(FREE, NOBODY, True, True) and self.weakness is not Weakness.NO_RESERVE_END:
+                    after = self._with(state, number, self._idly(process, At.WAKE_ONE))
+                    yield after._replace(word=Word()), "unreserve"
+                else:
+                    yield self._with(state, number, self._idly(process)), "unreserve: changed"
+            case At.INSIDE:
+                yield from self._inside(state, number, process)
+
+    def _places(self, state: State) -> Iterator[int]:
+        """Yield the members that nobody is; of those that nothing is left of only the first, as they are all alike."""
+        is_first = True
+        for member in range(2, 2 + self.members):
+            if self.lives(state, member) is None:
+                is_blank = not state.in_use[member - 2] and state.word.owner != member
+                if is_first or not is_blank:
+                    yield member
+                is_first = is_first and not is_blank
+
+    def _idly(self, process: Process, at: At = At.IDLE) -> Process:
+        return Process(at, process.member)
+
+    def _idle(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+        word = state.word
+        yield self._with(state, number, process._replace(at=At.LOOK)), "begin to wait"
+        if self._may_take(number, process, word):
+            yield self._take(state, number, process, word.waiters, word.hungry), "try"
+        if word.owner == process.member:
+            yield self._release(state, number, process), "close"
+        else:
+            yield self._with(state, number, Process()), "leave"  # its place stays in use: the next one sweeps
+
+    def _look(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+        word = state.word
+        if word.is_held_by(process.member):
+            raise Violation("a process takes a word for its own that it never took")
+        may_take = self._may_take(number, process, word)
+        if may_take and (process.hungry or not word.hungry):
+            waiters = word.waiters or process.slept
+            if self.weakness is Weakness.NO_MARK:
+                waiters = False
+            yield self._take(state, number, process, waiters, hungry=False), "take"
+            return
+        if process.slept:
+            yield self._with(state, number, process._replace(at=At.GIVE_UP, seen=Word())), "deadline"
+        else:
+            yield self._with(state, number, self._idly(process)), "deadline"
+        if may_take:
+            yield self._with(state, number, process._replace(at=At.SLEEP, seen=word)), "reserved"
+            return
+        marked = word._replace(waiters=True, hungry=word.hungry or (process.hungry and not word.group))
+        at = At.SLEEP if process.woken else At.PROBE
+        yield self._with(state, number, process._replace(at=at, seen=marked))._replace(word=marked), "mark"
+
+    def _probe(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+        holder = process.seen.owner
+        is_dead = self.lives(state, holder) is None
+        if self.weakness is Weakness.NO_PROBE and process.seen.group and holder != process.member:
+            is_dead = True
+        if is_dead and holder != process.member:
+            yield self._with(state, number, process._replace(at=At.RECOVER, target=holder)), "holder is dead"
+        else:
+            yield self._with(state, number, process._replace(at=At.SLEEP)), "holder lives"
+
+    def _inside(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+        word = state.word
+        if not word.is_held_by(process.member):
+            raise Violation("a word was taken from a living process")
+        yield self._release(state, number, process), "release"
+        for other, sibling in enumerate(state.processes):
+            if self.groups[other] == self.groups[number] and sibling.member and sibling.at > At.ENTER:
+                at = At.WAKE_ALL if word.waiters and self.weakness is not Weakness.NO_PARK_WAKE else At.IDLE
+                parked = word._replace(owner=sibling.member, group=self.groups[number])
+                yield self._with(state, number, self._idly(process, at))._replace(word=parked), "park"
+
+    def _take(self, state: State, number: int, process: Process, waiters: bool, hungry: bool) -> State:
+        if state.tainted and state.word.owner != DIRTY:
+            raise Violation("a holder died inside, and the next one is not told")
+        after = self._with(state, number, self._idly(process, At.INSIDE), tainted=False)
+        return after._replace(word=Word(process.member, NOBODY, waiters, hungry))
+
+    def _release(self, state: State, number: int, process: Process) -> State:
+        word = state.word
+        at = At.WAKE_HUNGRY if word.hungry else At.WAKE_ONE if word.waiters else At.IDLE
+        if self.weakness is Weakness.NO_WAKE and at == At.WAKE_ONE:
+            at = At.IDLE
+        left = Word(FREE, NOBODY, word.hungry, word.hungry)
+        return self._with(state, number, self._idly(process, at))._replace(word=left)
+
+    def _sweep(self, state: State, number: int, process: Process, member: int) -> State:
+        word = state.word
+        after = self._with(state, number, process)
+        if word.owner != member:
+            return after
+        for other, living in enumerate(state.processes):
+            if living.member == member and living.at > At.ENTER and other != number:
+                raise Violation("a word was taken from a living transaction")
+        left = Word(FREE if self.weakness is Weakness.CLEAN else DIRTY)
+        return self._awake(after, range(len(self.groups)))._replace(word=left)
+
+    def _mark(self, state: State, member: int, in_use: bool) -> State:
+        marked = (*state.in_use[: member - 2], in_use, *state.in_use[member - 1 :])
+        return state._replace(in_use=marked)
+
+    # --- futex
+
+    def _sleeps(self, process: Process, who: str) -> bool:
+        return process.at == At.ASLEEP and (who != "hungry" or process.hungry)
+
+    def _awake(self, state: State, numbers: range | list[int]) -> State:
+        processes = list(state.processes)
+        for number in numbers:
+            if processes[number].at == At.ASLEEP:
+                processes[number] = processes[number]._replace(at=At.LOOK, slept=True, woken=True, seen=Word())
+        return state._replace(processes=tuple(processes))
+
+    def _wake(self, state: State, number: int, then: Process, who: str) -> Iterator[tuple[State, str]]:
+        sleeping = [other for other, process in enumerate(state.processes) if self._sleeps(process, who)]
+        after = self._with(state, number, then)
+        if who == "all" or not sleeping:
+            yield self._awake(after, sleeping), "wake all"
+        else:
+            for other in sleeping:
+                yield self._awake(after, [other]), "wake one"
+
+    # --- what has to be true
+
+    def check(self, state: State) -> None:
+        if sum(process.at == At.INSIDE for process in state.processes) > 1:
+            raise Violation("two processes are inside")
+        if not self.slices and all(process.at in QUIET for process in state.processes):
+            for number, process in enumerate(state.processes):
+                may_take = self._may_take(number, process, state.word)
+                reserved = state.word.hungry and not process.hungry
+                if process.at == At.ASLEEP and may_take and not reserved:
+                    raise Violation("a process sleeps that could go on, and nobody is about to wake it")
+
+
+def explore(model: Model) -> int:
+    """Visit every state. Returns how many there are; raises `Violation`, whose message tells how it comes about."""
+    start = model.start()
+    numbers = {start: 0}
+    states = [start]
+    first_way: list[tuple[int, str]] = [(0, "")]
+    before: list[list[int]] = [[]]  # the states that lead to a state without a kill, and without anybody's giving up
+    goals: list[int] = []
+    waiting: list[int] = []
+    number = 0
+    try:
+        while number < len(states):
+            state = states[number]
+            places = [process.at for process in state.processes]
+            if At.INSIDE in places:
+                goals.append(number)
+            elif not WAITING.isdisjoint(places):
+                waiting.append(number)
+            for after, what in model.steps(state):
+                known = numbers.setdefault(after, len(states))
+                if known == len(states):
+                    states.append(after)
+                    first_way.append((number, what))
+                    before.append([])
+                    model.check(after)
+                if what not in ("kill", "deadline"):
+                    before[known].append(number)
+            number += 1
+        number = _first_that_never_leads(waiting, goals, before)
+        if number >= 0:
+            raise Violation("whoever waits, waits for ever")
+    except Violation as violation:
+        if number < len(states) - 1 and len(first_way) == len(states) and first_way[-1][0] == number:
+            number = len(states) - 1
+        raise Violation(f"{violation}\n{_story(number, states, first_way)}") from None
+    return len(states)
+
+
+def _first_that_never_leads(waiting: list[int], goals: list[int], before: list[list[int]]) -> int:
+    reach = set(goals)
+    while goals:
+        for number in before[goals.pop()]:
+            if number not in reach:
+                reach.add(number)
+                goals.append(number)
+    return next((number for number in waiting if number not in reach), -1)
+
+
+def _story(number: int, states: list[State], first_way: list[tuple[int, str]]) -> str:
+    lines = []
+    while number:
+        number, what = first_way[number][0], f"{first_way[number][1]}: {_shown(states[number])}"
+        lines.append(what)
+    return "\n".join(reversed(lines))
+
+
+def _shown(state: State) -> str:
+    word = state.word
+    marks = "W" * word.waiters + "H" * word.hungry
+    owner = f"parked for {word.owner}" if word.group else {FREE: "free", DIRTY: "dirty"}.get(word.owner, str(word.owner))
+    processes = ", ".join(f"{process.at.name}({process.member})" for process in state.processes)
+    return f"{owner} {marks} | {processes}"

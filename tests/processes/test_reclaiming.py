@@ -1,0 +1,122 @@
+"""What writers left that died is deleted by the next one; what living ones have staged is not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.processes.workers import SPAWN, TIMEOUT
+
+SIZES = pytest.mark.parametrize("size", [10, 3 << 20])
+
+
+def staged(repo: txstore.Repository) -> list[str]:
+    return sorted(os.listdir(Path(repo.url, ".staging")))
+
+
+def stage_and_wait(url: str, size: int, how: str, pipe) -> None:
+    """Stage something, and never come to an end."""
+    repo = txstore.Repository(url)
+    store = repo.transaction(name="run" if how == "named" else None)
+    store["staged"] = bytes(size)
+    transaction = store.mapping
+    if how == "flushed":
+        transaction._staging.writer.create()
+    elif how == "shared":
+        store.__reduce__()
+    pipe.send("staged")
+    pipe.recv()
+
+
+class Writer:
+    def __init__(self, repo: txstore.Repository, size: int, how: str) -> None:
+        self.pipe, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=stage_and_wait, args=(repo.url, size, how, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        assert self.pipe.poll(TIMEOUT)
+        assert self.pipe.recv() == "staged"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def write(repo: txstore.Repository) -> None:
+    fresh = txstore.Repository(repo.url)  # once in each opened repository
+    with fresh.transaction() as store:
+        store["key"] = os.urandom(8)
+
+
+@SIZES
+@pytest.mark.parametrize("how", ["flushed", "shared"])
+def test_the_dead(repo: txstore.Repository, size: int, how: str) -> None:
+    write(repo)
+    writer = Writer(repo, size, how)
+    before = staged(repo)
+    assert len(before) == (2 if how == "shared" else 1)
+    write(repo)
+    assert staged(repo) == before, "it lives"
+    writer.kill()
+    write(repo)
+    assert staged(repo) == []
+
+
+@SIZES
+def test_what_has_a_name_outlives_its_processes(repo: txstore.Repository, size: int) -> None:
+    write(repo)
+    writer = Writer(repo, size, "named")
+    writer.kill()
+    before = staged(repo)
+    write(repo)
+    assert staged(repo) == before
+    repo.transaction(name="run").commit(allow_lost=True)
+    assert repo.snapshot()["staged"] == bytes(size)
+    assert staged(repo) == []
+
+
+def test_a_child_that_outlives_its_owner_keeps_its_own_file(repo: txstore.Repository) -> None:
+    write(repo)
+    writer = Writer(repo, 10, "shared")
+    transaction = next(name.partition(".")[0] for name in staged(repo))
+    child = repo.engine.storage.create(f".staging/{transaction}.1")
+    writer.kill()
+    write(repo)
+    assert staged(repo) == [f"{transaction}.1"]
+    child.close()
+    write(repo)
+    assert staged(repo) == []
+
+
+def test_files_that_were_never_finished(repo: txstore.Repository) -> None:
+    write(repo)
+    for name in ("0123456789abcdef.new", f"{bytes(16).hex()}.open", f"{bytes(16).hex()}.0"):
+        Path(repo.url, ".staging", name).write_bytes(b"{")
+    mine = repo.engine.storage.create(".staging/fedcba9876543210.new")
+    Path(repo.url, ".staging", "something else").write_bytes(b"")
+    write(repo)
+    assert staged(repo) == ["fedcba9876543210.new", "something else"]
+    mine.close()
+
+
+def test_a_file_that_is_created_while_it_is_reclaimed(repo: txstore.Repository, monkeypatch) -> None:
+    """Between its creation and its being held, a file looks as if it were left by the dead."""
+    write(repo)
+    storage = repo.engine.storage
+    real, path = txstore.storage._hold, ".staging/0123456789abcdef.new"
+    left = [1, 2]
+
+    def interrupted(descriptor: int, *, wait: bool = False) -> bool:
+        if left and wait:
+            left.pop()
+            storage.reclaim(path)
+        return real(descriptor, wait=wait)
+
+    monkeypatch.setattr(txstore.storage, "_hold", interrupted)
+    file = storage.create(path)
+    file.write(0, [b"here"])
+    assert storage.read(path) == b"here"
+    file.close()

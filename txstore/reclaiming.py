@@ -1,0 +1,43 @@
+"""Deleting what processes left below `.staging/` that died: nobody can finish a transaction without a name but its owner.
+
+A staged file is held by its writer for as long as that lives (see `storage`), and the record of a shared transaction by
+its owner. What has a name outlives them all, and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from txstore import names
+from txstore.commits import Commits
+from txstore.encoding import MalformedError
+from txstore.records import TransactionRecord
+from txstore.storage import Storage
+
+
+def reclaim_staging(commits: Commits) -> None:
+    """Delete the staged files of dead processes. Any number of processes may do so at once."""
+    storage = commits.storage
+    files = storage.list(names.STAGING)
+    shared = {transaction for transaction in map(names.parse_record, files) if transaction is not None}
+    kept = {transaction for transaction in shared if _is_alive(storage, transaction)}
+    with contextlib.suppress(OSError):  # this serves tidiness; a later writer tries again
+        for file in files:
+            staged = names.parse_staging(file)
+            if file.endswith(names.NEW) or (staged is not None and staged[0] not in kept):
+                storage.reclaim(f"{names.STAGING}/{file}")
+        for transaction in shared - kept:
+            for path in (names.open_path(transaction), names.sealed_path(transaction)):
+                storage.reclaim(path)
+
+
+def _is_alive(storage: Storage, transaction: bytes) -> bool:
+    for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
+        with contextlib.suppress(FileNotFoundError):
+            if storage.is_held(path):
+                return True
+            try:
+                return TransactionRecord.decode(storage.read(path)).name is not None
+            except MalformedError:
+                return False  # its owner died before it was written
+    return True  # it has just ended, by whoever ends it
