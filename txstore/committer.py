@@ -138,7 +138,8 @@ class Committer:
                 with contextlib.suppress(FileExistsError):  # by one who died while committing
                     self.storage.link(source, pack.name.path)
                 if self.durable and pack is self.packs[-1]:
-                    self.storage.sync_directory(directory)  # all of a transaction are in one
+                    for path in (directory, names.PACKS):  # all of a transaction are in one
+                        self.storage.sync_directory(path)
             except OSError as error:
                 if not self.durable:
                     raise

@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import zarr.core.codec_pipeline
 import zarr.core.sync
 
+from txstore import forking
 from txstore.errors import TransactionStateError
 
 #: Seconds to wait for what other threads may be doing with zarr meanwhile.
 TIMEOUT = 60.0
 _PASSES = 8
 
-_one_at_a_time = threading.Lock()
+_one_at_a_time = forking.new_lock()
 
 
 def drain_zarr(timeout: float = TIMEOUT) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 from txstore import encoding, format, names
 from txstore.chains import Link
-from txstore.commits import Commits
+from txstore.commits import Commit, Commits, Stored
 from txstore.encoding import MalformedError, crc32c
-from txstore.errors import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, TransactionStateError
+from txstore.errors import CorruptionError, RepositoryNotFoundError, TransactionStateError
 from txstore.format import Frame
 from txstore.pack import PackWriter
 from txstore.records import TransactionRecord
@@ -102,16 +102,21 @@ class Tail:
 
     def _is_complete(self, frame: Frame) -> bool:
         """Tell whether the value of the last frame is there: its writer may be writing it, or have died doing so."""
-        value = self._commits.storage.read_range(self.path, frame.offset, frame.length)
+        value = self._read(frame)
         return len(value) == frame.length and crc32c(value) == frame.checksum
+
+    def _read(self, frame: Frame) -> bytes:
+        try:
+            return self._commits.storage.read_range(self.path, frame.offset, frame.length)
+        except FileNotFoundError:  # the transaction has ended
+            return b""
 
     def _take(self, frame: Frame) -> Frame:
         self.end, self._sequence = frame.end, frame.sequence + 1
         self.is_sealed = frame.kind == format.FRAME_SEAL
         if frame.kind == format.FRAME_PARTICIPANT:
-            value = self._commits.storage.read_range(self.path, frame.offset, frame.length)
             with contextlib.suppress(MalformedError):
-                self.about = encoding.json_object(value)
+                self.about = encoding.json_object(self._read(frame))
         return frame
 
 
@@ -195,30 +200,77 @@ class SharedTransaction:
 
         Raises `TransactionStateError` if it has ended, or another process is ending it.
         """
-        taken_over = False
+        if self.is_named and self._held is None:
+            self._held = self._hold_record()
         try:
             self._storage.rename_noreplace(names.open_path(self.id), names.sealed_path(self.id))
-        except FileNotFoundError:
-            taken_over = True  # from one who died while ending it
-        if not self.is_named:
-            return  # only its owner ends it
-        try:
-            self._held = self._storage.hold(names.sealed_path(self.id))
-        except FileNotFoundError:
-            raise _ended() from None
-        except BlockingIOError:
-            raise TransactionStateError(
-                f"another process is committing {self.record.name!r} or rolling it back", state="committing"
-            ) from None
-        if taken_over and self.was_committed():
-            self.end()
-            raise _ended()
+        except FileNotFoundError:  # it is sealed: by this process, or by one that died
+            if self.is_named and (committed := self._take_over()) is not None:
+                raise _ended(committed) from None
 
-    def was_committed(self) -> bool:
-        with contextlib.suppress(CommitNotFoundError):
-            self._commits.at(self.id.hex(), self.record.branch)
-            return True
-        return False
+    def _hold_record(self) -> StagedFile:
+        """Hold the record of a transaction with a name: only who does so renames it.
+
+        Raises `TransactionStateError` if it has ended, or another process is ending it.
+        """
+        for path in self._record_paths():
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    held = self._storage.hold(path)
+                except BlockingIOError:
+                    raise TransactionStateError(
+                        f"another process is committing {self.record.name!r} or rolling it back: try again when it is "
+                        "done",
+                        state="committing",
+                    ) from None
+                if self.is_there():
+                    return held
+                held.close()  # its last name went while it was opened
+        raise _ended()
+
+    def recover(self) -> bool:
+        """Go on where a process died that was ending a transaction with a name; return whether it is open again.
+
+        Raises `TransactionStateError` if it has ended, or a living process is ending it.
+        """
+        self._held = self._hold_record()
+        if self.is_sealed() and self._take_over() is not None:
+            return False
+        self.unseal()
+        return True
+
+    def _take_over(self) -> Commit | None:
+        """Finish what a dead process has left sealed: return its commit; if it made none, be where it began."""
+        try:
+            committed = self.find_commit()
+            if committed is None:
+                for participant in self.participants():
+                    self._storage.delete(names.data_pack_path(format.participants_pack(self.id, participant)))
+                return None
+            if committed.header.synced:
+                self._commits.make_durable(committed)  # I1: before the packs are deleted that it was made of
+        except BaseException:
+            self.close()  # it stays sealed, for the next one to settle
+            raise
+        self.end()
+        return committed.commit
+
+    def find_commit(self) -> Stored | None:
+        """Return the commit that the transaction has become."""
+        least = -1 if self.record.base is None else self.record.base[0]
+        for stored in self._commits.ancestors(self._commits.head(self.record.branch)):
+            if stored.header.slot <= least:
+                return None
+            if stored.header.id == self.id:
+                return stored
+        return None
+
+    def is_there(self) -> bool:
+        """Tell whether the transaction has a record: it has not ended."""
+        return any(map(self._storage.exists, self._record_paths()))
+
+    def is_sealed(self) -> bool:
+        return self._storage.exists(names.sealed_path(self.id))
 
     def is_ending(self) -> bool:
         """Tell whether a living process ends a transaction with a name."""
@@ -227,28 +279,48 @@ class SharedTransaction:
         except FileNotFoundError:
             return False
 
+    def _record_paths(self) -> tuple[str, ...]:
+        # The first again: between two looks, it may have been unsealed.
+        return names.open_path(self.id), names.sealed_path(self.id), names.open_path(self.id)
+
     def unseal(self) -> None:
-        """Let others go on staging: the commit was not made."""
-        with contextlib.suppress(FileNotFoundError):
-            self._storage.rename_noreplace(names.sealed_path(self.id), names.open_path(self.id))
-        if self.is_named:
-            self.close()
-            self._held = None
+        """Let others go on staging: the commit was not made. Nothing happens if it was another who sealed."""
+        if self._held is None:
+            return
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._storage.rename_noreplace(names.sealed_path(self.id), names.open_path(self.id))
+        finally:
+            if self.is_named:
+                self.close()
 
     def end(self) -> None:
-        """Delete the files of a transaction that is sealed, but for the pack of participant 0."""
-        for participant in self.participants():
-            if participant:
-                self._storage.delete(names.staging_path(self.id, participant))
-        if self.record.name is not None:
-            self._storage.delete(names.named_path(self.record.name))
-        for path in (names.open_path(self.id), names.sealed_path(self.id)):
-            self._storage.delete(path)
-        self.close()
+        """Delete the files of a transaction that is sealed, but for the pack of participant 0, and its name."""
+        try:
+            # The record goes first: a transaction that is rolled back must never be found with half of its packs.
+            for path in (names.open_path(self.id), names.sealed_path(self.id)):
+                self._storage.delete(path)
+            if self.is_named and self.record.durability == "fsync":
+                self._storage.sync_directory(names.STAGING)
+            for participant in self.participants():
+                if participant:
+                    self._storage.delete(names.staging_path(self.id, participant))
+        finally:
+            self.close()
+
+    def free_name(self) -> None:
+        """Delete the name of a transaction that has ended, unless another has it already."""
+        if self.record.name is None:
+            return
+        path = names.named_path(self.record.name)
+        with self._storage.lock(names.STAGING_LOCK), contextlib.suppress(FileNotFoundError):
+            if self._storage.read(path) == self.id.hex().encode():
+                self._storage.delete(path)
 
     def close(self) -> None:
-        if self._held is not None:
-            self._held.close()
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
 
     # --- participants
 
@@ -311,7 +383,12 @@ def append_about(writer: PackWriter, **more: Any) -> None:
     writer.append(format.FRAME_PARTICIPANT, b"", json.dumps(about).encode(), seen=format.SEEN_NOTHING)
 
 
-def _ended() -> TransactionStateError:
+def _ended(committed: Commit | None = None) -> TransactionStateError:
+    if committed is not None:
+        return TransactionStateError(
+            f"this transaction has ended: a process that died since has committed it, as {committed} ({committed.id})",
+            state="ended",
+        )
     return TransactionStateError(
         "this transaction has ended: it was committed or rolled back, or the process that began it has died",
         state="ended",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import forking
@@ -89,7 +90,8 @@ class Session:
 
     def before_fork(self) -> None:
         if (self.depth or self.may_fork) and self.ended is None and self._joining is None:
-            self.transaction.share()
+            with suppress(OSError, TxStoreError):  # the child is told if it writes
+                self.transaction.share()
 
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks are the parent's

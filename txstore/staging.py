@@ -256,7 +256,9 @@ class Staging(Hierarchy):
             self._adopt()
         with self._lock:
             if self._writer is None:
-                if self._shared is not None and not self.is_owner:
+                if not self.is_owner:
+                    if self._shared is None:
+                        raise _not_shared()
                     self._shared.check_open()
                     self.staged.me, self._writer = self._shared.join()
                     _seal_at_exit(self)
@@ -295,6 +297,15 @@ class Staging(Hierarchy):
         return not self._is_over
 
     @property
+    def is_named(self) -> bool:
+        return self.record.name is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process has left the transaction, or the transaction has ended here."""
+        return self._is_over
+
+    @property
     def is_shared(self) -> bool:
         return self._shared is not None
 
@@ -329,13 +340,11 @@ class Staging(Hierarchy):
         with self._following:
             if not self._inherited:
                 return
-            if not self._is_over:
-                if self._shared is None:
-                    raise TransactionStateError(
-                        "this transaction was begun before the fork, in a repository that did not exist: stage "
-                        "something (create the arrays) before you fork",
-                        state="foreign",
-                    )
+            if not self._is_over and self._shared is None:
+                if self.staged:
+                    raise _not_shared()
+                self.is_owner = False  # what there is can be read; see `_begin`
+            elif not self._is_over:
                 known = self.places(key for key in self.staged.between("", None) if is_document(key))
                 self._shared = SharedTransaction.find(self._commits, self.id)
                 self.is_owner = False
@@ -516,7 +525,9 @@ class Staging(Hierarchy):
         if self._commit_writer is not None:
             self._commit_writer.close()
         if self._shared is not None:
-            self._shared.end()
+            with contextlib.suppress(OSError):  # the commit is made; what is left, the next one to look for it deletes
+                self._shared.end()
+                self._shared.free_name()
 
     def close(self) -> None:
         """Close the files, which stay where they are."""
@@ -535,6 +546,7 @@ class Staging(Hierarchy):
             with contextlib.suppress(OSError, TransactionStateError):
                 self._shared.seal()  # so that nobody who writes later believes that it counts
                 self._shared.end()
+                self._shared.free_name()
         for writer in writers:
             if writer.close():
                 with contextlib.suppress(OSError):
@@ -543,37 +555,52 @@ class Staging(Hierarchy):
         self.staged.clear()
 
     def seal(self) -> None:
-        """Say that this process has done all that it meant to do (I8). It may go on all the same."""
+        """Say that this process has done all that it meant to do (I8). It may go on all the same.
+
+        In a transaction with a name, what it has staged survives power loss from then on. Raises `OSError`.
+        """
         if self._is_over or self._is_sealed or self._inherited or self.is_owner or self.has_failed:
             return
         writer = self.writer
+        durable = self.is_named and self.record.durability == "fsync"
+        if durable:  # I1: a seal is no proof of frames that may be lost
+            try:
+                writer.finish(writer.size)
+                writer.sync()
+                self._commits.storage.sync_directory(names.STAGING)
+            except OSError:
+                self.has_failed = True  # I9
+                raise
         writer.append(format.FRAME_SEAL, b"", b"", seen=format.SEEN_NOTHING)
         writer.finish(writer.size)
-        if self._shared is not None and self._shared.is_named and self.record.durability == "fsync":
+        if durable:
             writer.sync()
         self._is_sealed = True
 
     def leave(self) -> None:
         """Leave a transaction with a name: the others see at once that this process is done."""
-        if self._inherited or self.process != os.getpid():
+        self.attached -= 1
+        if self._inherited or self.process != os.getpid() or self._is_over:
             return
         try:
             self.seal()
         finally:
-            self.close()
+            if self.attached <= 0:
+                self.close()
 
     def abandon(self) -> None:
         """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends."""
         if self._inherited or self.process != os.getpid():
             return
-        self.attached -= 1
         if not self.is_owner:
             with contextlib.suppress(OSError, TransactionStateError):
-                if self.record.name is None:
-                    self.seal()
-                elif not self._is_over:
+                if self.is_named:
                     self.leave()
+                else:
+                    self.attached -= 1
+                    self.seal()
             return
+        self.attached -= 1
         try:
             if self.count:
                 warnings.warn(
@@ -584,6 +611,14 @@ class Staging(Hierarchy):
                 )
         finally:  # the warning may be an error
             self.discard()
+
+
+def _not_shared() -> TransactionStateError:
+    return TransactionStateError(
+        "this transaction was begun before the fork, and could not be shared by then: stage something in it (create the "
+        "arrays), in a repository that can be written, before you fork",
+        state="foreign",
+    )
 
 
 def _seal_at_exit(staging: Staging) -> None:

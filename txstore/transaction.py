@@ -21,6 +21,7 @@ from txstore.errors import (
     LocksUnavailableError,
     LockTimeoutError,
     TransactionStateError,
+    TxStoreError,
 )
 from txstore.keys import directory_prefix, encode_key
 from txstore.listing import Hierarchy
@@ -147,7 +148,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def before_fork(self) -> None:
         if self.state == "open" and not self.is_named:
-            self.share()
+            with suppress(OSError, TxStoreError):  # the child is told if it writes
+                self.share()
 
     def after_fork_in_child(self) -> None:
         self._in_flight = 0  # the threads that write are the parent's

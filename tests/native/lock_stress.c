@@ -38,7 +38,7 @@ static void delay(void);
 #include "lock_held.h"
 #include "lock_members.h"
 
-enum { PLACES = 16, SLOTS = 4096, PROCESSES = 4, THREADS = 3, MOST_WORDS = 6 };
+enum { PLACES = 16, SLOTS = 4096, PROCESSES = 4, THREADS = 3, MOST_WORDS = 6, FREE_MEMBERS = 6 };
 
 enum { GRANTS, DIRTY, DIRTY_AND_STAMPED, LATE, PARKED, FORKS, KILLS, STOPS, WRONG, COUNTERS };
 static const char *const COUNTER_NAMES[COUNTERS] = {"grants", "dirty", "dirty and stamped", "late", "parked", "forks",
@@ -65,13 +65,13 @@ draw(uint64_t bound)
 static void
 delay(void)
 {
-    if (random_state == 0 || draw(64) != 0) {
+    if (random_state == 0 || draw(50) != 0) {
         return;
     }
-    if (draw(4) != 0) {
+    if (draw(3) != 0) {
         sched_yield();
     } else {
-        struct timespec some = {0, (long)draw(300000)};
+        struct timespec some = {0, (long)draw(draw(8) == 0 ? 3000000 : 100000)};
         nanosleep(&some, NULL);
     }
 }
@@ -113,8 +113,27 @@ join(void)
     lock_fault fault;
     tracked_fd file = {.fd = -1};
     uint32_t member = 0;
-    check(lock_table_join(&table, &file, &member, no_pause, NULL, &fault), &fault, "join");
+    int error;
+    while ((error = lock_table_join(&table, &file, &member, no_pause, NULL, &fault)) == EUSERS) {
+        usleep(500);
+    }
+    check(error, &fault, "join");
     lock_table_enter(&table, &file, member);
+}
+
+/* Numbers of members are to be taken anew all the time: so all but a few are taken, by locks of ours. */
+static void
+leave_few_members(const char *path)
+{
+    lock_fault fault;
+    check(lock_table_open(&table, path, SLOTS, 0600, no_pause, NULL, &fault), &fault, "open");
+    lock_table_unmap(&table);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    for (uint32_t member = 1; member <= MEMBERS; member++) {
+        if (member % (MEMBERS / FREE_MEMBERS) != 1 && take_byte(fd, LIVE_BYTE(member)) != 0) {
+            complain("the place of a member is taken", member);
+        }
+    }
 }
 
 /* ---- A transaction ----------------------------------------------------------------------------------------------- */
@@ -260,8 +279,15 @@ run_child(void)
     }
     seed_thread((uint64_t)now_ns());
     join();
-    for (int i = 0; i < 20; i++) {
+    for (uint64_t i = draw(10); i > 0; i--) {
         transact(1);
+    }
+    if (draw(2) == 0) { /* holding a lock, as if killed */
+        word_asker asker = {.me = own_member(&table) << MEMBER_SHIFT | 4};
+        uint32_t place = (uint32_t)draw(PLACES), taken_from = WORD_FREE;
+        if (wait_for(place, &asker, now_ns() + MILLISECOND, &taken_from)) {
+            enter_place(place, (uint64_t)getpid() << 32 | asker.me, is_dirty(taken_from));
+        }
     }
     _exit(0);
 }
@@ -278,14 +304,14 @@ run_process(const char *path)
         pthread_create(&thread, NULL, run_thread, (void *)number);
     }
     for (;;) {
-        for (int i = 0; i < 50; i++) {
+        for (int i = 0; i < 10; i++) {
             transact(1);
         }
         recover_members(&table, table.live.fd, 1, MEMBERS);
         if (!is_still_member(&table)) {
             complain("not a member any more", 0);
         }
-        if (draw(4) == 0) {
+        if (draw(2) == 0) {
             count(FORKS, 1);
             if (fork() == 0) {
                 run_child();
@@ -428,6 +454,14 @@ check_slots(void)
     }
 }
 
+/* What a sanitizer reports ends the process at once, and is seen by who waits for it. */
+const char *__tsan_default_options(void);
+const char *
+__tsan_default_options(void)
+{
+    return "halt_on_error=1:exitcode=66";
+}
+
 int
 main(int count_of_arguments, char **arguments)
 {
@@ -444,6 +478,7 @@ main(int count_of_arguments, char **arguments)
     }
     check_held_set();
     check_slots();
+    leave_few_members(arguments[1]);
     torment(arguments[1], now_ns() + (int64_t)(atof(arguments[2]) * 1e9));
     await_orphans();
     check_the_end(arguments[1]);
