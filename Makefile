@@ -54,7 +54,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 check format demo bench pythons clean
+.PHONY: help test test-all test-zarr2 check format demo bench pythons sanitize clean
 .DEFAULT_GOAL := help
 
 help:
@@ -65,6 +65,7 @@ help:
 	@echo 'make format      ruff format, and the fixes that ruff can make'
 	@echo 'make demo        txstore demo'
 	@echo 'make bench       the benchmarks: a table, and JSON'
+	@echo 'make sanitize    the C of the lock table under the thread, address and undefined behaviour sanitizers'
 	@echo 'make clean       removes .venv and what was built'
 	@echo 'Python: $(PYTHON)'
 
@@ -116,6 +117,20 @@ demo: $(DEMO)/stamp
 
 bench: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks
+
+# $(call stress,NAME,FLAGS): the program fails by itself when a sanitizer has reported anything.
+define stress
+	$(CC) -std=gnu11 -O1 -g -Wall -Wextra -Werror -pthread $(2) -Itxstore/_native tests/native/lock_stress.c \
+	  -o build/native/lock_stress-$(1)
+	rm -f build/native/locks-$(1)
+	build/native/lock_stress-$(1) build/native/locks-$(1) $(SANITIZE_SECONDS)
+endef
+
+SANITIZE_SECONDS ?= 15
+sanitize:
+	mkdir -p build/native
+	$(call stress,thread,-fsanitize=thread)
+	$(call stress,address,-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 
 # One interpreter a line, newest first: for scripts.
 pythons:

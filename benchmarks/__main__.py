@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import txstore
-from benchmarks import arrays, commits, following, large, processes
+from benchmarks import arrays, commits, following, large, locks, processes
 from benchmarks.harness import Row, Setting
 from txstore._native import index, local
 
@@ -30,6 +30,7 @@ BENCHMARKS = {
     **commits.BENCHMARKS,
     **large.BENCHMARKS,
     **following.BENCHMARKS,
+    **locks.BENCHMARKS,
     **processes.BENCHMARKS,
 }
 

@@ -11,8 +11,8 @@ and 4 processes commit three times as many small durable transactions in a secon
 the second, zarr and its codecs are left out on both sides: a transaction is the bytes of one such chunk under a key
 of its own. Those rates are taken in turns, like every ratio here.
 
-On ext4, creating a file takes up to fifty times as long where many were deleted in the last minutes, by an earlier run or
-by somebody else. So nothing is deleted before the end, and each store is laid into a part of the disk of its own.
+On ext4, creating a file takes up to fifty times as long where many were deleted in the last minutes, by an earlier run
+or by somebody else. So nothing is deleted before the end, and each store is laid into a part of the disk of its own.
 """
 
 from __future__ import annotations

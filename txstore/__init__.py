@@ -24,19 +24,20 @@ from txstore.errors import (
     UnsupportedFormatError,
 )
 from txstore.named import NamedTransaction
-from txstore.regions import APPEND, Append
+from txstore.regions import APPEND, METADATA, Append
 from txstore.repository import Repository
 from txstore.snapshot import Snapshot
+from txstore.synchronized import synchronized
 from txstore.transaction import Transaction
 
 if TYPE_CHECKING:
     from txstore.store import TxStore
-    from txstore.synchronized import synchronized
 
 __version__ = "0.1.0"
 
 __all__ = [
     "APPEND",
+    "METADATA",
     "Append",
     "Commit",
     "CommitNotFoundError",
@@ -69,6 +70,4 @@ def __getattr__(name: str) -> Any:
     # Late: with zarr 2 only the mappings are there, and importing zarr costs those who only look at the history.
     if name == "TxStore":
         return import_module("txstore.store").TxStore
-    if name == "synchronized":
-        return import_module("txstore.synchronized").synchronized
     raise AttributeError(f"module 'txstore' has no attribute {name!r}")

@@ -9,11 +9,14 @@ without having seen anything count as one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from txstore import format
 from txstore.format import Predecessor, Seen
+
+#: Deletions of prefixes above a key, and which other deletion above it each had seen.
+Prefixes = Mapping[Predecessor, Seen]
 
 
 class Link(NamedTuple):
@@ -37,6 +40,8 @@ def extend(links: list[Link], link: Link) -> None:
     for i in range(len(links) - 1, -1, -1):
         own = links[i]
         if own.participant == link.participant:
+            if link.sequence < own.sequence:
+                return  # a thread of the process was overtaken by another
             # Of its own frames a process knows the one before, though the frame may not say so.
             if not isinstance(link.seen, Predecessor) or link.seen == own.place:
                 links[i] = link._replace(seen=own.seen)
@@ -47,15 +52,16 @@ def extend(links: list[Link], link: Link) -> None:
 
 def resolve(
     links: Sequence[Link],
-    prefixes: Collection[Predecessor] = (),
+    prefixes: Prefixes | None = None,
     lost: Collection[int] = (),
     equal: Callable[[Link, Link], bool] | None = None,
-) -> tuple[Link | None, bool]:
-    """Return the link that counts, and whether its value is hidden by a deleted prefix; None if there is no chain.
+) -> Link | None:
+    """Return the link that counts; None if there is no chain.
 
-    `prefixes` are the deletions of prefixes above the key. `lost` are participants that died before they were done.
-    `equal` compares the bytes of two values of one length and checksum.
+    Where a deleted prefix hides the key, it counts, as a tombstone. `lost` are participants that died before they were
+    done. `equal` compares the bytes of two values of one length and checksum.
     """
+    prefixes = prefixes or {}
     chain = order(links, prefixes)
     if chain is None and lost:
         links = _without_lost(links, lost)
@@ -63,22 +69,29 @@ def resolve(
     if chain is None and equal is not None and _are_equal(links, equal):
         chain = list(links[:1])
     if chain is None:
-        return None, False
-    last, hidden = chain[-1], False
+        return None
+    last = chain[-1]
     for prefix in prefixes:
-        if prefix.participant not in lost and not any(_is_after(link, prefix) for link in chain):
-            if last.participant != prefix.participant:
-                return None, False  # who deleted and who wrote did not know of one another
-            hidden = True
-    return last, hidden
+        if prefix.participant in lost or any(_is_after(link, prefix, prefixes) for link in chain):
+            continue
+        if chain[-1].participant != prefix.participant and not all(link.participant in lost for link in chain):
+            return None  # who deleted and who wrote did not know of one another
+        last = tombstone(prefix)
+    return last
 
 
-def order(links: Sequence[Link], prefixes: Collection[Predecessor] = ()) -> list[Link] | None:
+def tombstone(prefix: Predecessor) -> Link:
+    """Return the deletion of a prefix as a frame on one of the keys below it."""
+    return Link(prefix.participant, prefix.sequence, format.SEEN_NOTHING, format.FRAME_TOMBSTONE, 0, 0, 0)
+
+
+def order(links: Sequence[Link], prefixes: Prefixes | None = None) -> list[Link] | None:
     """Return the links in the order of the chain; None if they form none."""
+    places = {link.place for link in links}
     first: Link | None = None
     followers: dict[Seen, Link] = {}
     for link in links:
-        if isinstance(link.seen, Predecessor) and link.seen not in prefixes:
+        if link.seen in places or (isinstance(link.seen, Predecessor) and not _is_prefix(link.seen, prefixes or {})):
             if link.seen in followers:
                 return None  # two have seen the same
             followers[link.seen] = link
@@ -93,26 +106,51 @@ def order(links: Sequence[Link], prefixes: Collection[Predecessor] = ()) -> list
     return None if followers else chain  # what is left follows a frame that was written over
 
 
-def _is_after(link: Link, prefix: Predecessor) -> bool:
+def _is_prefix(seen: Predecessor, prefixes: Prefixes) -> bool:
+    """Tell whether a frame that is not on the key may be the deletion of a prefix, or of one that was repeated."""
+    return any(place.participant == seen.participant and place.sequence >= seen.sequence for place in prefixes)
+
+
+def newest(prefixes: Prefixes, participants: Collection[int]) -> Predecessor:
+    """Return the deletion, by one of `participants`, that knew of all others by them, if one did."""
+    places = [place for place in prefixes if place.participant in participants]
+    return next((place for place in places if all(_knows(place, other, prefixes) for other in places)), places[-1])
+
+
+def _is_after(link: Link, prefix: Predecessor, prefixes: Prefixes) -> bool:
     """Tell whether the writer of a link knew that a prefix was deleted."""
-    if link.participant == prefix.participant:
-        return link.sequence > prefix.sequence
-    # Frames of a process are learned in their order.
-    seen = link.seen
-    return isinstance(seen, Predecessor) and seen.participant == prefix.participant and seen.sequence >= prefix.sequence
+    return _knows(link.place, prefix, prefixes) or _knows(link.seen, prefix, prefixes)
+
+
+def _knows(seen: Seen, prefix: Predecessor, prefixes: Prefixes) -> bool:
+    """Tell whether it was known that a prefix was deleted when a frame was written."""
+    if not isinstance(seen, Predecessor):
+        return False
+    if seen.participant == prefix.participant:
+        return seen.sequence >= prefix.sequence  # frames of a process are learned in their order
+    return any(
+        own.participant == seen.participant and own.sequence <= seen.sequence and _knows(before, prefix, prefixes)
+        for own, before in prefixes.items()
+    )
 
 
 def _without_lost(links: Sequence[Link], lost: Collection[int]) -> Sequence[Link]:
-    """Leave out what was lost, unless somebody who was not has built on it."""
-    needed = {link.seen for link in links if link.participant not in lost}
-    if not needed:
+    """Leave out what was lost, but for what somebody who was not has built on."""
+    kept = [link for link in links if link.participant not in lost]
+    if not kept:
         return links
-    kept = []
-    for link in reversed(links):
-        if link.participant not in lost or link.place in needed:
-            kept.append(link)
-            needed.add(link.seen)
-    return kept[::-1]
+    needed = [link.seen for link in kept]
+    while needed:
+        seen = needed.pop()
+        if not isinstance(seen, Predecessor) or seen.participant not in lost:
+            continue
+        # The process may have written the key once more, before it died: that is not needed.
+        own = (link for link in links if link.participant == seen.participant and link.sequence >= seen.sequence)
+        base = min(own, key=lambda link: link.sequence, default=None)
+        if base is not None:
+            kept.append(base._replace(sequence=seen.sequence))
+            needed.append(base.seen)
+    return kept
 
 
 def _are_equal(links: Sequence[Link], equal: Callable[[Link, Link], bool]) -> bool:

@@ -6,34 +6,39 @@ usage.
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec
+from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from rich.text import Text
 
 import txstore
+from txstore import cli_transactions
+from txstore.cli_output import (
+    JsonOption,
+    PathArgument,
+    as_text,
+    commit_as_dict,
+    new_console,
+    new_table,
+    print_json,
+    printable,
+    reporting_errors,
+)
 from txstore.commits import Commit
-from txstore.errors import KeyFormatError, TxStoreError
+from txstore.errors import KeyFormatError
 from txstore.keys import ancestors, is_document
 from txstore.listing import Hierarchy
 from txstore.repository import Repository
 
-P = ParamSpec("P")
-
 #: A number this long may be the beginning of a commit's id; a shorter one is a slot.
 _SLOT_DIGITS = 10
-#: Columns where the output is no terminal: nothing is folded, so that each row is one line.
-_WIDE = 100_000
 
 app = typer.Typer(
     help="Look into TxStore repositories, check them, and see what they are for.",
@@ -41,33 +46,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on the standard output.")]
-
-
-def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Show what went wrong as one line on the standard error, and exit with status 1."""
-
-    @functools.wraps(command)
-    def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except BrokenPipeError:
-            raise  # the reader of our output has left; click ends quietly
-        except (TxStoreError, OSError, ValueError, ModuleNotFoundError) as error:
-            _fail(error)
-
-    return reporting
-
-
-def _fail(error: Exception) -> NoReturn:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        told = f"{error.filename}: {error.strerror}"
-    else:
-        told = str(error) or type(error).__name__
-    typer.echo(f"txstore: {_printable(' '.join(told.split()))}", err=True)
-    raise typer.Exit(1)
+app.add_typer(cli_transactions.app, name="tx")
 
 
 def _version(wanted: bool) -> None:
@@ -104,7 +83,7 @@ def demo(
 
     report = run(seconds, directory, None if no_picture else picture, Console(stderr=as_json))
     if as_json:
-        _print_json(report.as_dict())
+        print_json(report.as_dict())
     if not report.ok:
         raise typer.Exit(1)
 
@@ -119,22 +98,22 @@ def log(
     """List the commits, newest first."""
     commits = Repository(path).log(limit=limit)
     if as_json:
-        _print_json([_commit_as_dict(commit) for commit in commits])
+        print_json([commit_as_dict(commit) for commit in commits])
         return
-    table = _table("slot>", "id", "time", "author", "set>", "deleted>", "bytes>", "message")
+    table = new_table("slot>", "id", "time", "author", "set>", "deleted>", "bytes>", "message")
     for commit in commits:
         statistics = commit.statistics
         table.add_row(
             f"{commit.slot}",
             commit.id[:12],
             f"{commit.time:%Y-%m-%d %H:%M:%S}",
-            _text(commit.author),
+            as_text(commit.author),
             f"{statistics['keys_set']:,}",
             f"{statistics['keys_deleted'] + statistics['prefixes_deleted']:,}",
             f"{statistics['bytes_set']:,}",
-            _text(commit.message.partition("\n")[0]),
+            as_text(commit.message.partition("\n")[0]),
         )
-    _console().print(table)
+    new_console().print(table)
 
 
 @app.command()
@@ -158,20 +137,20 @@ def ls(
         return
     nodes = list(_nodes(repo, slot, key_prefix.strip("/")))
     if as_json:
-        _print_json(nodes)
+        print_json(nodes)
         return
-    table = _table("name", "kind", "shape", "dtype", "chunks>", "bytes>")
+    table = new_table("name", "kind", "shape", "dtype", "chunks>", "bytes>")
     for node in nodes:
         shape, dtype, chunks = node["shape"], node["dtype"], node["chunks_stored"]
         table.add_row(
-            _text(node["name"] or "/"),
+            as_text(node["name"] or "/"),
             node["kind"],
             "" if shape is None else " × ".join(map(str, shape)) or "scalar",
             dtype or "",
             "" if chunks is None else f"{chunks:,}",
             f"{node['bytes']:,}",
         )
-    _console().print(table)
+    new_console().print(table)
 
 
 @app.command()
@@ -184,34 +163,34 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show all that is known of one commit."""
-    found = _commit_as_dict(_find(Repository(path), commit))
+    found = commit_as_dict(_find(Repository(path), commit))
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in found.items():
         if isinstance(value, Mapping):
             for inner, content in value.items():
                 shown = f"{content:,}" if name == "statistics" else json.dumps(content)
-                table.add_row(_text(f"{name}.{inner}"), _text(shown))
+                table.add_row(as_text(f"{name}.{inner}"), as_text(shown))
         else:
-            table.add_row(name, _text("-" if value is None else str(value)))
-    _console().print(table)
+            table.add_row(name, as_text("-" if value is None else str(value)))
+    new_console().print(table)
 
 
 @app.command()
 @reporting_errors
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     """Check every checksum and every reference of the whole history."""
-    console = _console(stderr=True)
+    console = new_console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("verify", total=None)
         report = Repository(path).verify(lambda done, total: progress.update(task, completed=done, total=total))
     if as_json:
-        _print_json({"ok": report.ok, **asdict(report)})
+        print_json({"ok": report.ok, **asdict(report)})
     else:
         for fault in report.faults:
-            typer.echo(f"FAULT {_printable(str(fault))}")
+            typer.echo(f"FAULT {printable(str(fault))}")
         typer.echo(
             f"{len(report.faults)} faults in {report.commits:,} commits, {report.values:,} values, "
             f"{report.refs:,} refs, {report.bytes:,} bytes"
@@ -272,10 +251,10 @@ def _nodes(repo: Repository, slot: int | None, prefix: str) -> Iterator[dict[str
 def _list_keys(snapshot: Hierarchy, prefix: str, as_json: bool) -> None:
     listed = ((key, snapshot.size_of(key) or 0) for key in _keys_from(snapshot, prefix))
     if as_json:
-        _print_json([{"key": key, "bytes": size} for key, size in listed])
+        print_json([{"key": key, "bytes": size} for key, size in listed])
         return
     for key, size in listed:  # there may be millions: no table that waits for the last
-        typer.echo(f"{size:>14,}  {_printable(key)}")
+        typer.echo(f"{size:>14,}  {printable(key)}")
 
 
 def _keys_from(snapshot: Hierarchy, prefix: str) -> Iterator[str]:
@@ -283,38 +262,6 @@ def _keys_from(snapshot: Hierarchy, prefix: str) -> Iterator[str]:
         if not key.startswith(prefix):
             return
         yield key
-
-
-def _commit_as_dict(commit: Commit) -> dict[str, Any]:
-    return asdict(commit) | {"time": commit.time.isoformat()}
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2))
-
-
-def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDE
-    return console
-
-
-def _table(*columns: str) -> Table:
-    """Return a table; a column whose name ends in `>` is aligned to the right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
-    return table
-
-
-def _text(content: str) -> Text:
-    return Text(_printable(content))
-
-
-def _printable(content: str) -> str:
-    """Show control characters by their escapes: what a repository says must not steer the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in content)
 
 
 if __name__ == "__main__":

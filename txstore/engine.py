@@ -10,11 +10,16 @@ from typing import Any
 
 from txstore import forking
 from txstore.commits import MAIN, Commits, Stored
-from txstore.errors import LocksUnavailableError, RepositoryNotFoundError, SnapshotExpiredError
+from txstore.errors import (
+    LocksUnavailableError,
+    RepositoryNotFoundError,
+    SnapshotExpiredError,
+    TransactionStateError,
+)
 from txstore.keys import check_name
 from txstore.locking import Owner, TransactionLocks
 from txstore.locks import ChunkLocks
-from txstore.named import find_or_begin
+from txstore.named import find, find_or_begin
 from txstore.pack import Packs
 from txstore.participants import SharedTransaction
 from txstore.regions import Lock
@@ -109,7 +114,7 @@ class Engine:
         """
         with _joining:
             staging = _joined.get(transaction)
-            if staging is None or staging.process != os.getpid():
+            if staging is None or staging.process != os.getpid() or staging.is_over:
                 shared = SharedTransaction.find(self.commits, transaction, repository_id)
                 staging = _joined[transaction] = self._staging_of(shared)
             staging.join_others()
@@ -128,10 +133,30 @@ class Engine:
         """Join the transaction with this name, or begin it."""
         check_name("transaction", name)
         check_description(message, properties)
-        base = self.newest(branch)
-        self.commits.identity.create(durable=self.durability == "fsync")
-        record = new_record(base, branch, self.durability, message, properties, name)
-        staging = self._staging_of(find_or_begin(self.commits, record))
+        while True:
+            base = self.newest(branch)
+            self.commits.identity.create(durable=self.durability == "fsync")
+            record = new_record(base, branch, self.durability, message, properties, name)
+            try:
+                return self._join_by_name(find_or_begin(self.commits, record))
+            except TransactionStateError as error:
+                if error.state != "ended":  # else between being found and being joined: the name is free again
+                    raise
+
+    def existing(self, name: str) -> Transaction:
+        """Return the transaction with this name without joining it: to look at what is staged, or to end it.
+
+        Raises `TransactionStateError` if there is none.
+        """
+        check_name("transaction", name)
+        if not self.exists():
+            raise RepositoryNotFoundError(self.url)
+        staging = self._staging_of(find(self.commits, name))
+        staging.join_others()
+        return Transaction(self.commits, self.snapshots, staging)
+
+    def _join_by_name(self, shared: SharedTransaction) -> Transaction:
+        staging = self._staging_of(shared)
         staging.join_others()
         staging.attach()
         return Transaction(self.commits, self.snapshots, staging, TransactionLocks(self))

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from txstore import names
 from txstore.commits import Commits
 from txstore.errors import CorruptionError, TransactionStateError
+from txstore.format import FRAME_VALUE
 from txstore.participants import SharedTransaction, Tail
 from txstore.records import TransactionRecord
 
@@ -56,42 +57,71 @@ def find_or_begin(commits: Commits, record: TransactionRecord) -> SharedTransact
         found = _find(commits, record.name)
         if found is not None:
             return found
+        durable = record.durability == "fsync"
+        if durable:
+            commits.identity.make_durable()  # it may have been created without
         shared = SharedTransaction.publish(commits, record)
-        commits.storage.write_once(names.named_path(record.name), record.id.hex().encode(), durable=False)
+        commits.storage.write_once(names.named_path(record.name), record.id.hex().encode(), durable=durable)
         return shared
 
 
-def _find(commits: Commits, name: str) -> SharedTransaction | None:
-    """Return the transaction with a name; the caller holds the lock."""
-    storage = commits.storage
-    path = names.named_path(name)
+def find(commits: Commits, name: str) -> SharedTransaction:
+    """Return the transaction with a name, also while it is being ended.
+
+    Raises `TransactionStateError` if there is none.
+    """
     try:
-        transaction = bytes.fromhex(storage.read(path).decode())
-        shared = SharedTransaction.find(commits, transaction)
+        shared = SharedTransaction.find(commits, _read(commits, name))
+        if not _was_committed(shared):
+            return shared
     except FileNotFoundError:
-        return None
-    except TransactionStateError:  # whoever ended it died, or is still about to delete this
-        storage.delete(path)
-        return None
+        pass
+    except TransactionStateError as error:
+        raise _none(name) from error
+    raise _none(name)
+
+
+def _none(name: str) -> TransactionStateError:
+    return TransactionStateError(
+        f"there is no transaction with the name {name!r}: it was committed or rolled back, or never begun; see "
+        "repo.transactions(), or `txstore tx list`",
+        state="ended",
+    )
+
+
+def _read(commits: Commits, name: str) -> bytes:
+    """Return the id of the transaction that has a name, or had it last. Raises `FileNotFoundError`."""
+    path = names.named_path(name)
+    content = commits.storage.read(path)
+    try:
+        transaction = bytes.fromhex(content.decode())
     except ValueError as error:
         raise CorruptionError(path, reason="it names no transaction") from error
-    if storage.exists(names.sealed_path(shared.id)):
-        _finish(commits, shared)
-        return None if not storage.exists(names.open_path(shared.id)) else shared
-    return shared
+    if len(transaction) != 16:
+        raise CorruptionError(path, reason="it names no transaction")
+    return transaction
 
 
-def _finish(commits: Commits, shared: SharedTransaction) -> None:
-    """Go on where a process was interrupted that was ending a transaction: it was committed, or it was not."""
-    if shared.is_ending():
-        raise TransactionStateError(
-            f"another process is committing {shared.record.name!r} or rolling it back: try again when it is done",
-            state="committing",
-        )
-    if shared.was_committed():
-        shared.end()
-    else:
-        shared.unseal()
+def _find(commits: Commits, name: str) -> SharedTransaction | None:
+    """Return the transaction with a name, None if there is none; the caller holds the lock."""
+    try:
+        transaction = _read(commits, name)
+    except FileNotFoundError:
+        return None
+    try:
+        shared = SharedTransaction.find(commits, transaction)
+        if not shared.is_sealed() or shared.recover():
+            return shared
+    except TransactionStateError as error:
+        if error.state != "ended":
+            raise
+    commits.storage.delete(names.named_path(name))  # whoever ended it has died, or waits for the lock to do so
+    return None
+
+
+def _was_committed(shared: SharedTransaction) -> bool:
+    """Tell whether a process has committed a transaction and died before it had deleted its files."""
+    return shared.is_sealed() and not shared.is_ending() and shared.find_commit() is not None
 
 
 def transactions(commits: Commits) -> Iterator[NamedTransaction]:
@@ -99,11 +129,12 @@ def transactions(commits: Commits) -> Iterator[NamedTransaction]:
     found = map(names.parse_named, commits.storage.list(names.STAGING))
     for name in sorted(name for name in found if name is not None):
         try:
-            transaction = bytes.fromhex(commits.storage.read(names.named_path(name)).decode())
-            shared = SharedTransaction.find(commits, transaction)
+            shared = SharedTransaction.find(commits, _read(commits, name))
         except (FileNotFoundError, TransactionStateError):
             continue
-        yield _describe(name, shared)
+        described = _describe(name, shared)
+        if shared.is_there() and not _was_committed(shared):  # else it has ended while it was described
+            yield described
 
 
 def _describe(name: str, shared: SharedTransaction) -> NamedTransaction:
@@ -121,7 +152,7 @@ def _describe(name: str, shared: SharedTransaction) -> NamedTransaction:
 
 def _participant(tail: Tail) -> Participant:
     alive = tail.is_alive()
-    staged = sum(frame.length for frame in tail.new_frames())
+    staged = sum(frame.length for frame in tail.new_frames() if frame.kind == FRAME_VALUE)
     return Participant(
         host=str(tail.about.get("host", "?")),
         pid=int(tail.about.get("pid", 0)),

@@ -1,8 +1,8 @@
 """The keys that are staged in one transaction, in memory: which frame counts for each, and in which order they lie.
 
 Frames come from this process and, in a transaction of several, from the packs of the others. As long as one process
-alone writes a key, a ref of 28 bytes is all that is kept of it, since there may be millions; where several do, the links
-of the chain are (I7). No I/O. Safe in threads.
+alone writes a key, a ref of 30 or 42 bytes is all that is kept of it, since there may be millions; where several do, the
+links of the chain are (I7). No I/O. Safe in threads.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 
 from txstore import forking, format
-from txstore.chains import Link, extend, resolve
+from txstore.chains import Link, Prefixes, extend, newest, resolve, tombstone
 from txstore.format import Predecessor, Seen
-from txstore.keys import after_prefix, covering_prefixes
+from txstore.keys import after_prefix, covering_prefixes, is_document
 
-_REF = struct.Struct("<IIBBQQI")
+_REF = struct.Struct("<IIBBQQI")  # the fields of a link; if it has seen a frame, that follows
 
 
 class StagedKeys:
@@ -27,8 +27,9 @@ class StagedKeys:
         self._lock = forking.new_lock()
         self._refs: dict[str, bytes] = {}
         self._links: dict[str, list[Link]] = {}
-        self._prefixes: dict[str, dict[int, int]] = {}  # prefix -> participant -> sequence
+        self._prefixes: dict[str, dict[int, tuple[int, Seen]]] = {}  # prefix -> participant -> sequence, seen
         self._outdated: dict[str, Seen] = {}  # what was seen of a key that another has written since
+        self._read_since: set[str] = set()  # documents below deleted prefixes, read since they were deleted
         self._order: list[str] = []  # the keys of _refs; sorted, but for those added since the last listing
         self._sorted = 0
 
@@ -97,26 +98,31 @@ class StagedKeys:
             if participant != self.me:
                 return Predecessor(participant, sequence)
         elif self._prefixes:
-            above = [place for place in self._prefixes_above(key) if place.participant != self.me]
-            if above:
-                return max(above, key=lambda place: place.sequence)
+            above = self._prefixes_above(key)
+            others = {place.participant for place in above} - {self.me}
+            if others and was_read and is_document(key) and key not in self._read_since:
+                return format.SEEN_BASE  # an array object may hold what was deleted
+            if others:
+                return newest(above, others)
         return format.SEEN_BASE if was_read else format.SEEN_NOTHING
 
     def was_read_again(self, key: str) -> None:
         self._outdated.pop(key, None)
+        if self._prefixes and is_document(key):
+            self._read_since.add(key)
 
     def outdate(self, key: str, seen: Seen) -> None:
         """Note that an object of this process knows an older version of a key than is staged."""
         self._outdated.setdefault(key, seen)
 
-    def _prefixes_above(self, key: str) -> list[Predecessor]:
+    def _prefixes_above(self, key: str) -> Prefixes:
         if not self._prefixes:
-            return []
-        return [
-            Predecessor(participant, sequence)
+            return {}
+        return {
+            Predecessor(participant, sequence): seen
             for prefix in covering_prefixes(key)
-            for participant, sequence in self._prefixes.get(prefix, {}).items()
-        ]
+            for participant, (sequence, seen) in self._prefixes.get(prefix, {}).items()
+        }
 
     # --- adding frames
 
@@ -131,8 +137,6 @@ class StagedKeys:
                     return
                 self._order.append(key)
                 self._refs[key] = _pack(link)
-                if isinstance(link.seen, Predecessor):
-                    self._links[key] = [link]
                 return
             participant, sequence = _place(ref)
             links = self._links.get(key)
@@ -142,11 +146,14 @@ class StagedKeys:
                         self._refs[key] = _pack(link._replace(seen=_unpack(ref).seen))
                     return
                 links = self._links[key] = [_unpack(ref)]
-            extend(links, link)
-            counts, _ = resolve(links)
-            if counts is None:  # the commit will refuse; until then, one sees one's own
-                counts = next((link for link in links if link.participant == self.me), links[-1])
-            self._refs[key] = _pack(counts)
+            self._extend(key, links, link)
+
+    def _extend(self, key: str, links: list[Link], link: Link) -> None:
+        extend(links, link)
+        counts = resolve(links)
+        if counts is None:  # the commit will refuse; until then, one sees one's own
+            counts = next((link for link in links if link.participant == self.me), links[-1])
+        self._refs[key] = _pack(counts)
 
     def _is_overtaken(self, key: str, link: Link) -> bool:
         """Tell whether its own process has deleted a prefix above the key since: threads may come in another order."""
@@ -155,20 +162,27 @@ class StagedKeys:
             for place in self._prefixes_above(key)
         )
 
-    def hide(self, prefix: str, participant: int, sequence: int) -> None:
+    def hide(self, prefix: str, participant: int, sequence: int, seen: Seen = format.SEEN_NOTHING) -> None:
         """Add the deletion of a prefix: what the same process has staged below it before is gone."""
         with self._lock:
             places = self._prefixes.setdefault(prefix, {})
-            places[participant] = max(sequence, places.get(participant, -1))
+            if participant not in places or places[participant][0] < sequence:
+                places[participant] = sequence, seen
+            if participant != self.me:
+                self._read_since = {key for key in self._read_since if not key.startswith(prefix)}
             order, low, high = self._range(prefix, after_prefix(prefix))
             kept = []
             for key in order[low:high]:
-                place = _place(self._refs[key])
-                if place[0] == participant and place[1] < sequence:
-                    del self._refs[key]
-                    self._links.pop(key, None)
-                else:
-                    kept.append(key)
+                links, link = self._links.get(key), _unpack(self._refs[key])
+                if links is None and link.participant == participant and link.sequence < sequence:
+                    if not _is_foreign(link) or link.seen in self._prefixes_above(key):
+                        del self._refs[key]
+                        continue
+                    links = self._links[key] = [link]
+                kept.append(key)
+                if links is not None and any(link.participant == participant for link in links):
+                    # Others have seen its frames, or it theirs, which may have been read first.
+                    self._extend(key, links, tombstone(Predecessor(participant, sequence)))
             self._order = order[:low] + kept + order[high:]
             self._sorted = len(self._order)
 
@@ -189,14 +203,11 @@ class StagedKeys:
                 if ref is None:
                     continue
                 links = self._links.get(key) or [_unpack(ref)]
-                counts, hidden = resolve(links, self._prefixes_above(key), lost, equal)
+                counts = resolve(links, self._prefixes_above(key), lost, equal)
                 if counts is None:
                     broken.append(key)
-                elif hidden:
-                    del self._refs[key]
                 else:
                     self._refs[key] = _pack(counts)
-            self._order, self._sorted = sorted(self._refs), len(self._refs)
         return broken
 
     def _below_foreign_prefixes(self) -> set[str]:
@@ -204,7 +215,7 @@ class StagedKeys:
         for prefix, places in self._prefixes.items():
             order, low, high = self._range(prefix, after_prefix(prefix))
             for key in order[low:high]:
-                if any(participant != _place(self._refs[key])[0] for participant in places):
+                if places.keys() != {_place(self._refs[key])[0]}:
                     found.add(key)
         return found
 
@@ -218,6 +229,7 @@ class StagedKeys:
     def clear(self) -> None:
         with self._lock:
             self._refs, self._links, self._prefixes, self._outdated = {}, {}, {}, {}
+            self._read_since = set()
             self._order, self._sorted = [], 0
 
 
@@ -227,13 +239,16 @@ def _is_foreign(link: Link) -> bool:
 
 
 def _pack(link: Link) -> bytes:
-    seen = format.SEEN_FRAME if isinstance(link.seen, Predecessor) else link.seen
-    return _REF.pack(link.participant, link.sequence, link.kind, seen, link.offset, link.length, link.checksum)
+    if not isinstance(link.seen, Predecessor):
+        return _REF.pack(*link)
+    return _REF.pack(*link._replace(seen=format.SEEN_FRAME)) + format.PREDECESSOR.pack(*link.seen)
 
 
 def _unpack(ref: bytes) -> Link:
-    participant, sequence, kind, seen, offset, length, checksum = _REF.unpack(ref)
-    return Link(participant, sequence, seen, kind, offset, length, checksum)
+    link = Link._make(_REF.unpack_from(ref))
+    if link.seen != format.SEEN_FRAME:
+        return link
+    return link._replace(seen=Predecessor(*format.PREDECESSOR.unpack_from(ref, _REF.size)))
 
 
 def _place(ref: bytes) -> tuple[int, int]:

@@ -86,6 +86,7 @@ class Staging(Hierarchy):
         self._is_sealed = True
         self._inherited = False  # by a fork, and not used in this process so far
         self._is_over = False
+        self._is_closed = False  # nobody stages any more, and it is settled whose frames count
         self.has_failed = False  # a write of this process: its part must not look complete
         self._read_marks: bytearray | None = None
         self._read_keys: set[str] = set()  # exact, since others stage into the transaction
@@ -244,7 +245,7 @@ class Staging(Hierarchy):
         seen = self.staged.seen(key, was_read=self._was_read(key))
         staged = writer.append(kind, encoded, value, seen=seen)
         if kind == format.FRAME_PREFIX:
-            self.staged.hide(key, self.staged.me, staged.sequence)
+            self.staged.hide(key, self.staged.me, staged.sequence, seen)
         else:
             link = Link(self.staged.me, staged.sequence, seen, kind, staged.offset, staged.length, staged.checksum)
             self.staged.add(key, link)
@@ -376,7 +377,7 @@ class Staging(Hierarchy):
 
     def _follow(self, *, joining: bool = False) -> None:
         shared = self._shared
-        if shared is None:
+        if shared is None or self._is_closed:  # what is appended now comes too late, and its writer is told so
             return
         for participant in shared.participants():
             if participant == self.staged.me or participant in self._ignored:
@@ -384,10 +385,12 @@ class Staging(Hierarchy):
             tail = self._tails.get(participant) or shared.tail(participant)
             # Before its frames are read: of one that is dead, these are all.
             alive = not joining or shared.is_named or participant == 0 or tail.is_alive()
-            frames = list(tail.new_frames())
-            if not alive and not tail.is_sealed:
-                self._ignored.add(participant)  # its work is to be done again: not on top of what it left
-                continue
+            frames: Iterable[Frame] = tail.new_frames()
+            if not alive:
+                frames = list(frames)
+                if not tail.is_sealed:
+                    self._ignored.add(participant)  # its work is to be done again: not on top of what it left
+                    continue
             self._tails[participant] = tail
             self._apply(tail.participant, frames)
 
@@ -395,7 +398,7 @@ class Staging(Hierarchy):
         for frame in frames:
             key = frame.key.decode()
             if frame.kind == format.FRAME_PREFIX:
-                self.staged.hide(key, participant, frame.sequence)
+                self.staged.hide(key, participant, frame.sequence, frame.seen)
             elif frame.kind in (format.FRAME_VALUE, format.FRAME_TOMBSTONE):
                 link = Link(
                     participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum
@@ -452,6 +455,7 @@ class Staging(Hierarchy):
         if self._shared is None:
             return
         self._shared.seal()
+        failed = {sibling.staged.me for sibling in self._siblings() if sibling.has_failed}
         with self._following:
             self._ignored.clear()
             lost = {}
@@ -459,10 +463,11 @@ class Staging(Hierarchy):
                 if participant in (0, self.staged.me):
                     continue
                 tail = self._tails.setdefault(participant, self._shared.tail(participant))
-                alive = tail.is_alive()
-                self._apply(participant, list(tail.new_frames()))
+                alive = tail.is_alive() and participant not in failed
+                self._apply(participant, tail.new_frames())
                 if not alive and not tail.is_sealed:
                     lost[participant] = str(tail)
+            self._is_closed = True
         broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other))
         lost_keys = self.staged.of_participants(lost)
         if lost_keys and not allow_lost:
@@ -474,8 +479,14 @@ class Staging(Hierarchy):
                 "(lock them: `with store.lock(path, selection)`)",
             )
 
+    def close_to_all(self) -> None:
+        """Let nobody stage any more into a transaction with a name. Raises `TransactionStateError` if it has ended."""
+        if self._shared is not None:
+            self._shared.seal()
+
     def reopen_parts(self) -> None:
         """Let others go on staging: no commit was made."""
+        self._is_closed = False
         if self._shared is not None:
             self._shared.unseal()
 
@@ -484,9 +495,13 @@ class Staging(Hierarchy):
         if self._shared is None:
             return []
         self.follow_others()
-        here = {other.staged.me for other in _participants if other.id == self.id and other.process == os.getpid()}
+        here = {sibling.staged.me for sibling in self._siblings()}
         others = (tail for number, tail in self._tails.items() if number and number not in here)
         return [str(tail) for tail in others if tail.is_alive()]
+
+    def _siblings(self) -> list[Staging]:
+        """Return the participants of this transaction that are in this process."""
+        return [other for other in _participants if other.id == self.id and other.process == os.getpid()]
 
     def commit_writer(self) -> PackWriter:
         """Return the pack that becomes the commit file."""

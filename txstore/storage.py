@@ -21,6 +21,7 @@ from fsspec.core import split_protocol
 
 from txstore import forking, names
 from txstore._native import local, watch
+from txstore.sharing import Sharing
 
 if sys.platform != "win32":
     import fcntl
@@ -137,6 +138,7 @@ class LocalStorage:
     def __init__(self, root: str) -> None:
         self.url = root
         self._root = root + os.sep
+        self._sharing = Sharing(root)
 
     def _file(self, path: str) -> str:
         return self._root + path
@@ -174,8 +176,16 @@ class LocalStorage:
             return []
 
     @contextmanager
-    def _opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-        descriptor = os.open(self._file(path), flags | os.O_CLOEXEC, 0o666)
+    def _opened(self, path: str, flags: int = os.O_RDONLY, *, create: bool = False) -> Iterator[int]:
+        try:
+            descriptor = os.open(self._file(path), flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not create:
+                raise
+            # Not by O_CREAT: another user could meet the file before it has the permissions that it gets.
+            with contextlib.suppress(FileExistsError):
+                self.write_once(path, b"", durable=False)
+            descriptor = os.open(self._file(path), flags | os.O_CLOEXEC)
         try:
             yield descriptor
         finally:
@@ -188,7 +198,7 @@ class LocalStorage:
 
     def _make_directory(self, directory: str, durable: bool) -> None:
         try:
-            os.mkdir(directory)
+            self._sharing.make_directory(directory)
         except FileExistsError:
             return
         except FileNotFoundError:
@@ -206,13 +216,18 @@ class LocalStorage:
         return LocalStagedFile(descriptor)
 
     def is_held(self, path: str) -> bool:
-        with self._opened(path) as descriptor:
+        with contextlib.suppress(PermissionError), self._opened(path) as descriptor:
             return _is_held(descriptor)
+        return True  # another user's, who has not yet given it its permissions
 
     def reclaim(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError), self._opened(path, os.O_RDWR) as descriptor:
-            if _hold(descriptor):  # so that whoever has just created it, and does not hold it yet, notices
-                os.unlink(self._file(path))
+        try:
+            # PermissionError: another user's, which had not yet got its permissions; that user's processes reclaim it.
+            with contextlib.suppress(FileNotFoundError, PermissionError), self._opened(path, os.O_RDWR) as descriptor:
+                if _hold(descriptor):  # so that whoever has just created it, and does not hold it yet, notices
+                    os.unlink(self._file(path))
+        except IsADirectoryError:
+            os.rmdir(self._file(path))  # it was to become one of the repository's; whoever lives makes another
 
     def link(self, source: str, target: str) -> None:
         os.link(self._file(source), self._file(target))
@@ -222,6 +237,7 @@ class LocalStorage:
         while True:
             descriptor = os.open(self._file(path), flags, 0o666)
             try:
+                self._sharing.share_file(descriptor)
                 _hold(descriptor, wait=True)
                 reclaimed = os.fstat(descriptor).st_nlink == 0  # by somebody who found it before it was held
             except BaseException:
@@ -258,7 +274,7 @@ class LocalStorage:
             self.sync_directory(os.path.dirname(path))
 
     def write_in_place(self, path: str, content: bytes) -> None:
-        with self._opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
+        with self._opened(path, os.O_WRONLY, create=True) as descriptor:
             _write_fully(descriptor, 0, [content])
 
     def delete(self, path: str) -> None:
@@ -278,7 +294,7 @@ class LocalStorage:
                 yield
             return
         # The lock belongs to the open file description: two threads that open the file exclude each other too.
-        with self._opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+        with self._opened(path, os.O_RDWR, create=True) as descriptor:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK_ALL)
             try:
                 yield

@@ -240,16 +240,19 @@ class TxStore(Store):
         if session.is_participant:
             session.leave(complete=kind is None)
             return
+        is_named = session.is_named
         try:
-            if session.is_named:
+            if session.ended is not None:
+                return  # a transaction with a name was committed or rolled back in the block
+            if is_named:
                 session.leave(complete=True)
             elif kind is None:
                 session.commit()
         except BaseException as error:
-            session.end(_UNKNOWN if isinstance(error, CommitUnknownError) else _ROLLED_BACK)
+            session.end(_LEFT if is_named else _UNKNOWN if isinstance(error, CommitUnknownError) else _ROLLED_BACK)
             raise
         else:
-            session.end(_LEFT if session.is_named else _ROLLED_BACK if kind else _COMMITTED)
+            session.end(_LEFT if is_named else _ROLLED_BACK if kind else _COMMITTED)
         finally:
             self.close()
 

@@ -59,10 +59,11 @@ def synchronized(
     Examples
     --------
     >>> import numpy as np, tempfile, txstore, zarr
+    >>> from txstore.synchronized import synchronized
     >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
     >>> with repo.transaction() as store:
     ...     z = zarr.create_array(store, name="x", data=np.arange(4), chunks=(3,))
-    >>> a = txstore.synchronized(repo, "x")
+    >>> a = synchronized(repo, "x")
     >>> a[1:3] = 7
     >>> a.append([4, 5])
     (6,)

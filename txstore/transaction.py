@@ -242,9 +242,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def poison(self, error: BaseException) -> None:
         """Refuse everything but `rollback` from now on: what is half done must not be committed (I6)."""
         with self._lock:
+            self._staging.has_failed = True
             if self.state == "open":
                 self.state, self._cause = "poisoned", error
-                self._staging.has_failed = True
 
     def _check_open(self) -> None:
         if self.state == "poisoned":
@@ -340,13 +340,15 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def leave(self) -> None:
         """Leave a transaction with a name, which goes on without this process."""
         with self._lock:
-            self._idle.wait_for(lambda: self._in_flight == 0)
             if self.state not in ("open", "poisoned"):
                 return
             self.state = "left"
-        self._staging.leave()
+            self._idle.wait_for(lambda: self._in_flight == 0)
         self._finalizer.detach()
-        self._release_locks()
+        try:
+            self._staging.leave()
+        finally:
+            self._release_locks()
 
     # --- locks
 
@@ -394,7 +396,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._staging.announce(parked)
             self._announced = parked
 
-    def _changed_by_commits(self, keys: Sequence[str]) -> list[str]:
+    def overtaken(self) -> list[str]:
+        """Return the keys staged here that other commits have changed since the base: most of them are conflicts."""
+        self._staging.follow_others()
+        return self._changed_by_commits(key for key, _ in self._staging.items_staged())
+
+    def _changed_by_commits(self, keys: Iterable[str]) -> list[str]:
         if not self._commits.identity.exists():
             return []
         head = self._snapshots.of(self._commits.head(self._staging.record.branch))
@@ -423,6 +430,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """
         if self.state in ("open", "poisoned"):
             self._check_may_end("rolled back")
+            if self.is_named:
+                self._close_to_all("rolled back")
         with self._lock:
             if self.state in ("open", "poisoned"):
                 self.state = "rolled back"
@@ -437,11 +446,24 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             raise TransactionStateError(
                 f"this transaction is {how} by the process that began it: here, just return", state="foreign"
             )
+        self._check_alone(how)
+
+    def _check_alone(self, how: str) -> None:
         if self.is_named and (others := self._staging.others_alive()):
             raise TransactionStateError(
-                f"{', '.join(others)} still stages into {self._staging.record.name!r}: it can be {how} when all have left",
-                state=self.state,
+                f"{self._staging.record.name!r} can be {how} when all have left: {', '.join(others)} may still stage "
+                "into it",
+                state="open",
             )
+
+    def _close_to_all(self, how: str) -> None:
+        """Let nobody stage any more. Raises `TransactionStateError` if another has ended it, or joined meanwhile."""
+        self._staging.close_to_all()
+        try:
+            self._check_alone(how)
+        except BaseException:
+            self._staging.reopen_parts()
+            raise
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot:
         """Publish everything staged, in one step; with `durability="fsync"` it survives power loss from then on.
@@ -478,6 +500,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         committer = None
         try:
             self._staging.close_parts(allow_lost=allow_lost)
+            self._check_alone("committed")  # again: now nobody can join any more
             if self.staged_count:
                 committer = self._committer(message)
                 if (stored := committer.run()) is not None:

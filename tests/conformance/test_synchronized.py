@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -536,6 +538,14 @@ def test_deleting(repo):
 
 
 # --- where it comes from and goes to
+
+
+@pytest.mark.parametrize("first", ["txstore.synchronized", "txstore"])
+def test_the_function_is_not_hidden_by_its_module(first):
+    """Importing the module, as unpickling does, gives the package an attribute of the same name."""
+    check = f"import sys, {first}, txstore; before = 'zarr' in sys.modules; txstore.synchronized; "
+    check += "import txstore.synchronized; assert callable(txstore.synchronized) and not before"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=120)
 
 
 def test_by_url(repo, a):

@@ -52,6 +52,7 @@ typedef struct {
 static shared_state *shared;
 static lock_table table;
 static __thread uint64_t random_state;
+static __thread bool is_slow;
 
 static uint64_t
 draw(uint64_t bound)
@@ -62,16 +63,17 @@ draw(uint64_t bound)
     return random_state % bound;
 }
 
+/* A few threads are slow at everything: what they leave half done, the quick ones run into. */
 static void
 delay(void)
 {
-    if (random_state == 0 || draw(50) != 0) {
+    if (random_state == 0 || draw(is_slow ? 6 : 50) != 0) {
         return;
     }
     if (draw(3) != 0) {
         sched_yield();
     } else {
-        struct timespec some = {0, (long)draw(draw(8) == 0 ? 3000000 : 100000)};
+        struct timespec some = {0, (long)draw(is_slow ? 3000000 : 100000)};
         nanosleep(&some, NULL);
     }
 }
@@ -114,10 +116,13 @@ join(void)
     tracked_fd file = {.fd = -1};
     uint32_t member = 0;
     int error;
+    bool was_slow = is_slow;
+    is_slow = false; /* it asks for thousands of bytes, while others wait for INIT */
     while ((error = lock_table_join(&table, &file, &member, no_pause, NULL, &fault)) == EUSERS) {
         usleep(500);
     }
     check(error, &fault, "join");
+    is_slow = was_slow;
     lock_table_enter(&table, &file, member);
 }
 
@@ -258,6 +263,7 @@ static void
 seed_thread(uint64_t seed)
 {
     random_state = mix64(seed) | 1;
+    is_slow = draw(5) == 0;
 }
 
 static void *
@@ -271,9 +277,17 @@ run_thread(void *argument)
     return NULL;
 }
 
+/* What waits for ever is to end all the same, and is no SIGKILL of ours. */
+static void
+limit_life(void)
+{
+    alarm(300);
+}
+
 static void
 run_child(void)
 {
+    limit_life();
     if (own_member(&table) != 0) {
         complain("a child inherited the membership", 0);
     }
@@ -296,6 +310,7 @@ static void
 run_process(const char *path)
 {
     lock_fault fault;
+    limit_life();
     seed_thread((uint64_t)now_ns() ^ (uint64_t)getpid() << 20);
     check(lock_table_open(&table, path, SLOTS, 0600, no_pause, NULL, &fault), &fault, "open");
     join();

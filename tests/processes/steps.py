@@ -28,7 +28,7 @@ class BeforeEach(dict[str, Hook]):
         return self._hook
 
 
-def commit_with_signal(url: str, step: int, number: int, durability: str = "fsync") -> None:
+def commit_with_signal(url: str, step: int, number: int, durability: str = "fsync", value: bytes = b"1") -> None:
     """Make one commit and send oneself a signal before step `step`, counted from 0; none if there are fewer steps."""
     repo = txstore.Repository(url, durability=durability)
     steps = itertools.count()
@@ -39,7 +39,7 @@ def commit_with_signal(url: str, step: int, number: int, durability: str = "fsyn
 
     watch(repo).before = BeforeEach(signal_once)
     with repo.begin(f"step {step}") as transaction:
-        transaction[f"step/{step}"] = b"1"
+        transaction[f"step/{step}"] = value
         transaction["last"] = b"%d" % step
 
 

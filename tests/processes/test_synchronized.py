@@ -133,7 +133,8 @@ def test_processes_that_append(repo):
 
 # --- an appender, writers of what is there, and an editor of attributes
 
-STEPS, WIDTH, FILLERS = 24, 6, 4  # time steps to begin with; each writer of older steps has FILLERS-th of them
+# Time steps to begin with, and in a chunk: the last of those who fill in shares a chunk with the first appends.
+STEPS, CHUNK, WIDTH = 22, 6, 6
 
 
 def data_set(first: int, last: int, value: float) -> xr.Dataset:
@@ -174,13 +175,13 @@ def edit_attributes(barrier, url) -> int:
 
 
 def test_an_appender_beside_writers_and_an_editor(repo):
-    chunk = STEPS // FILLERS
+    older = [(first, min(first + CHUNK, STEPS)) for first in range(0, STEPS, CHUNK)]
     with repo.transaction() as store:
-        encoding = {"v": {"chunks": (chunk, 4)}, "time": {"chunks": (chunk,)}}
+        encoding = {"v": {"chunks": (CHUNK, 4)}, "time": {"chunks": (CHUNK,)}}
         data_set(0, STEPS, np.nan).to_zarr(store, encoding=encoding, consolidated=False)
-    barrier = SPAWN.Barrier(2 + FILLERS, timeout=TIMEOUT)
+    barrier = SPAWN.Barrier(2 + len(older), timeout=TIMEOUT)
     workers = [Worker(append_steps, barrier, repo.url), Worker(edit_attributes, barrier, repo.url)]
-    workers += [Worker(fill_in, barrier, repo.url, first, first + chunk) for first in range(0, STEPS, chunk)]
+    workers += [Worker(fill_in, barrier, repo.url, first, last) for first, last in older]
     with ended(*workers):
         begun = [worker.result() for worker in workers]
     assert begun == [ROUNDS] * len(workers)  # a conflict would have ended one of them
@@ -189,7 +190,7 @@ def test_an_appender_beside_writers_and_an_editor(repo):
     assert found.attrs == {f"note {number}": number for number in range(ROUNDS)}
     assert (found.v[:STEPS] == ROUNDS - 1).all()
     assert (found.v[STEPS:] == np.arange(ROUNDS)[:, None]).all()
-    assert repo.head().slot == (2 + FILLERS) * ROUNDS
+    assert repo.head().slot == len(workers) * ROUNDS
 
 
 # --- creating

@@ -13,6 +13,8 @@ PACKAGE = Path(__file__).parents[2] / "txstore"
 LAYERS = [
     "__main__",
     "cli",
+    "cli_transactions",
+    "cli_output",
     "demo",
     "demo_scenes",
     "demo_picture",
@@ -52,6 +54,7 @@ LAYERS = [
     "numbered_locks",
     "lock_slots",
     "storage",
+    "sharing",
     "forking",
     "records",
     "format",

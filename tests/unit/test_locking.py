@@ -40,7 +40,9 @@ class OwnerInMemory:
     def __init__(self, table: TableInMemory) -> None:
         self.table = table
         self.counts: Counter[str] = Counter()
-        self.parked: set[str] = set()
+        self.parked = 1000 + table.owners
+        self.left: dict[str, int] = {}  # parked keys, and under which word
+        self.swept = False
 
     def acquire(self, keys, timeout=None, siblings=()):
         with self.table.changed:
@@ -53,7 +55,8 @@ class OwnerInMemory:
                 self.table.waiting -= 1
             self.table.held.update(dict.fromkeys(keys, self))
             self.counts.update(keys)
-            self.parked -= set(keys)
+            for key in keys:
+                self.left.pop(key, None)
             self.table.calls.append(("acquire", frozenset(keys)))
             dirty = [key for key in keys if key in self.table.dirty]
             self.table.dirty -= set(dirty)
@@ -69,14 +72,15 @@ class OwnerInMemory:
             self.table.calls.append(("release", frozenset(keys)))
             self.table.changed.notify_all()
 
-    def park(self, keys):
-        self.parked |= set(keys)
+    def park(self, keys, to=None):
+        self.left |= dict.fromkeys(keys, self.parked if to is None else to)
 
     def fence(self):
         if self.table.lost:
             raise txstore.errors.LocksLostError(self.table.lost)
 
-    def close(self):
+    def close(self, sweep=False):
+        self.swept = sweep
         with self.table.changed:
             for key in [key for key, owner in self.table.held.items() if owner is self]:
                 del self.table.held[key]
@@ -295,6 +299,19 @@ def test_parked_keys_are_held_to_the_end(table):
         TransactionLocks(table).acquire(["a"], 0)
     locks.close()
     assert table.held == {}
+
+
+def test_whoever_shares_leaves_what_it_locked_to_its_siblings(table, repo):
+    locks, _ = begin(table, repo, {"x": np.s_[0:5]})
+    own = table.held["x/c/0"]
+    assert (locks.parked, own.left) == (own.parked, {})
+    locks.share()
+    assert own.left == {"x/c/0": own.parked, "x/c/1": own.parked}
+    locks.acquire(["x/c/0"], 0)
+    locks.park(["x/c/0"], 77)
+    assert own.left == {"x/c/0": 77, "x/c/1": own.parked}
+    locks.close()
+    assert own.swept
 
 
 def test_the_fence(table):

@@ -426,6 +426,30 @@ def test_two_threads_with_one_owner(table, owners):
     assert is_free(table, ["a", "b"])
 
 
+def test_a_lock_granted_to_a_thread_that_has_not_noticed_yet(table, owners):
+    """The other thread of its owner finds it held, uses it and gives it up: the first one has it still."""
+    shared, other = owners
+    other.acquire("a")
+    waiting = threading.Thread(target=shared.acquire, args=("a", 30))
+    waiting.start()
+    time.sleep(0.1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(10)
+    try:
+        other.release("a")
+        until = time.monotonic() + 0.05
+        while time.monotonic() < until:  # it takes the lock meanwhile, and can't come back to Python
+            pass
+        shared.acquire("a", 30)
+        shared.release("a")
+    finally:
+        sys.setswitchinterval(interval)
+    waiting.join(60)
+    assert shared.holds("a")
+    shared.fence()
+    assert not is_free(table, "a")
+
+
 def test_one_of_two_waiting_threads_of_an_owner_gives_up(table, owners):
     shared, other = owners
     other.acquire("a")
@@ -484,6 +508,29 @@ def test_closing_under_a_waiting_thread(path, table, owners, what):
         assert is_free(table, "a")
     else:
         assert descriptors_of(path) == []  # closed by the thread that used it last
+
+
+def test_a_closed_tables_descriptor_stays_open_while_it_is_used(path):
+    """The number could be another file's, else, when the thread that waits asks about the holder's life."""
+    was_open = []
+    for _ in range(20):
+        table = open_table(path)
+        table.owner().acquire("a")
+        holder, waiter = table.owner(), table.owner()
+        holder.acquire("b")
+
+        def wait(waiter=waiter):
+            with pytest.raises(ValueError, match="closed"):
+                waiter.acquire("b", 30)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.01)
+        table.close()
+        was_open.append(bool(descriptors_of(path)))
+        thread.join(60)
+        assert descriptors_of(path) == []
+    assert any(was_open)  # unless the wait ended just then
 
 
 # ---- Parking -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,507 @@
+"""How transactions with a name end: by one process, once, whole, or not at all; whenever that process dies."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.conflicts.faults import once, watch
+from tests.processes.ranks import NAME, Refused, assert_tidy, content, named, ranks, stage, value_of
+from tests.processes.steps import BeforeEach, forked, status_of
+from txstore import TransactionStateError, names
+
+KEYS = ["a", "b", "c"]
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+def stage_all(repo: txstore.Repository) -> str:
+    """Let three processes, so to speak, stage one key each; return the id of the transaction."""
+    for key in KEYS:
+        stage(repo, key)
+    return repo.transactions()[0].id
+
+
+# --- while others are attached
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_refused_while_another_process_is_attached(repo: txstore.Repository, end: str) -> None:
+    with ranks(1, repo) as (rank,):
+        rank.do("join")
+        rank.do("put", "a")
+        store = repo.transaction(name=NAME)
+        for _ in range(2):
+            with pytest.raises(TransactionStateError, match=f"process {rank.process.pid}") as error:
+                getattr(store, end)()
+            assert error.value.state == "open"
+            rank.do("put", "b")  # it is not disturbed
+        with rank.stopped(), pytest.raises(TransactionStateError, match="have left"):
+            getattr(store, end)()
+        rank.do("leave")
+        getattr(store, end)()
+    assert named(repo) == []
+    if end == "commit":
+        assert content(repo) == ["a", "b"]
+    else:
+        assert repo.head() is None
+    assert_tidy(repo)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("last", [False, True])
+def test_who_joins_before_it_is_sealed_is_attached(repo: txstore.Repository, end: str, last: bool) -> None:
+    """Nobody is cut off half-way who has joined after the first look, and before the seal."""
+    stage(repo, "a")
+    storage = watch(repo)
+    with ranks(1, repo) as (rank,):
+        store = repo.transaction(name=NAME)
+
+        def join(path: str, *_: str) -> None:
+            if path == names.open_path(bytes.fromhex(store.mapping.id)) and named(repo) and joined == []:
+                joined.append(rank.do("join"))
+                rank.do("put", "b")
+
+        joined: list[str] = []
+        storage.before["rename_noreplace" if last else "hold"] = join
+        with pytest.raises(TransactionStateError, match=f"process {rank.process.pid}"):
+            getattr(store, end)()
+        assert len(joined) == 1
+        rank.do("put", "c")
+        rank.do("leave")
+        store.commit()
+    assert content(repo) == KEYS
+
+
+def test_two_end_it_at_once(repo: txstore.Repository) -> None:
+    """Whoever comes second neither disturbs the first nor takes the transaction for his own."""
+    stage_all(repo)
+    storage, refused = watch(repo), []
+    transaction = repo.engine.existing(NAME)
+
+    def end_too(*_: Any) -> None:
+        other = txstore.Repository(repo.url)
+        if not other.engine.storage.exists(names.sealed_path(bytes.fromhex(transaction.id))):
+            return
+        for end in (
+            lambda: other.engine.existing(NAME).commit(),
+            lambda: other.engine.existing(NAME).rollback(),
+            lambda: other.transaction(name=NAME),
+        ):
+            with pytest.raises(TransactionStateError, match="another process"):
+                end()
+            refused.append(1)
+
+    for name in ("link", "file.sync", "rename_noreplace", "write_in_place"):
+        storage.before[name] = end_too
+    transaction.commit()
+    assert len(refused) >= 9
+    assert content(repo) == KEYS
+    assert len(list(repo.log())) == 1
+    assert_tidy(repo)
+
+
+def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> None:
+    """Between holding the record and sealing it, whoever looks must not take the ender for dead."""
+    stage_all(repo)
+    storage, seen = watch(repo), []
+    transaction = repo.engine.existing(NAME)
+    other = txstore.Repository(repo.url)
+
+    def look(source: str, target: str) -> None:
+        if target == names.sealed_path(bytes.fromhex(transaction.id)) or source.endswith(".sealed"):
+            with pytest.raises(TransactionStateError, match="another process"):
+                other.engine.existing(NAME).commit()
+            seen.append(len(other.transactions()))
+
+    storage.before["rename_noreplace"] = storage.after["rename_noreplace"] = look
+    transaction.commit()
+    assert seen == [1, 1]
+    assert content(repo) == KEYS
+
+
+# --- after the end
+
+
+def test_late_writers_of_this_process(repo: txstore.Repository) -> None:
+    one, late = repo.transaction(name=NAME), repo.transaction(name=NAME)
+    late["a"] = value_of("a")
+    sent = pickle.dumps(late)
+    one.commit()
+    stage(repo, "b")  # the name is another transaction's now
+    with pytest.raises(TransactionStateError, match="ended"):
+        late["c"] = value_of("c")
+    with pytest.raises(TransactionStateError, match="ended"):
+        late.rollback()
+    with ranks(1, repo) as (rank,), pytest.raises(Refused, match="ended"):
+        rank.do("unpickle", sent)
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == ["a", "b"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_it_can_be_ended_in_its_block(repo: txstore.Repository, end: str) -> None:
+    with repo.transaction(name=NAME) as store:
+        store["a"] = value_of("a")
+        getattr(store, end)()
+        with pytest.raises(TransactionStateError, match="begin a new one"):
+            store["b"] = b""
+    assert named(repo) == []
+    assert_tidy(repo)
+
+
+def test_a_transaction_with_nothing_staged_makes_no_commit(repo: txstore.Repository) -> None:
+    stage(repo)
+    assert repo.transaction(name=NAME).commit() is None
+    assert repo.head() is None
+    assert named(repo) == []
+    assert_tidy(repo)
+
+
+# --- conflicts with commits that others made
+
+
+def test_a_conflict_leaves_it_staged(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        store["c"] = b"old"
+    transaction = stage_all(repo)
+    with repo.transaction() as store:
+        store["c"] = value_of("c")
+    for _ in range(2):
+        with pytest.raises(txstore.ConflictError) as conflict:
+            repo.transaction(name=NAME).commit()
+        assert conflict.value.keys == ("c",)
+        assert repo.transactions()[0].id == transaction
+    assert content(repo) == ["c"]
+    with repo.transaction(name=NAME) as store:
+        assert sorted(store) == KEYS
+        store.rollback()
+    assert_tidy(repo)
+
+
+def test_other_commits_do_not_disturb_it(repo: txstore.Repository) -> None:
+    stage_all(repo)
+    with repo.transaction() as store:
+        store["other"] = value_of("other")
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == [*KEYS, "other"]
+
+
+# --- whoever ends it dies
+
+
+def end_and_die(url: str, end: str, step: int) -> None:
+    """End the transaction, and be killed before step `step`, counted from 0."""
+    repo = txstore.Repository(url)
+    steps = itertools.count()
+
+    def kill(*_: Any) -> None:
+        if next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    watch(repo).before = BeforeEach(kill)
+    transaction = repo.engine.existing(NAME) if end == "rollback" else repo.transaction(name=NAME)
+    getattr(transaction, end)()
+
+
+def die_while(repo: txstore.Repository, end: str, step: int) -> bool:
+    """Return whether the process was killed: else it has fewer steps, and has ended the transaction."""
+    with forked(end_and_die, repo.url, end, step) as child:
+        status = status_of(child)
+    assert status == 0 or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+    return status != 0
+
+
+def is_committed(repo: txstore.Repository, transaction: str) -> bool:
+    """Tell whether a transaction was committed, which must be once."""
+    ids = [commit.id for commit in txstore.Repository(repo.url).log()]
+    assert ids.count(transaction) <= 1
+    return transaction in ids
+
+
+def tidy_up(repo: txstore.Repository) -> None:
+    """Write as the next process does, which deletes what the dead have left."""
+    with txstore.Repository(repo.url).transaction() as store:
+        store["next"] = value_of("next")
+    assert_tidy(repo)
+
+
+RECOVERIES = ["commit", "rollback", "join"]
+
+
+@needs_fork
+def test_the_committer_is_killed_at_each_step(open_repo: Any) -> None:
+    """Then it was committed, or all of it is still there: to be committed, rolled back, or gone on with."""
+    outcomes = []
+    for step, recovery in zip(range(300), itertools.cycle(RECOVERIES), strict=False):
+        repo = open_repo(f"{step}.tx")
+        transaction = stage_all(repo)
+        killed = die_while(repo, "commit", step)
+        committed = is_committed(repo, transaction)
+        assert named(repo) == ([] if committed else [NAME])
+        outcomes.append(committed)
+
+        store = txstore.Repository(repo.url).transaction(name=NAME)
+        assert (store.mapping.id == transaction) != committed
+        assert store.changes()["set"] == ([] if committed else KEYS)
+        if recovery == "join":
+            store["more"] = value_of("more")
+        if recovery == "rollback":
+            store.rollback()
+        else:
+            store.commit()
+        assert is_committed(repo, transaction) == (committed or recovery != "rollback")
+        tidy_up(repo)
+        expected = KEYS if committed or recovery != "rollback" else []
+        assert content(repo) == sorted([*expected, "next", *(["more"] if recovery == "join" else [])])
+        if not killed:
+            break
+    assert not killed
+    assert outcomes == sorted(outcomes)  # from one step on, it is committed
+    print(outcomes)
+    assert outcomes.count(False) > 20
+    assert outcomes.count(True) > 5
+
+
+@needs_fork
+def test_the_one_who_rolls_back_is_killed_at_each_step(open_repo: Any) -> None:
+    """All of it is still there, or nothing."""
+    outcomes = []
+    for step in range(300):
+        repo = open_repo(f"{step}.tx")
+        transaction = stage_all(repo)
+        killed = die_while(repo, "rollback", step)
+        there = named(repo) == [NAME]
+        outcomes.append(not there)
+        store = txstore.Repository(repo.url).transaction(name=NAME)
+        assert (store.mapping.id == transaction) == there
+        assert store.changes()["set"] == (KEYS if there else [])
+        store.commit()
+        tidy_up(repo)
+        assert content(repo) == [*(KEYS if there else []), "next"]
+        if not killed:
+            break
+    assert not killed
+    assert outcomes == sorted(outcomes)
+    print(outcomes)
+    assert outcomes.count(False) > 5
+    assert outcomes.count(True) > 5
+
+
+@needs_fork
+def test_those_who_go_on_are_killed_too(open_repo: Any) -> None:
+    """Three in a row die at steps by chance, while they commit, or roll back."""
+    chance = random.Random("named")
+    for number in range(40):
+        repo = open_repo(f"{number}.tx")
+        transaction = stage_all(repo)
+        rolled_back = False
+        for _ in range(3):
+            if [each.id for each in txstore.Repository(repo.url).transactions()] != [transaction]:
+                break
+            end = chance.choice(["commit", "commit", "rollback"])
+            rolled_back = end == "rollback"
+            die_while(repo, end, chance.randrange(20 if rolled_back else 75))
+        committed = is_committed(repo, transaction)
+        store = txstore.Repository(repo.url).transaction(name=NAME)
+        there = store.mapping.id == transaction
+        assert store.changes()["set"] == (KEYS if there else [])
+        assert [committed, there, rolled_back].count(True) == 1 or (there and rolled_back)
+        store.commit()
+        tidy_up(repo)
+        assert content(repo) == [*(KEYS if committed or there else []), "next"]
+
+
+@needs_fork
+def test_one_who_was_attached_learns_of_a_commit(repo: txstore.Repository) -> None:
+    """The committer died right after its commit: what it has committed is not committed again, and it is said."""
+    transaction = stage_all(repo)
+    storage = watch(repo)
+    late = repo.engine.existing(NAME)
+    with forked(end_and_die_after_commit, repo.url) as child:
+        status_of(child)
+    assert is_committed(repo, transaction)
+    with pytest.raises(TransactionStateError, match=f"has committed it, as main@0 .{transaction}") as error:
+        late.commit()
+    assert error.value.state == "ended"
+    # I1: the directory was not synced by the one who died, and the packs are only deleted after it is.
+    order = [call[:2] for call in storage.calls]
+    synced = order.index(("sync_directory", names.commits_directory("main")))
+    deleted = [i for i, call in enumerate(order) if call[0] == "delete" and call[1].startswith(names.STAGING)]
+    assert synced < min(deleted)
+    assert is_committed(repo, transaction)
+    assert named(repo) == []
+    stage(repo, "d")
+    repo.transaction(name=NAME).commit()
+    assert_tidy(repo)
+
+
+def end_and_die_after_commit(url: str) -> None:
+    repo = txstore.Repository(url)
+    watch(repo).before["sync_directory"] = die_if(lambda path: path == names.commits_directory("main") and repo.head())
+    repo.engine.existing(NAME).commit()
+
+
+def die_if(when: Callable[..., Any]) -> Callable[..., None]:
+    def hook(*arguments: Any) -> None:
+        if when(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+def test_a_disk_that_fails_at_each_step(open_repo: Any) -> None:
+    """An error instead of a death: then another process may try again."""
+    for step in itertools.count():
+        repo = open_repo(f"{step}.tx")
+        transaction = stage_all(repo)
+        failing = txstore.Repository(repo.url)
+        store = failing.transaction(name=NAME)
+        steps = itertools.count()
+        watch(failing).before = BeforeEach(
+            once(OSError(5, "broken"), lambda *_, steps=steps, at=step: next(steps) == at)
+        )
+        unknown = False
+        try:
+            store.commit()
+        except txstore.CommitUnknownError:
+            unknown = True
+        except OSError:
+            pass
+        done = next(steps) < step
+        committed = is_committed(repo, transaction)
+        assert committed or unknown or named(repo) == [NAME]
+        del store
+        made = txstore.Repository(repo.url).transaction(name=NAME).commit(allow_lost=True)
+        assert made is not None
+        assert is_committed(repo, transaction)
+        tidy_up(repo)
+        assert content(repo) == [*KEYS, "next"]
+        if done:
+            break
+    assert step > 30
+
+
+# --- durability
+
+
+@pytest.mark.parametrize("durability", ["fsync", "none"])
+def test_that_it_was_begun_survives_power_loss(open_repo: Any, durability: str, monkeypatch: Any) -> None:
+    """Its record, and its name: else nobody would find what the ranks have sealed."""
+    repo = open_repo(durability=durability)
+    written = []
+    real = repo.engine.storage.write_once
+
+    def noting(path: str, content: bytes, *, durable: bool) -> None:
+        real(path, content, durable=durable)
+        written.append((path, durable))
+
+    with repo.transaction() as store:
+        store["a"] = value_of("a")
+    monkeypatch.setattr(repo.engine.storage, "write_once", noting)
+    store = repo.transaction(name=NAME)
+    record, name = names.open_path(bytes.fromhex(store.mapping.id)), names.named_path(NAME)
+    assert written == [(record, durability == "fsync"), (name, durability == "fsync")]
+    store.commit()
+
+
+def test_what_is_sealed_survives_power_loss(repo: txstore.Repository) -> None:
+    storage = watch(repo)
+    with repo.transaction(name=NAME) as store:
+        store["a"] = value_of("a")
+        del storage.calls[:]
+    told = [call[0] for call in storage.calls if call[0] in ("file.sync", "sync_directory", "file.write")]
+    assert told == ["file.sync", "sync_directory", "file.write", "file.sync"]  # frames, their name; then the seal
+    repo.transaction(name=NAME).commit()
+
+
+def test_nothing_is_synced_that_need_not_survive(open_repo: Any) -> None:
+    repo = open_repo(durability="none")
+    storage = watch(repo)
+    stage(repo, "a")
+    repo.transaction(name=NAME).commit()
+    assert storage.named("file.sync", "sync_directory", "sync_file") == []
+    stage(repo, "b")
+    repo.transaction(name=NAME).rollback()
+    assert storage.named("file.sync", "sync_directory", "sync_file") == []
+
+
+@pytest.mark.parametrize("call", ["file.sync", "sync_directory"])
+def test_a_part_that_could_not_be_synced_is_not_sealed(repo: txstore.Repository, call: str) -> None:
+    storage = watch(repo)
+    with pytest.raises(OSError, match="lost"), repo.transaction(name=NAME) as store:
+        store["a"] = value_of("a")
+        storage.before[call] = once(OSError(5, "lost"))
+    with pytest.raises(TransactionStateError, match="goes on"):
+        store["b"] = b""
+    with pytest.raises(txstore.ParticipantLostError):
+        repo.transaction(name=NAME).commit()
+    repo.transaction(name=NAME).rollback()
+
+
+def test_a_rollback_is_durable_before_anything_is_deleted(repo: txstore.Repository) -> None:
+    """Else a power loss could bring it back with half of its packs."""
+    transaction = bytes.fromhex(stage_all(repo))
+    storage = watch(repo)
+    repo.engine.existing(NAME).rollback()
+    calls = [call[:2] for call in storage.calls]
+    record = calls.index(("delete", names.sealed_path(transaction)))
+    synced = calls.index(("sync_directory", names.STAGING), record)
+    packs = [i for i, call in enumerate(calls) if call[0] == "delete" and names.parse_staging(Path(call[1]).name)]
+    assert record < synced < min(packs)
+    assert len(packs) == 3
+
+
+# --- listing while it changes
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
+    """At whatever step of the listing it ends: it is whole in the list, or not there."""
+    for step in itertools.count():
+        stage_all(repo)
+        listing = txstore.Repository(repo.url)
+        steps = itertools.count()
+
+        def end_it(*_: Any, at: int = step, steps: Any = steps) -> None:
+            if next(steps) == at:
+                getattr(txstore.Repository(repo.url).engine.existing(NAME), end)()
+
+        watch(listing).before = BeforeEach(end_it)
+        found = listing.transactions()
+        assert [len(each.participants) for each in found] in ([3], [])
+        assert all(each.sealed and each.bytes == 50 for every in found for each in every.participants)
+        if next(steps) <= step:
+            break
+        assert named(repo) == []
+    assert step > 10
+    getattr(repo.engine.existing(NAME), end)()
+
+
+def test_looking_while_it_ends(repo: txstore.Repository) -> None:
+    for step in itertools.count():
+        stage_all(repo)
+        looking = txstore.Repository(repo.url)
+        steps = itertools.count()
+
+        def end_it(*_: Any, at: int = step, steps: Any = steps) -> None:
+            if next(steps) == at:
+                txstore.Repository(repo.url).engine.existing(NAME).rollback()
+
+        watch(looking).before = BeforeEach(end_it)
+        try:
+            assert looking.engine.existing(NAME).changes()["set"] in ([], KEYS[:1], KEYS[:2], KEYS)
+        except TransactionStateError as error:
+            if error.state != "ended":
+                raise
+        if next(steps) <= step:
+            break
+    repo.engine.existing(NAME).rollback()

@@ -1,0 +1,320 @@
+"""A repository of several users: what one of them creates the others may write, whatever anybody's umask."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.bad_input.disk import in_child, said
+from tests.processes.steps import commit_with_signal, forked, status_of
+
+pytestmark = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can be several users")
+
+GROUP = 61010
+ALICE, BOB = 61001, 61002
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Import what the children need: they may not be allowed to read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        everything(Path(folder) / "data.tx", "root")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that others can reach, as they can't pytest's."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def make_root(folder: Path, mode: int = 0o2775, name: str = "data.tx") -> Path:
+    root = folder / name
+    root.mkdir()
+    os.chown(root, ALICE, GROUP)
+    root.chmod(mode)
+    return root
+
+
+def become(user: int, umask: int = 0o077, groups: tuple[int, ...] = (GROUP,)) -> None:
+    os.setgroups(groups)
+    os.setgid(user)
+    os.setuid(user)
+    os.umask(umask)
+
+
+def run_as(user: int, function: Callable[..., Any], *arguments: Any, **how: Any) -> Any:
+    """Return what a function returns in a child that is this user; what it raises is raised."""
+
+    def act() -> Any:
+        become(user, **how)
+        try:
+            return function(*arguments)
+        except (OSError, txstore.TxStoreError) as error:
+            return AssertionError(said(error))
+
+    answer = in_child(act)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def everything(root: Path, who: str) -> None:
+    """Use all that there is to write in a repository."""
+    repo = txstore.Repository(root)
+    with repo.transaction(who) as store:
+        group = zarr.open_group(store, mode="a")
+        group.require_array(who, shape=(4,), chunks=(2,), dtype="i8")[:] = 7
+        store["shared"] = who.encode()
+    repo.tags[f"{who}-{repo.head().slot}"] = repo.head().slot
+    with txstore.Repository(root, durability="none").begin(f"{who}, large") as transaction:
+        transaction[f"large/{who}"] = os.urandom(3_000_000)
+    with repo.transaction(f"{who}, locked", lock=[who]) as store:
+        zarr.open_array(store, path=who)[0] = 8
+    named = repo.transaction(name=who)
+    named["named"] = who.encode()
+    named.commit()
+    assert repo.snapshot()["named"] == who.encode()
+    assert np.array_equal(zarr.open_array(repo.snapshot(), path=who, mode="r")[:], [8, 7, 7, 7])
+    assert repo.verify().faults == []
+
+
+def modes(root: Path) -> dict[str, set[int]]:
+    """The permission bits of all files, and of all directories but the root."""
+    found: dict[str, set[int]] = {"files": set(), "directories": set()}
+    for path in root.rglob("*"):
+        status = path.stat()
+        found["directories" if path.is_dir() else "files"].add(stat.S_IMODE(status.st_mode))
+    return found
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("mode", [0o2775, 0o2770, 0o775, 0o777, 0o1777])
+def test_what_is_created_takes_the_bits_of_a_shared_root(folder, mode, umask):
+    root = make_root(folder, mode)
+    run_as(ALICE, everything, root, "alice", umask=umask)
+    bits = mode & 0o2777
+    assert modes(root) == {"files": {bits & 0o666}, "directories": {bits}}
+    assert stat.S_IMODE(root.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize(("umask", "files", "directories"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)])
+@pytest.mark.parametrize("mode", [0o755, 0o700, 0o2755])
+def test_under_any_other_root_the_umask_decides(folder, mode, umask, files, directories):
+    root = make_root(folder, mode)
+
+    def write() -> None:
+        with txstore.Repository(root).begin() as transaction:
+            transaction["a"] = b"1"
+
+    run_as(ALICE, write, umask=umask)
+    setgid = mode & 0o2000  # which the system passes on
+    assert modes(root) == {"files": {files}, "directories": {directories | setgid}}
+
+
+def test_a_root_that_the_umask_made_shared(folder):
+    """A first writer whose umask leaves the group its bits creates a repository for it."""
+    folder.chmod(0o777)
+    run_as(ALICE, everything, folder / "data.tx", "alice", umask=0o002)
+    run_as(ALICE, everything, folder / "data.tx", "again", umask=0o077)
+    assert modes(folder / "data.tx") == {"files": {0o664}, "directories": {0o775}}
+
+
+def test_two_users_take_turns(folder):
+    root = make_root(folder)
+    for round_ in range(3):
+        for user in (ALICE, BOB):
+            run_as(user, everything, root, f"user{user}")
+            assert modes(root) == {"files": {0o664}, "directories": {0o2775}}, (round_, user)
+    repo = txstore.Repository(root)
+    assert repo.verify().faults == []
+    assert {path.stat().st_gid for path in root.rglob("*")} == {GROUP}
+    assert {path.stat().st_uid for path in (root / "commits/main").iterdir()} == {ALICE, BOB}
+    assert not repo.engine.storage.list(".staging")
+
+
+def test_one_who_is_not_in_the_group(folder):
+    root = make_root(folder)
+    run_as(ALICE, everything, root, "alice")
+
+    def read() -> bytes:
+        return bytes(txstore.Repository(root).snapshot()["shared"])
+
+    assert run_as(BOB, read, groups=()) == b"alice"
+    with pytest.raises(AssertionError, match="PermissionError"):
+        run_as(BOB, everything, root, "bob", groups=())
+
+
+def commit_as(user: int, root: Path, times: int) -> None:
+    become(user)
+    repo = txstore.Repository(root, durability="none")
+    for i in range(times):
+        with repo.begin(f"{user}/{i}") as transaction:
+            transaction[f"{user}/{i}"] = b"1"
+
+
+def test_two_users_at_the_same_time(folder):
+    """They create the repository together, again and again."""
+    for round_ in range(20):
+        root = make_root(folder, name=f"{round_}.tx")
+        with forked(commit_as, ALICE, root, 10) as alice, forked(commit_as, BOB, root, 10) as bob:
+            assert [status_of(alice), status_of(bob)] == [0, 0]
+        assert sorted(txstore.Repository(root).mapping()) == sorted(f"{u}/{i}" for u in (ALICE, BOB) for i in range(10))
+        assert modes(root) == {"files": {0o664}, "directories": {0o2775}}
+
+
+def test_a_directory_that_is_shared_a_moment_later(folder):
+    """Another user has created a directory and is about to give it its bits."""
+    root = make_root(folder)
+    (root / ".staging").mkdir()
+    os.chown(root / ".staging", ALICE, GROUP)
+    (root / ".staging").chmod(0o2700)
+    pauses = []
+
+    def write() -> int:
+        def share(seconds: float) -> None:
+            pauses.append(seconds)
+            os.seteuid(0)
+            (root / ".staging").chmod(0o2775)
+            os.seteuid(BOB)
+
+        txstore.sharing.time.sleep = share
+        os.setgroups([GROUP])
+        os.setegid(BOB)
+        os.seteuid(BOB)
+        commit_other(root)
+        return len(pauses)
+
+    def act() -> Any:
+        real = txstore.sharing.time.sleep
+        try:
+            return write()
+        finally:
+            txstore.sharing.time.sleep = real
+
+    assert in_child(act) == 1
+
+
+def commit_other(root: Path) -> None:
+    with txstore.Repository(root).begin("other") as transaction:
+        transaction["other"] = b"1"
+
+
+STEPS_WITHIN = ("mkdir", "chmod", "fchmod", "rename")
+
+
+def signal_within(root: Path, step: int, number: int) -> None:
+    """Create a repository as Alice; get a signal before the n-th thing that has to do with permissions."""
+    steps = itertools.count()
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def signal_once(*arguments: Any, **options: Any) -> Any:
+            if next(steps) == step:
+                os.kill(os.getpid(), number)
+            return call(*arguments, **options)
+
+        return signal_once
+
+    become(ALICE)
+    for name in STEPS_WITHIN:
+        setattr(os, name, watched(getattr(os, name)))
+    with txstore.Repository(root).begin() as transaction:
+        transaction["alice"] = b"1"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_nobody_meets_what_has_no_permissions_yet(folder, number):
+    """Bob creates the repository, too, while Alice stands still, or was killed, within its creation."""
+    for step in range(200):
+        root = make_root(folder, name=f"{step}.tx")
+        with forked(signal_within, root, step, number) as alice:
+            status = status_of(alice)
+            if (root / ".staging").exists() and stat.S_IMODE((root / ".staging").stat().st_mode) == 0o2700:
+                # The one directory that others may meet too early. Alice's next process mends it.
+                with pytest.raises(AssertionError, match="PermissionError"):
+                    run_as(BOB, commit_other, root)
+                run_as(ALICE, commit_as_now, root, 1)
+            run_as(BOB, commit_other, root)
+            if os.WIFSTOPPED(status):
+                os.kill(alice, signal.SIGCONT)
+                assert status_of(alice) == 0
+        run_as(BOB, commit_as_now, root, 1)
+        run_as(ALICE, commit_as_now, root, 2)  # only she could delete what has no permissions yet
+        assert modes(root) == {"files": {0o664}, "directories": {0o2775}}
+        repo = txstore.Repository(root)
+        assert repo.verify().faults == []
+        assert {"other", f"{BOB}/0", f"{ALICE}/1"} <= set(repo.mapping())
+        assert not repo.engine.storage.list(".staging")
+        if os.WIFEXITED(status):
+            break
+    assert status == 0
+    assert step > 20
+
+
+def test_what_can_not_be_opened_yet_is_held(folder):
+    root = make_root(folder)
+    run_as(ALICE, commit_as_now, root, 1)
+    path = root / ".staging" / ("0" * 32 + ".open")
+    path.touch(0o600)
+    os.chown(path, ALICE, GROUP)
+
+    def is_held() -> bool:
+        return txstore.Repository(root).engine.storage.is_held(f".staging/{path.name}")
+
+    assert run_as(BOB, is_held)
+    assert not run_as(ALICE, is_held)
+    run_as(BOB, commit_other, root)
+
+
+def test_what_another_user_left_when_killed(folder):
+    """Bob goes on where Alice was killed, at each step: with her locks and hint, and deletes what she had staged."""
+
+    def killed_as_alice(root: Path, step: int) -> None:
+        become(ALICE)
+        commit_with_signal(str(root), step, 9, "fsync", bytes(300_000))
+
+    for step in range(200):
+        root = make_root(folder, name=f"{step}.tx")
+        with forked(killed_as_alice, root, step) as alice:
+            status = status_of(alice)
+        run_as(BOB, commit_other, root)
+        repo = txstore.Repository(root)
+        assert repo.head().message == "other"
+        assert repo.verify().faults == []
+        assert not repo.engine.storage.list(".staging")
+        if not os.WIFSIGNALED(status):
+            break
+    assert status == 0
+    assert step > 15
+
+
+def test_an_orphan_of_another_user_is_moved_aside(folder):
+    root = make_root(folder)
+    run_as(ALICE, commit_as_now, root, 4)
+    os.unlink(root / "commits/main/0000000002")
+    os.unlink(root / "heads/main")
+    run_as(BOB, commit_other, root)
+    run_as(BOB, commit_as_now, root, 2)
+    assert [commit.slot for commit in txstore.Repository(root).log()] == [4, 3, 2, 1, 0]
+    assert len(list((root / "commits/main").glob("0000000003.orphan-*"))) == 1
+
+
+def commit_as_now(root: Path, times: int) -> None:
+    repo = txstore.Repository(root, durability="none")
+    for i in range(times):
+        with repo.begin() as transaction:
+            transaction[f"{os.getuid()}/{i}"] = b"1"

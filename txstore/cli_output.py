@@ -1,0 +1,82 @@
+"""How commands print, as text for people and as JSON for scripts, and how they fail."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any, NoReturn, ParamSpec
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from txstore.commits import Commit
+from txstore.errors import TxStoreError
+
+P = ParamSpec("P")
+
+#: Columns where the output is no terminal: nothing is folded, so that each row is one line.
+_WIDE = 100_000
+
+PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on the standard output.")]
+
+
+def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Show what went wrong as one line on the standard error, and exit with status 1."""
+
+    @functools.wraps(command)
+    def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except BrokenPipeError:
+            raise  # the reader of our output has left; click ends quietly
+        except (TxStoreError, OSError, ValueError, ModuleNotFoundError) as error:
+            _fail(error)
+
+    return reporting
+
+
+def _fail(error: Exception) -> NoReturn:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        told = f"{error.filename}: {error.strerror}"
+    else:
+        told = str(error) or type(error).__name__
+    typer.echo(f"txstore: {printable(' '.join(told.split()))}", err=True)
+    raise typer.Exit(1)
+
+
+def commit_as_dict(commit: Commit) -> dict[str, Any]:
+    return asdict(commit) | {"time": commit.time.isoformat()}
+
+
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def new_console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    return console
+
+
+def new_table(*columns: str) -> Table:
+    """Return a table; a column whose name ends in `>` is aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    return table
+
+
+def as_text(content: str) -> Text:
+    return Text(printable(content))
+
+
+def printable(content: str) -> str:
+    """Show control characters by their escapes: what a repository says must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in content)
