@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import txstore
-from benchmarks import arrays, commits, following, large, locks, processes
+from benchmarks import arrays, commits, following, large, locks, processes, readers
 from benchmarks.harness import Row, Setting
 from txstore._native import index, local
 
@@ -32,6 +32,7 @@ BENCHMARKS = {
     **following.BENCHMARKS,
     **locks.BENCHMARKS,
     **processes.BENCHMARKS,
+    **readers.BENCHMARKS,
 }
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 _objects: weakref.WeakSet[Forked] = weakref.WeakSet()
@@ -43,15 +45,23 @@ def watch(thing: Forked) -> None:
     _objects.add(thing)
 
 
+def _all(things: weakref.WeakSet[T]) -> list[T]:
+    while True:
+        try:
+            return list(things)
+        except RuntimeError:  # another thread has just made one
+            continue
+
+
 def _before() -> None:
-    for thing in list(_objects):
+    for thing in _all(_objects):
         thing.before_fork()
 
 
 def _after_in_child() -> None:
-    for lock in list(_locks):
+    for lock in _all(_locks):
         lock._at_fork_reinit()  # type: ignore[attr-defined]
-    for thing in list(_objects):
+    for thing in _all(_objects):
         thing.after_fork_in_child()
 
 

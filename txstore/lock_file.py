@@ -129,6 +129,7 @@ class LockFile:
                 os.close(descriptor)
 
     def abandon(self) -> None:
+        self._mutex = threading.RLock()  # another thread of the parent may have had it
         self.is_inherited = True
         self._close()
 

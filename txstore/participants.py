@@ -43,6 +43,7 @@ class Tail:
         self.path = names.staging_path(transaction, participant)
         self.about: dict[str, Any] = {}  # what it says of itself
         self.is_sealed = False
+        self.unfinished: Frame | None = None  # what it is writing, or died writing
         self.end = format.HEAD_SIZE  # of the frames that were read
         self._commits = commits
         self._sequence = 0
@@ -81,8 +82,12 @@ class Tail:
                 yield self._take(waiting)
             waiting = frame
             position, sequence = frame.end, sequence + 1
+        self.unfinished = None
         if waiting is not None and self._is_complete(waiting):
             yield self._take(waiting)
+        elif waiting is not None:
+            self.is_sealed = False
+            self.unfinished = waiting if waiting.kind == format.FRAME_VALUE else None
 
     def _check_head(self) -> bool:
         try:

@@ -1,9 +1,9 @@
 """Chunk-key locks as byte ranges of `locks/chunks`: where processes can't share memory, or there is no C.
 
 Behind the LIVE locks each slot has two bytes. Its SLOT byte is locked by whoever holds the slot. Its WAITING byte is
-locked, shared, by those who wait for it: a process that has just released a slot and wants it again lets them go first,
-once; else one that hardly ever lets go would starve the others, who can only look now and then. Neighbouring slots are
-locked in one call. What a process held that died is free at once, and nobody learns of it.
+locked, shared, by those who wait for it: a process that has just released a slot and wants it again leaves it to them
+for a moment; else one that hardly ever lets go would starve the others, who can only look now and then. Neighbouring
+slots are locked in one call. What a process held that died is free at once, and nobody learns of it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RangeLocks:
         released = self._released
         if released.keys().isdisjoint(run):
             return 0
-        until = max(released.pop(slot, 0.0) for slot in run) + _COURTESY
+        until = max(released.get(slot, 0.0) for slot in run) + _COURTESY
         return until if until > time.monotonic() and self._is_wanted(run) else 0
 
     def _is_wanted(self, run: range) -> bool:

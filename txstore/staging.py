@@ -470,6 +470,8 @@ class Staging(Hierarchy):
             self._is_closed = True
         broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other))
         lost_keys = self.staged.of_participants(lost)
+        unfinished = (frame for number in lost if (frame := self._tails[number].unfinished) is not None)
+        lost_keys += sorted({frame.key.decode() for frame in unfinished if self._is_undone(frame)}.difference(lost_keys))
         if lost_keys and not allow_lost:
             raise ParticipantLostError(list(lost.values()), lost_keys)
         if broken:
@@ -478,6 +480,11 @@ class Staging(Hierarchy):
                 reason="several processes of this transaction wrote these keys without knowing of each other's writes "
                 "(lock them: `with store.lock(path, selection)`)",
             )
+
+    def _is_undone(self, unfinished: Frame) -> bool:
+        """Tell whether nobody has done since what a process died doing."""
+        link = self.staged.get(unfinished.key.decode())
+        return link is None or link.place == unfinished.seen
 
     def close_to_all(self) -> None:
         """Let nobody stage any more into a transaction with a name. Raises `TransactionStateError` if it has ended."""
@@ -613,7 +620,8 @@ class Staging(Hierarchy):
                     self.leave()
                 else:
                     self.attached -= 1
-                    self.seal()
+                    if self.attached <= 0:
+                        self.seal()
             return
         self.attached -= 1
         try:
@@ -652,6 +660,8 @@ def _seal_at_exit(staging: Staging) -> None:
 
 def _seal_all() -> None:
     ending = sys.exc_info()[1]
+    if ending is None and not hasattr(sys, "ps1"):  # else it says what was raised at the prompt
+        ending = getattr(sys, "last_value", None)
     if ending is not None and not (isinstance(ending, SystemExit) and not ending.code):
         return  # the work was broken off
     for staging in list(_participants):

@@ -1,13 +1,13 @@
 /*
- * The lock table's plain C under stress: processes of several threads that lock, write, unlock, park, give up, fork, are
- * stopped and are killed. Meant to be built with a sanitizer (make sanitize); it fails by itself, too.
+ * The lock table's plain C under stress: processes of several threads that lock, write, unlock, park, give up, fork,
+ * are stopped and are killed. Meant to be built with a sanitizer (make sanitize); it fails by itself, too.
  *
  *     lock_stress FILE SECONDS [SEED]
  *
  * Who holds a word's lock writes his stamp into its place of a shared array, with ordinary stores, so that the thread
- * sanitizer sees whether the locks order them. A place that is stamped when its word is granted was left by one who died:
- * the grant must be dirty. Every system call and every compare-and-swap of the code under test is delayed at random:
- * without that, processes are hardly ever killed between two steps that have to stay apart.
+ * sanitizer sees whether the locks order them. A place that is stamped when its word is granted was left by one who
+ * died: the grant must be dirty. Every system call and every compare-and-swap of the code under test is delayed at
+ * random: without that, processes are hardly ever killed between two steps that have to stay apart.
  */
 
 #ifndef _GNU_SOURCE
@@ -30,9 +30,18 @@
 
 static void delay(void);
 
-/* Macros do not expand within themselves: these are the real calls, with delays around them. */
-#define fcntl(...) __extension__({ delay(); int result_ = fcntl(__VA_ARGS__); int saved_ = errno; delay(); errno = saved_; result_; })
-#define syscall(...) __extension__({ delay(); long result_ = syscall(__VA_ARGS__); int saved_ = errno; delay(); errno = saved_; result_; })
+/* Macros do not expand within themselves: what is called here is the real thing. */
+#define DELAYED(type, call) \
+    __extension__({ \
+        delay(); \
+        type result_ = call; \
+        int error_ = errno; \
+        delay(); \
+        errno = error_; \
+        result_; \
+    })
+#define fcntl(...) DELAYED(int, fcntl(__VA_ARGS__))
+#define syscall(...) DELAYED(long, syscall(__VA_ARGS__))
 #define __atomic_compare_exchange_n(...) (delay(), __atomic_compare_exchange_n(__VA_ARGS__))
 
 #include "lock_held.h"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import struct
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,7 +50,58 @@ def open_table(path: object, **options: Any) -> Any:
 
 def take_byte(fd: int, byte: int) -> None:
     """Take one of the file's byte locks as a process of its own would: an open file description is one."""
+    import fcntl
+
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+
+
+def is_free(table: Any, keys: str | list[str]) -> bool:
+    """Could another owner of this process have them all?"""
+    other = table.owner()
+    try:
+        other.acquire(keys, 0)
+    except TimedOut:
+        return False
+    finally:
+        other.close()
+    return True
+
+
+def descriptors_of(path: object) -> list[int]:
+    """This process's descriptors of the file, or of what lies beside it under a longer name."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found += [int(fd)] if os.readlink(f"/proc/self/fd/{fd}").startswith(str(path)) else []
+        except FileNotFoundError:  # of the listing itself
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def run_threads(*functions: Callable[[], object]) -> None:
+    """Run a thread for each, and fail if one raises or does not end."""
+    failures: list[BaseException] = []
+
+    def run(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - the test is told
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+    assert failures == []
 
 
 class Client:

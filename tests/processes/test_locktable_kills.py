@@ -16,7 +16,6 @@ import mmap
 import os
 import random
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -163,7 +162,7 @@ def work(folder: Path, number: int, workers: int, parent: int) -> None:
         threading.Thread(target=repeat, args=(Worker(shared, number, table),), daemon=True).start()
         worker = Worker(shared, number, table)
         while os.getppid() == parent:
-            for _ in range(20):
+            for _ in range(3):
                 worker.transact()
             if worker.chance.random() < 0.2:
                 worker.fork()
@@ -207,7 +206,9 @@ def drive(folder_name: str, first: int, count: int, workers: int, rounds: int) -
     print(json.dumps({"kills": rounds, "pid": parent}))
 
 
-DRIVER = "import sys; from tests.processes.test_locktable_kills import drive; drive(sys.argv[1], *map(int, sys.argv[2:]))"
+DRIVER = (
+    "import sys; from tests.processes.test_locktable_kills import drive; drive(sys.argv[1], *map(int, sys.argv[2:]))"
+)
 
 
 def torture(folder: Path, prefixes: list[list[str]]) -> Shared:

@@ -38,12 +38,15 @@ def test_refused_while_another_process_is_attached(repo: txstore.Repository, end
     with ranks(1, repo) as (rank,):
         rank.do("join")
         rank.do("put", "a")
+        storage = watch(repo)
         store = repo.transaction(name=NAME)
+        del storage.calls[:]
         for _ in range(2):
             with pytest.raises(TransactionStateError, match=f"process {rank.process.pid}") as error:
                 getattr(store, end)()
             assert error.value.state == "open"
-            rank.do("put", "b")  # it is not disturbed
+            rank.do("put", "b")
+        assert storage.named("rename_noreplace") == []  # it was not even disturbed
         with rank.stopped(), pytest.raises(TransactionStateError, match="have left"):
             getattr(store, end)()
         rank.do("leave")
@@ -128,6 +131,58 @@ def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> Non
     assert content(repo) == KEYS
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: str, monkeypatch: Any) -> None:
+    """What is held then is a file without a name, which says nothing."""
+    transaction = stage_all(repo)
+    late = repo.engine.existing(NAME)
+    real, hooks = txstore.storage._hold, [lambda: getattr(txstore.Repository(repo.url).engine.existing(NAME), end)()]
+
+    def interrupted(descriptor: int, *, wait: bool = False) -> bool:
+        if hooks and not wait:
+            hooks.pop()()
+        return real(descriptor, wait=wait)
+
+    monkeypatch.setattr(txstore.storage, "_hold", interrupted)
+    with pytest.raises(TransactionStateError, match="has ended"):
+        late.commit()
+    assert (repo.head() is not None) == (end == "commit")
+    if end == "commit":
+        assert is_committed(repo, transaction)
+        assert content(repo) == KEYS
+    assert_tidy(repo)
+
+
+def test_the_name_is_freed_under_the_lock_that_it_is_given_under(repo: txstore.Repository) -> None:
+    """Else the one who has just begun the next transaction of this name could lose it."""
+    stage_all(repo)
+    storage, freed = watch(repo), []
+
+    def look(path: str) -> None:
+        if path == names.named_path(NAME):
+            freed.append(repo.engine.storage.is_held(names.STAGING_LOCK))
+
+    storage.before["delete"] = look
+    repo.engine.existing(NAME).commit()
+    assert freed == [True]
+
+
+def test_it_ends_while_another_joins(repo: txstore.Repository) -> None:
+    """Who has found it, and comes too late, begins the next one."""
+    transaction = stage_all(repo)
+    storage = watch(repo)
+    endings = [lambda: txstore.Repository(repo.url).engine.existing(NAME).commit()]
+    storage.before["create"] = lambda path: endings.pop()() if endings else None
+    store = repo.transaction(name=NAME)
+    assert endings == []
+    assert store.mapping.id != transaction
+    assert store["a"] == value_of("a")  # it is based on the commit
+    store["d"] = value_of("d")
+    store.commit()
+    assert content(repo) == [*KEYS, "d"]
+    assert_tidy(repo)
+
+
 # --- after the end
 
 
@@ -198,6 +253,14 @@ def test_other_commits_do_not_disturb_it(repo: txstore.Repository) -> None:
 # --- whoever ends it dies
 
 
+class BeforeEachChange(BeforeEach):
+    """The same hook before every call but those that only look."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        looks = ("read", "exists", "list", "is_held", "map", "file.read")
+        return (lambda *_: None) if name.startswith(looks) else super().get(name, default)
+
+
 def end_and_die(url: str, end: str, step: int) -> None:
     """End the transaction, and be killed before step `step`, counted from 0."""
     repo = txstore.Repository(url)
@@ -207,7 +270,7 @@ def end_and_die(url: str, end: str, step: int) -> None:
         if next(steps) == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    watch(repo).before = BeforeEach(kill)
+    watch(repo).before = BeforeEachChange(kill)
     transaction = repo.engine.existing(NAME) if end == "rollback" else repo.transaction(name=NAME)
     getattr(transaction, end)()
 
@@ -266,8 +329,7 @@ def test_the_committer_is_killed_at_each_step(open_repo: Any) -> None:
             break
     assert not killed
     assert outcomes == sorted(outcomes)  # from one step on, it is committed
-    print(outcomes)
-    assert outcomes.count(False) > 20
+    assert outcomes.count(False) > 10
     assert outcomes.count(True) > 5
 
 
@@ -291,7 +353,6 @@ def test_the_one_who_rolls_back_is_killed_at_each_step(open_repo: Any) -> None:
             break
     assert not killed
     assert outcomes == sorted(outcomes)
-    print(outcomes)
     assert outcomes.count(False) > 5
     assert outcomes.count(True) > 5
 
@@ -300,7 +361,7 @@ def test_the_one_who_rolls_back_is_killed_at_each_step(open_repo: Any) -> None:
 def test_those_who_go_on_are_killed_too(open_repo: Any) -> None:
     """Three in a row die at steps by chance, while they commit, or roll back."""
     chance = random.Random("named")
-    for number in range(40):
+    for number in range(30):
         repo = open_repo(f"{number}.tx")
         transaction = stage_all(repo)
         rolled_back = False
@@ -309,7 +370,7 @@ def test_those_who_go_on_are_killed_too(open_repo: Any) -> None:
                 break
             end = chance.choice(["commit", "commit", "rollback"])
             rolled_back = end == "rollback"
-            die_while(repo, end, chance.randrange(20 if rolled_back else 75))
+            die_while(repo, end, chance.randrange(10 if rolled_back else 35))
         committed = is_committed(repo, transaction)
         store = txstore.Repository(repo.url).transaction(name=NAME)
         there = store.mapping.id == transaction
@@ -329,6 +390,8 @@ def test_one_who_was_attached_learns_of_a_commit(repo: txstore.Repository) -> No
     with forked(end_and_die_after_commit, repo.url) as child:
         status_of(child)
     assert is_committed(repo, transaction)
+    with pytest.raises(TransactionStateError, match="no transaction"):
+        repo.engine.existing(NAME)
     with pytest.raises(TransactionStateError, match=f"has committed it, as main@0 .{transaction}") as error:
         late.commit()
     assert error.value.state == "ended"
@@ -366,7 +429,7 @@ def test_a_disk_that_fails_at_each_step(open_repo: Any) -> None:
         failing = txstore.Repository(repo.url)
         store = failing.transaction(name=NAME)
         steps = itertools.count()
-        watch(failing).before = BeforeEach(
+        watch(failing).before = BeforeEachChange(
             once(OSError(5, "broken"), lambda *_, steps=steps, at=step: next(steps) == at)
         )
         unknown = False
@@ -387,7 +450,7 @@ def test_a_disk_that_fails_at_each_step(open_repo: Any) -> None:
         assert content(repo) == [*KEYS, "next"]
         if done:
             break
-    assert step > 30
+    assert step > 15
 
 
 # --- durability
@@ -402,7 +465,8 @@ def test_that_it_was_begun_survives_power_loss(open_repo: Any, durability: str, 
 
     def noting(path: str, content: bytes, *, durable: bool) -> None:
         real(path, content, durable=durable)
-        written.append((path, durable))
+        if path.startswith(names.STAGING):
+            written.append((path, durable))
 
     with repo.transaction() as store:
         store["a"] = value_of("a")
@@ -445,6 +509,20 @@ def test_a_part_that_could_not_be_synced_is_not_sealed(repo: txstore.Repository,
     with pytest.raises(txstore.ParticipantLostError):
         repo.transaction(name=NAME).commit()
     repo.transaction(name=NAME).rollback()
+
+
+def test_a_failed_sync_is_not_tried_again(repo: txstore.Repository) -> None:
+    """I9: the system tells of the loss once."""
+    storage = watch(repo)
+    transaction = repo.transaction(name=NAME).mapping
+    transaction["a"] = value_of("a")
+    storage.before["file.sync"] = once(OSError(5, "lost"))
+    with pytest.raises(OSError, match="lost"):
+        transaction.seal()
+    transaction.seal()
+    transaction.leave()
+    with pytest.raises(txstore.ParticipantLostError):
+        repo.transaction(name=NAME).commit()
 
 
 def test_a_rollback_is_durable_before_anything_is_deleted(repo: txstore.Repository) -> None:

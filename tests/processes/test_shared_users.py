@@ -248,6 +248,8 @@ def test_nobody_meets_what_has_no_permissions_yet(folder, number):
                 with pytest.raises(AssertionError, match="PermissionError"):
                     run_as(BOB, commit_other, root)
                 run_as(ALICE, commit_as_now, root, 1)
+            if os.WIFSTOPPED(status) and (root / "locks" / "commit").exists():
+                os.kill(alice, signal.SIGCONT)  # she may hold it
             run_as(BOB, commit_other, root)
             if os.WIFSTOPPED(status):
                 os.kill(alice, signal.SIGCONT)
@@ -275,9 +277,16 @@ def test_what_can_not_be_opened_yet_is_held(folder):
     def is_held() -> bool:
         return txstore.Repository(root).engine.storage.is_held(f".staging/{path.name}")
 
+    def reclaim() -> None:
+        txstore.Repository(root).engine.storage.reclaim(f".staging/{path.name}")
+
     assert run_as(BOB, is_held)
     assert not run_as(ALICE, is_held)
+    run_as(BOB, reclaim)
     run_as(BOB, commit_other, root)
+    assert path.exists()
+    run_as(ALICE, reclaim)
+    assert not path.exists()
 
 
 def test_what_another_user_left_when_killed(folder):

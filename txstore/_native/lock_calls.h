@@ -13,11 +13,11 @@
 #include "lock_members.h"
 
 enum { FEW_KEYS = 16, FEW_SIBLINGS = 16, DIGIT_BITS = 11 };
-#define KEY_WAS_DIRTY 0x80000000u
 
 typedef struct {
     uint32_t slot;
-    uint32_t index; /* in the keys as given, and once it is taken, KEY_WAS_DIRTY */
+    uint32_t index;      /* in the keys as given */
+    uint32_t taken_from; /* once it is taken: the owner before, WORD_FREE if it was ours already */
 } call_key;
 
 typedef struct {
@@ -73,7 +73,8 @@ sort_few(call_key *order, Py_ssize_t count)
     }
 }
 
-/* By digits: the rows of an array are sorted runs in an order of their own, where comparing costs several times more. */
+/* By digits: the rows of an array are sorted runs in an order of their own, where comparing costs several times
+ * more. */
 static inline int
 sort_many(call_key *order, Py_ssize_t count, unsigned slot_bits)
 {
@@ -138,7 +139,7 @@ drop_repeated(lock_call *call)
 static PyObject *
 call_item(const lock_call *call, Py_ssize_t at)
 {
-    return call->items[call->order[at].index & ~KEY_WAS_DIRTY];
+    return call->items[call->order[at].index];
 }
 
 /* Where the keys of other slots begin. */
@@ -173,6 +174,7 @@ call_order(lock_call *call, const lock_table *table)
             return -1;
         }
         call->order[i].index = (uint32_t)i;
+        call->order[i].taken_from = WORD_FREE;
         ascends = ascends && (i == 0 || call->order[i - 1].slot < call->order[i].slot);
     }
     if (ascends) {
@@ -322,8 +324,8 @@ timeout_ns(PyObject *object, int64_t *timeout)
     return 0;
 }
 
-/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS function into `values`, by the names of its parameters; NULL for
- * one that was not given. The first `required` have to be. */
+/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS function into `values`, by the names of its parameters;
+ * NULL for one that was not given. The first `required` have to be. */
 static inline int
 sort_arguments(const char *function, const char *const *parameters, Py_ssize_t most, Py_ssize_t required,
                PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **values)
@@ -343,8 +345,8 @@ sort_arguments(const char *function, const char *const *parameters, Py_ssize_t m
             at++;
         }
         if (at == most || values[at] != NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() got %s argument '%U'", function, at == most ? "an unexpected" : "a second",
-                         name);
+            const char *which = at == most ? "an unexpected" : "a second";
+            PyErr_Format(PyExc_TypeError, "%s() got %s argument '%U'", function, which, name);
             return -1;
         }
         values[at] = args[count + i];

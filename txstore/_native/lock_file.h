@@ -7,9 +7,10 @@
  * descriptor, however its process ended, and are the kernel's own truth in every container that shares the volume. Two
  * threads that use one descriptor do not exclude each other by them.
  *
- * FORK duplicates descriptors: an OFD lock outlives its holder in a child that keeps its copy. So every descriptor here is
- * tracked, from its birth on, and closed in the child before fork() returns there. Closed, never unlocked: the lock is the
- * parent's. For the same reason no mapping is made from such a descriptor: a mapping keeps the open file description, too.
+ * FORK duplicates descriptors: an OFD lock outlives its holder in a child that keeps its copy. So every descriptor here
+ * is tracked, from its birth on, and closed in the child before fork() returns there. Closed, never unlocked: the lock
+ * is the parent's. For the same reason no mapping is made from such a descriptor: a mapping keeps the open file
+ * description, too.
  */
 
 #ifndef TXS_LOCK_FILE_H
@@ -56,8 +57,8 @@ typedef struct {
     uint8_t reserved[40];
 } member_record;
 
-_Static_assert(sizeof(lock_header) == 96 && offsetof(lock_header, boot) == 56, "the layout in _locktable.c");
-_Static_assert(sizeof(member_record) == MEMBER_SIZE && offsetof(member_record, pin) == 16, "the layout in _locktable.c");
+_Static_assert(sizeof(lock_header) == 96 && offsetof(lock_header, boot) == 56, "see _locktable.c");
+_Static_assert(sizeof(member_record) == MEMBER_SIZE && offsetof(member_record, pin) == 16, "see _locktable.c");
 
 static inline uint64_t
 lock_magic(void)

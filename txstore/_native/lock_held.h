@@ -1,9 +1,9 @@
 /*
  * A set of slots, each with a count and the key that it was first named by: what one owner holds.
  *
- * A hash table with open addressing. Slots of neighbouring chunks are neighbours; multiplied by the golden ratio they lie
- * apart, so that probing stays short, and so does closing the gap that a removal leaves. Pointers to entries hold until
- * the next insertion or removal.
+ * A hash table with open addressing. Slots of neighbouring chunks are neighbours; multiplied by the golden ratio they
+ * lie apart, so that probing stays short, and so does closing the gap that a removal leaves. Pointers to entries hold
+ * until the next insertion or removal.
  */
 
 #ifndef TXS_LOCK_HELD_H

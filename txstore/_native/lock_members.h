@@ -1,404 +1,11 @@
 /*
- * The lock table as one process sees it: opening the file, becoming a member of it, recovering the dead. No Python.
- *
- * Everything that decides whether a file may be used, or that changes more than words, happens under the INIT byte, after
- * looking whether any LIVE byte is held: a file is reset only while nobody is alive, and nobody becomes alive meanwhile.
- * A file whose header names another device and inode, within one boot, is never reset in place. It may be a copy; or it is
- * seen through an overlay, whose views share the pages and not the locks, so that the living can't be seen. Removed and
- * made anew, it serves the first case, and in the second the others find at their next fence that theirs is gone.
- *
- * Recovery: take the dead member's LIVE byte, make its words dirty, clear `in_use`, give the byte back. Looking for the
- * byte and then changing words without holding it would be wrong: its number may be taken anew in between. Whoever is
- * killed on the way leaves a member that is dead and in use, which is where the next one begins.
+ * Joining the lock table as a member, and making sure of still being one. No Python.
  */
 
 #ifndef TXS_LOCK_MEMBERS_H
 #define TXS_LOCK_MEMBERS_H
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-
-#include "lock_file.h"
-#include "lock_slots.h"
-#include "lock_words.h"
-
-typedef struct {
-    const char *path; /* the caller's */
-    uint32_t slots;
-    unsigned slot_bits;
-    uint64_t seed, device, inode;
-    size_t length;
-    lock_header *header; /* the mapping */
-    member_record *members;
-    uint32_t *words;
-    tracked_fd live; /* holds our LIVE byte; not in use: we are no member, or no longer, after a fork */
-    uint32_t member;
-    uint64_t incarnation;
-    bool recovering; /* threads share a descriptor: byte locks do not exclude them */
-} lock_table;
-
-typedef struct {
-    int error;        /* 0: none */
-    char reason[200]; /* "": what the errno says */
-} lock_fault;
-
-/* Lets a moment pass. Returns 0, or an errno to stop waiting with. */
-typedef int (*lock_pause)(void *context);
-
-/* How long INIT may be held, by whoever opens or joins: it takes milliseconds, unless that process was stopped. */
-#define INIT_PATIENCE (10000 * MILLISECOND)
-
-enum { TRY_AGAIN = -1 }; /* no errno: the file has been replaced */
-enum { ATTEMPTS = 100 };  /* a file that is replaced so often is one whose numbers can't be relied on */
-
-__attribute__((format(printf, 3, 4))) static inline int
-refuse(lock_fault *fault, int error, const char *reason, ...)
-{
-    va_list arguments;
-    va_start(arguments, reason);
-    fault->error = error;
-    (void)vsnprintf(fault->reason, sizeof fault->reason, reason, arguments);
-    va_end(arguments);
-    return error;
-}
-
-static inline int
-refuse_stale(lock_fault *fault)
-{
-    return refuse(fault, ESTALE, "the lock file was removed or replaced since it was opened: open the repository again");
-}
-
-static inline uint32_t
-own_member(const lock_table *table)
-{
-    return table->live.fd < 0 ? 0 : table->member;
-}
-
-/* ---- Recovery ---------------------------------------------------------------------------------------------------- */
-
-/* REQUIRES: the LIVE bytes of the `dead` are held. `dead` has a place for each number of a member, and none for 0. */
-static inline void
-sweep_words(lock_table *table, const bool *dead)
-{
-    for (uint32_t slot = 0; slot < table->slots; slot++) {
-        uint32_t *word = &table->words[slot];
-        uint32_t value = __atomic_load_n(word, __ATOMIC_RELAXED);
-        while (value != 0 && dead[member_of(value)]) {
-            if (word_swap(word, &value, WORD_DIRTY)) {
-                if ((value & WORD_WAITERS) != 0) {
-                    word_wake(word, INT_MAX, SLEEPS_ANY);
-                }
-                break;
-            }
-        }
-    }
-}
-
-static inline bool
-is_alive(const lock_table *table, int fd, uint32_t member)
-{
-    return member == own_member(table) || bytes_are_held(fd, LIVE_BYTE(member), 1);
-}
-
-/* Recovers those of the members `first` to `last` that are dead and in use, or all that are dead if `first` is `last`.
- * Returns how many. 0 also if another thread of this process is about it. */
-static inline unsigned
-recover_members(lock_table *table, int fd, uint32_t first, uint32_t last)
-{
-    if (__atomic_exchange_n(&table->recovering, true, __ATOMIC_ACQUIRE)) {
-        return 0;
-    }
-    bool dead[MEMBERS + 1] = {false};
-    unsigned count = 0;
-    for (uint32_t member = first; member <= last; member++) {
-        bool in_use = __atomic_load_n(&table->members[member].in_use, __ATOMIC_ACQUIRE) != 0;
-        if ((in_use || first == last) && !is_alive(table, fd, member) && take_byte(fd, LIVE_BYTE(member)) == 0) {
-            dead[member] = true;
-            count++;
-        }
-    }
-    if (count > 0) {
-        sweep_words(table, dead);
-    }
-    for (uint32_t member = first; count > 0 && member <= last; member++) {
-        if (dead[member]) {
-            __atomic_store_n(&table->members[member].pin, 0, __ATOMIC_RELAXED);
-            __atomic_store_n(&table->members[member].in_use, 0, __ATOMIC_RELEASE);
-            give_byte(fd, LIVE_BYTE(member));
-        }
-    }
-    __atomic_store_n(&table->recovering, false, __ATOMIC_RELEASE);
-    return count;
-}
-
-/* A word_recover. REQUIRES: we are a member. */
-static inline bool
-recover_holder(void *context, uint32_t member)
-{
-    lock_table *table = context;
-    return member != 0 && member != own_member(table) && recover_members(table, table->live.fd, member, member) > 0;
-}
-
-/* ---- The file ---------------------------------------------------------------------------------------------------- */
-
-static inline bool
-path_leads_to(const char *path, uint64_t device, uint64_t inode)
-{
-    struct stat status;
-    return stat(path, &status) == 0 && (uint64_t)status.st_dev == device && (uint64_t)status.st_ino == inode;
-}
-
-/* Empty where /proc is missing: then every boot is one. */
-static inline void
-read_boot_id(char boot[40])
-{
-    memset(boot, 0, 40);
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        if (read(fd, boot, BOOT_ID_LENGTH) != BOOT_ID_LENGTH) {
-            memset(boot, 0, 40);
-        }
-        close(fd);
-    }
-}
-
-static inline bool
-slots_are_possible(uint64_t slots)
-{
-    return slots >= UINT64_C(1) << LEAST_SLOT_BITS && slots <= UINT64_C(1) << MOST_SLOT_BITS && (slots & (slots - 1)) == 0;
-}
-
-static inline size_t
-length_of_table(uint32_t slots)
-{
-    return WORDS_OFFSET + (size_t)slots * sizeof(uint32_t);
-}
-
-static inline int
-take_init_byte(int fd, lock_pause pause, void *context, lock_fault *fault)
-{
-    int64_t deadline = now_ns() + INIT_PATIENCE;
-    for (;;) {
-        int error = take_byte(fd, INIT_BYTE);
-        if (error != EAGAIN) {
-            return error;
-        }
-        if (now_ns() >= deadline) {
-            return refuse(fault, ETIMEDOUT, "another process has been opening the lock file for 10 s: was it stopped?");
-        }
-        error = pause(context);
-        if (error != 0) {
-            return error;
-        }
-    }
-}
-
-typedef enum { FILE_FITS, FILE_IS_VACANT, FILE_IS_FOREIGN, FILE_IS_REFUSED } file_verdict;
-
-/* Reads the header and decides what is to be done with the file. REQUIRES: the INIT byte. */
-static inline file_verdict
-examine_file(const tracked_fd *file, lock_header *header, lock_fault *fault)
-{
-    char boot[40];
-    struct stat status;
-    read_boot_id(boot);
-    memset(header, 0, sizeof *header);
-    if (pread(file->fd, header, sizeof *header, 0) < 0 || fstat(file->fd, &status) != 0) {
-        fault->error = errno;
-        return FILE_IS_REFUSED;
-    }
-    bool vacant = !bytes_are_held(file->fd, LIVE_BYTE(1), MEMBERS);
-    file_verdict vacant_as = FILE_IS_VACANT;
-    int error = 0;
-    if (header->magic != lock_magic()) {
-        error = refuse(fault, EINVAL, "processes are using this file, but it is no lock file any more");
-    } else if (header->version != LOCK_VERSION) {
-        error = refuse(fault, EPROTO,
-                       "processes are using this lock file in version %u, this one knows version %u: "
-                       "use one release of txstore, or wait until they have ended",
-                       header->version, LOCK_VERSION);
-    } else if (header->kind != KIND_TABLE) {
-        error = refuse(fault, EAGAIN, "processes are using this lock file as kind %u, not as a table (kind %u)",
-                       header->kind, KIND_TABLE);
-    } else if (memcmp(header->boot, boot, sizeof boot) != 0) {
-        error = refuse(fault, EXDEV, "processes of another machine, or from before a restart, are using this lock file");
-    } else if (header->device != file->device || header->inode != file->inode) {
-        error = refuse(fault, EXDEV,
-                       "processes are using this lock file by way of another mount: an overlay shares memory, not locks. "
-                       "Use one path to the repository everywhere");
-        vacant_as = FILE_IS_FOREIGN;
-    } else if (!slots_are_possible(header->slots) || (uint64_t)status.st_size < length_of_table(header->slots)) {
-        error = refuse(fault, EINVAL, "processes are using this lock file, but it was cut off or overwritten");
-    }
-    if (error == 0) {
-        return FILE_FITS;
-    }
-    if (vacant) {
-        memset(fault, 0, sizeof *fault);
-        return vacant_as;
-    }
-    return FILE_IS_REFUSED;
-}
-
-/* Makes an empty table of the mapping. REQUIRES: the INIT byte, and nobody alive. */
-static inline void
-reset_file(lock_table *table, uint64_t epoch)
-{
-    lock_header *header = table->header;
-    /* Without magic until all is done: a crash in between leaves a vacant file. */
-    (void)__atomic_exchange_n(&header->magic, 0, __ATOMIC_ACQ_REL);
-    /* Incarnations go on, whatever they are: they only have to differ. */
-    for (uint32_t member = 0; member <= MEMBERS; member++) {
-        table->members[member].in_use = table->members[member].pid = 0;
-        table->members[member].pin = 0;
-    }
-    for (uint32_t slot = 0; slot < table->slots; slot++) {
-        if (table->words[slot] != 0) { /* reading does not make a page dirty */
-            table->words[slot] = 0;
-        }
-    }
-    header->version = LOCK_VERSION;
-    header->kind = KIND_TABLE;
-    header->slots = table->slots;
-    header->reserved = 0;
-    header->seed = table->seed;
-    header->epoch = epoch;
-    header->device = table->device;
-    header->inode = table->inode;
-    read_boot_id(header->boot);
-    __atomic_store_n(&header->magic, lock_magic(), __ATOMIC_RELEASE);
-}
-
-/* Sees to it that the whole file has space on the disk: else touching the mapping on a full disk would be a SIGBUS. */
-static inline int
-allocate_file(int fd, size_t length)
-{
-    static const uint8_t zeros[65536];
-    struct stat status;
-    int error;
-    if (fstat(fd, &status) != 0) {
-        return errno;
-    }
-    if ((uint64_t)status.st_size >= length && (uint64_t)status.st_blocks * 512 >= length) {
-        return 0; /* a full disk may refuse what is there already */
-    }
-    do {
-        error = fallocate(fd, 0, 0, (off_t)length) == 0 ? 0 : errno;
-    } while (error == EINTR);
-    if (error != EOPNOTSUPP && error != ENOSYS) {
-        return error;
-    }
-    for (size_t at = (size_t)status.st_size; at < length;) {
-        size_t part = length - at < sizeof zeros ? length - at : sizeof zeros;
-        ssize_t written = pwrite(fd, zeros, part, (off_t)at);
-        if (written < 0 && errno != EINTR) {
-            return errno;
-        }
-        at += written < 0 ? 0 : (size_t)written;
-    }
-    return 0;
-}
-
-static inline int
-map_file(lock_table *table)
-{
-    tracked_fd file = {.fd = -1};
-    int error = tracked_open(&file, table->path, 0, 0);
-    if (error != 0) {
-        return error;
-    }
-    if (file.device != table->device || file.inode != table->inode) {
-        error = TRY_AGAIN;
-    }
-    if (error == 0) {
-        error = allocate_file(file.fd, table->length);
-    }
-    if (error == 0) {
-        uint8_t *base = mmap(NULL, table->length, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
-        error = base == MAP_FAILED ? errno : 0;
-        if (error == 0) {
-            table->header = (lock_header *)base;
-            table->members = (member_record *)(base + MEMBERS_OFFSET);
-            table->words = (uint32_t *)(base + WORDS_OFFSET);
-        }
-    }
-    tracked_close(&file);
-    return error;
-}
-
-/* REQUIRES: the INIT byte of `file`. */
-static inline int
-open_examined(lock_table *table, const tracked_fd *file, uint32_t slots, unsigned mode, lock_fault *fault)
-{
-    lock_header header;
-    file_verdict verdict = examine_file(file, &header, fault);
-    if (verdict == FILE_IS_REFUSED) {
-        return fault->error;
-    }
-    if (verdict == FILE_IS_FOREIGN) {
-        return unlink(table->path) == 0 || errno == ENOENT ? TRY_AGAIN : errno;
-    }
-    bool fits = verdict == FILE_FITS;
-    table->slots = fits ? header.slots : slots;
-    table->seed = fits ? header.seed : LOCK_SEED;
-    table->slot_bits = (unsigned)__builtin_ctz(table->slots);
-    table->length = length_of_table(table->slots);
-    table->device = file->device;
-    table->inode = file->inode;
-    if (!fits && header.magic == 0) {
-        /* Not yet anybody's file: whatever the umask, others are to open it. Only its maker may; to others it is refused. */
-        (void)fchmod(file->fd, mode);
-    }
-    int error = map_file(table);
-    if (error == 0 && !fits) {
-        reset_file(table, header.epoch + 1);
-    }
-    return error;
-}
-
-/* Opens the file, makes it if it is missing. Returns 0, or the errno that is in `fault`. */
-static inline int
-lock_table_open(lock_table *table, const char *path, uint32_t slots, unsigned mode, lock_pause pause, void *context,
-                lock_fault *fault)
-{
-    memset(fault, 0, sizeof *fault);
-    *table = (lock_table){.path = path, .live.fd = -1};
-    int error;
-    int attempts = 0;
-    do {
-        tracked_fd file = {.fd = -1};
-        error = tracked_open(&file, path, 0, 0);
-        if (error == ENOENT) { /* only now: O_CREAT on a file of another user may be refused */
-            error = tracked_open(&file, path, O_CREAT, mode);
-        }
-        if (error == 0) {
-            error = take_init_byte(file.fd, pause, context, fault);
-            if (error == 0) {
-                error = path_leads_to(path, file.device, file.inode)
-                            ? open_examined(table, &file, slots, mode, fault)
-                            : TRY_AGAIN;
-                give_byte(file.fd, INIT_BYTE);
-            }
-            tracked_close(&file);
-        }
-    } while (error == TRY_AGAIN && ++attempts < ATTEMPTS);
-    fault->error = error == TRY_AGAIN ? refuse_stale(fault) : error;
-    return fault->error;
-}
-
-/* REQUIRES: we are no member, and no thread uses the table. */
-static inline void
-lock_table_unmap(lock_table *table)
-{
-    if (table->header != NULL) {
-        munmap(table->header, table->length);
-        table->header = NULL;
-    }
-}
-
-/* ---- Membership -------------------------------------------------------------------------------------------------- */
+#include "lock_open.h"
 
 /* Takes the LIVE byte of a member that nobody is. REQUIRES: the INIT byte of `file`. */
 static inline int
@@ -426,7 +33,8 @@ claim_member(lock_table *table, const tracked_fd *file, uint32_t *member, lock_f
         __atomic_store_n(&record->in_use, 1, __ATOMIC_RELEASE);
         return 0;
     }
-    return refuse(fault, EUSERS, "all %d places for processes in the lock file are taken: wait until some have ended", MEMBERS);
+    return refuse(fault, EUSERS, "all %d places for processes in the lock file are taken: wait until some have ended",
+                  MEMBERS);
 }
 
 /* REQUIRES: the INIT byte of `file`. */
@@ -439,6 +47,10 @@ join_examined(lock_table *table, const tracked_fd *file, uint32_t *member, lock_
         return fault->error;
     }
     if (verdict == FILE_IS_VACANT) {
+        int error = allocate_file(file->fd, table->length); /* it may have been cut off: touching it would be a SIGBUS */
+        if (error != 0) {
+            return error;
+        }
         reset_file(table, header.epoch + 1);
     } else if (verdict == FILE_IS_FOREIGN || header.slots != table->slots || header.seed != table->seed) {
         return refuse_stale(fault);
@@ -446,10 +58,11 @@ join_examined(lock_table *table, const tracked_fd *file, uint32_t *member, lock_
     return claim_member(table, file, member, fault);
 }
 
-/* Takes a place among the members, for lock_table_enter. Returns 0, or the errno that is in `fault`: ESTALE if the table
- * is of no more use. REQUIRES: `file` is not in use. */
+/* Takes a place among the members, for lock_table_enter. Returns 0, or the errno that is in `fault`: ESTALE if the
+ * table is of no more use. REQUIRES: `file` is not in use. */
 static inline int
-lock_table_join(lock_table *table, tracked_fd *file, uint32_t *member, lock_pause pause, void *context, lock_fault *fault)
+lock_table_join(lock_table *table, tracked_fd *file, uint32_t *member, lock_pause pause, void *context,
+                lock_fault *fault)
 {
     memset(fault, 0, sizeof *fault);
     int error = tracked_open(file, table->path, 0, 0);
@@ -471,8 +84,8 @@ lock_table_join(lock_table *table, tracked_fd *file, uint32_t *member, lock_paus
     return fault->error;
 }
 
-/* Makes this process the member that lock_table_join took, if it is none yet. Else, as two threads may join at once, or in
- * a child forked meanwhile, the place is left to be recovered. Not to be called by two threads at once. */
+/* Makes this process the member that lock_table_join took, if it is none yet. Else, as two threads may join at once,
+ * or in a child forked meanwhile, the place is left to be recovered. Not to be called by two threads at once. */
 static inline void
 lock_table_enter(lock_table *table, tracked_fd *file, uint32_t member)
 {

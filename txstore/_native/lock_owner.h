@@ -1,302 +1,24 @@
 /*
- * LockTable's fields, and Owner: what one transaction holds. LockTable's methods are in _locktable.c.
- *
- * The GIL guards every field of both. It is given up to sleep, and to ask the kernel something; whatever a thread had read
- * before is read again after that, and `busy` keeps a closed table's descriptor open as long as a thread uses it.
- *
- * Two threads may use one owner. When one gives up a word that the other waits for, as `awaited` tells, it leaves it to
- * their owner, and so to the one that waits.
+ * Owner: what one transaction holds of a LockTable.
  */
 
 #ifndef TXS_LOCK_OWNER_H
 #define TXS_LOCK_OWNER_H
 
-#include "lock_calls.h"
-#include "lock_held.h"
+#include "lock_grants.h"
 
-enum { NUMBERS = 1 << (MEMBER_SHIFT - 1) };
+/* ---- Acquiring --------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    PyObject_HEAD
-    lock_table table;
-    PyObject *path;       /* bytes: table.path lies in it */
-    PyObject *shown_path; /* as given, for errors */
-    PyObject *timed_out, *lost, *forked;
-    uint64_t *numbers; /* a bit for each number of a transaction: in use */
-    uint32_t next_number;
-    unsigned numbers_forks; /* the numbers are those of this process's membership: a child's begin anew */
-    long busy;              /* threads that use the descriptor without the GIL */
-    bool closed;
-} table_object;
-
-typedef struct {
-    PyObject_HEAD
-    table_object *owned_by;
-    uint32_t identity;
-    unsigned forks; /* the fork_count of the process that it belongs to */
-    bool closed, ever_held;
-    held_set held;    /* the count: how often it was granted */
-    held_set parked;  /* under our own `parked`, as far as we parked it */
-    held_set awaited; /* the count: threads that wait for it */
-} owner_object;
-
-typedef enum { DROPPED, NOT_HELD, HELD_NO_LONGER } drop_outcome;
-
-/* ---- Exceptions -------------------------------------------------------------------------------------------------- */
-
-/* Raises what the callable makes of the arguments, which are stolen. */
-static void
-raise_made(PyObject *callable, PyObject *arguments)
-{
-    if (arguments == NULL) {
-        return;
-    }
-    PyObject *exception = callable == NULL ? NULL : PyObject_CallObject(callable, arguments);
-    Py_DECREF(arguments);
-    if (callable == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "the lock table is being destroyed");
-    } else if (exception != NULL && !PyExceptionInstance_Check(exception)) {
-        PyErr_Format(PyExc_TypeError, "%R made no exception", callable);
-    } else if (exception != NULL) {
-        PyErr_SetObject(PyExceptionInstance_Class(exception), exception);
-    }
-    Py_XDECREF(exception);
-}
-
-/* Gives up the descriptor of a closed table once no thread uses it. */
-static void
-leave_if_idle(table_object *self)
-{
-    if (self->closed && self->busy == 0) {
-        lock_table_leave(&self->table);
-    }
-}
-
-static int
-table_is_usable(table_object *self)
-{
-    if (self->closed) {
-        PyErr_SetString(PyExc_ValueError, "the lock table is closed");
-        return -1;
-    }
-    return 0;
-}
-
-static int
-owner_is_ours(owner_object *self)
-{
-    if (self->forks != fork_count()) {
-        raise_made(self->owned_by->forked, PyTuple_New(0));
-        return -1;
-    }
-    return 0;
-}
-
-static int
-owner_is_usable(owner_object *self)
-{
-    if (owner_is_ours(self) < 0) {
-        return -1;
-    }
-    if (self->closed) {
-        PyErr_SetString(PyExc_ValueError, "the owner of the locks is closed");
-        return -1;
-    }
-    return table_is_usable(self->owned_by);
-}
-
-/* ---- Giving up --------------------------------------------------------------------------------------------------- */
-
-static uint32_t *
-word_at(const owner_object *self, uint32_t slot)
-{
-    return &self->owned_by->table.words[slot];
-}
-
-/* The entry of a slot, made if it is missing; NULL with MemoryError. A subclass of str could run code when it goes. */
-static held_entry *
-remember(held_set *set, uint32_t slot, PyObject *key)
-{
-    held_entry *entry = held_find(set, slot);
-    if (entry == NULL && !held_reserve(set, 1)) {
-        PyErr_NoMemory();
-    } else if (entry == NULL) {
-        PyObject *kept = PyUnicode_CheckExact(key) ? Py_NewRef(key) : PyUnicode_FromObject(key);
-        entry = kept == NULL ? NULL : held_insert(set, slot, kept);
-    }
-    return entry;
-}
-
-static void
-forget(held_set *set, held_entry *entry)
-{
-    PyObject *key = entry->key;
-    held_remove(set, entry);
-    Py_DECREF(key);
-}
-
-/* Takes back `count` grants of a slot. With the last one the word becomes `left`: WORD_FREE, WORD_DIRTY or parked. */
-static drop_outcome
-drop_grants(owner_object *self, uint32_t slot, uint32_t count, uint32_t left)
-{
-    held_entry *entry = held_find(&self->held, slot);
-    if (entry == NULL || entry->count < count) {
-        return NOT_HELD;
-    }
-    entry->count -= count;
-    if (entry->count > 0) {
-        return DROPPED;
-    }
-    forget(&self->held, entry);
-    uint32_t *word = word_at(self, slot);
-    bool was_ours;
-    if (held_find(&self->awaited, slot) != NULL) {
-        was_ours = (word_load(word) & WORD_OWNER) == self->identity;
-        word_wake(word, INT_MAX, SLEEPS_ANY);
-    } else if (is_free(left)) {
-        was_ours = word_release(word, self->identity, left);
-    } else {
-        was_ours = word_park(word, self->identity, left);
-    }
-    return was_ours ? DROPPED : HELD_NO_LONGER;
-}
-
-/* Takes back what a call had got in the first `end` keys of its order. Leaves a pending exception alone. */
+/* Takes back what a call had got in the first `end` keys of its order: free, dirty or parked as they were. Leaves a
+ * pending exception alone. */
 static void
 roll_back(owner_object *self, const lock_call *call, Py_ssize_t end)
 {
     Py_ssize_t next;
     for (Py_ssize_t at = 0; at < end; at = next) {
         next = group_end(call, at);
-        uint32_t left = (call->order[at].index & KEY_WAS_DIRTY) != 0 ? WORD_DIRTY : WORD_FREE;
-        (void)drop_grants(self, call->order[at].slot, (uint32_t)(next - at), left);
+        (void)drop_grants(self, call->order[at].slot, (uint32_t)(next - at), call->order[at].taken_from);
     }
-}
-
-/* ---- Taking ------------------------------------------------------------------------------------------------------ */
-
-/* What keeps a thread from waiting on: -1 with the exception. */
-static int
-check_waiting(owner_object *self)
-{
-    return PyErr_CheckSignals() < 0 || owner_is_usable(self) < 0 ? -1 : 0;
-}
-
-/* Waits for a word with its slot's entry in place. Returns WORD_AGAIN if an exception is set. */
-static word_outcome
-wait_for_word(owner_object *self, uint32_t slot, const word_asker *asker, int64_t deadline, uint32_t *taken_from)
-{
-    table_object *table = self->owned_by;
-    word_wait wait;
-    word_wait_begin(&wait, word_at(self, slot), asker, deadline);
-    wait.recover = recover_holder;
-    wait.context = &table->table;
-    word_outcome outcome;
-    table->busy++;
-    do {
-        Py_BEGIN_ALLOW_THREADS
-        outcome = word_wait_slice(&wait);
-        Py_END_ALLOW_THREADS
-    } while (outcome == WORD_AGAIN && check_waiting(self) == 0);
-    if (self->forks != fork_count()) {
-        return WORD_AGAIN; /* forked by a signal's handler: this is the child */
-    }
-    table->busy--;
-    if (outcome == WORD_AGAIN) {
-        word_give_up(&wait);
-    } else if (outcome != WORD_LATE && owner_is_usable(self) < 0) {
-        /* Another thread closed it just then. */
-        (void)word_release(wait.word, self->identity, is_dirty(wait.taken_from) ? WORD_DIRTY : WORD_FREE);
-        outcome = WORD_AGAIN;
-    }
-    leave_if_idle(table);
-    *taken_from = wait.taken_from;
-    return outcome;
-}
-
-/* One more try, if the holder turns out to be dead. */
-static word_outcome
-try_again(owner_object *self, uint32_t slot, const word_asker *asker, uint32_t *taken_from)
-{
-    table_object *table = self->owned_by;
-    uint32_t *word = word_at(self, slot);
-    uint32_t holder = member_of(word_load(word));
-    bool recovered;
-    table->busy++;
-    Py_BEGIN_ALLOW_THREADS
-    recovered = recover_holder(&table->table, holder);
-    Py_END_ALLOW_THREADS
-    table->busy--;
-    leave_if_idle(table);
-    if (owner_is_usable(self) < 0) {
-        return WORD_AGAIN;
-    }
-    return recovered ? word_take(word, asker, true, taken_from) : WORD_BUSY;
-}
-
-/* What to do about a slot that is not to be had at once: `deadline` 0 is to try. */
-static word_outcome
-insist_on_slot(owner_object *self, uint32_t slot, PyObject *key, const word_asker *asker, int64_t deadline,
-               uint32_t *taken_from)
-{
-    held_entry *entry = remember(&self->awaited, slot, key);
-    if (entry == NULL) {
-        return WORD_AGAIN;
-    }
-    entry->count++;
-    word_outcome outcome = deadline == 0 ? try_again(self, slot, asker, taken_from)
-                                         : wait_for_word(self, slot, asker, deadline, taken_from);
-    entry = held_find(&self->awaited, slot);
-    entry->count--;
-    if (entry->count == 0) {
-        forget(&self->awaited, entry);
-        bool granted = outcome == WORD_TAKEN || outcome == WORD_HELD;
-        if (!granted && held_find(&self->held, slot) == NULL && self->forks == fork_count()) {
-            /* Another thread of this owner may have left it to us. */
-            (void)word_release(word_at(self, slot), self->identity, WORD_FREE);
-        }
-    }
-    return outcome;
-}
-
-/* Takes a slot for `count` keys. Returns WORD_TAKEN, WORD_HELD, WORD_BUSY or WORD_LATE if it timed out, WORD_AGAIN if an
- * exception is set. `*deadline` is 0 until there is something to wait for. */
-static word_outcome
-grant_slot(owner_object *self, lock_call *call, Py_ssize_t at, uint32_t count, const word_asker *asker,
-           int64_t timeout, int64_t *deadline, bool *dirty)
-{
-    uint32_t slot = call->order[at].slot, taken_from = WORD_FREE;
-    held_entry *entry = held_find(&self->held, slot);
-    if (entry != NULL) {
-        entry->count += count;
-        return WORD_HELD;
-    }
-    word_outcome outcome = word_take(word_at(self, slot), asker, timeout == 0, &taken_from);
-    if (outcome == WORD_BUSY) {
-        if (call_keep_keys(call) < 0) {
-            return WORD_AGAIN;
-        }
-        if (*deadline == 0 && timeout > 0) {
-            *deadline = timeout == FOR_EVER ? FOR_EVER : now_ns() + timeout;
-        }
-        outcome = insist_on_slot(self, slot, call_item(call, at), asker, *deadline, &taken_from);
-    }
-    if (outcome != WORD_TAKEN && outcome != WORD_HELD) {
-        return outcome;
-    }
-    entry = remember(&self->held, slot, call_item(call, at)); /* by now another thread may have done so */
-    if (entry == NULL) {
-        (void)word_release(word_at(self, slot), self->identity, is_dirty(taken_from) ? WORD_DIRTY : WORD_FREE);
-        return WORD_AGAIN;
-    }
-    entry->count += count;
-    self->ever_held = true;
-    *dirty = outcome == WORD_TAKEN && is_dirty(taken_from);
-    held_entry *parked = taken_from == WORD_FREE ? NULL : held_find(&self->parked, slot);
-    if (parked != NULL) {
-        forget(&self->parked, parked);
-    }
-    return outcome;
 }
 
 /* Raises what timed_out makes of the keys that are somebody else's now, and of who holds the first one. */
@@ -323,10 +45,11 @@ static PyObject *
 dirty_keys(const lock_call *call, Py_ssize_t dirty)
 {
     PyObject *keys = PyTuple_New(dirty);
-    Py_ssize_t filled = 0;
-    for (Py_ssize_t at = 0; keys != NULL && filled < dirty; at++) {
-        if ((call->order[at].index & KEY_WAS_DIRTY) != 0) {
-            PyTuple_SET_ITEM(keys, filled++, Py_NewRef(call_item(call, at)));
+    Py_ssize_t filled = 0, next;
+    for (Py_ssize_t at = 0; keys != NULL && filled < dirty; at = next) {
+        next = group_end(call, at);
+        for (Py_ssize_t each = at; is_dirty(call->order[at].taken_from) && each < next; each++) {
+            PyTuple_SET_ITEM(keys, filled++, Py_NewRef(call_item(call, each)));
         }
     }
     return keys;
@@ -340,9 +63,8 @@ acquire_call(owner_object *self, lock_call *call, const sibling_list *siblings, 
     Py_ssize_t all_dirty = 0, next;
     for (Py_ssize_t at = 0; at < call->count; at = next) {
         next = group_end(call, at);
-        bool dirty = false;
-        word_outcome outcome = grant_slot(self, call, at, (uint32_t)(next - at), &asker, timeout, &deadline, &dirty);
-        if (outcome != WORD_TAKEN && outcome != WORD_HELD) {
+        word_outcome outcome = grant_slot(self, call, at, (uint32_t)(next - at), &asker, timeout, &deadline);
+        if (!is_granted(outcome)) {
             if (self->forks == fork_count()) {
                 roll_back(self, call, at);
             }
@@ -351,18 +73,21 @@ acquire_call(owner_object *self, lock_call *call, const sibling_list *siblings, 
             }
             return NULL;
         }
-        for (Py_ssize_t each = at; dirty && each < next; each++) {
-            call->order[each].index |= KEY_WAS_DIRTY;
-            all_dirty++;
+        if (is_dirty(call->order[at].taken_from)) {
+            all_dirty += next - at;
         }
     }
-    return dirty_keys(call, all_dirty);
+    PyObject *keys = dirty_keys(call, all_dirty);
+    if (keys == NULL) {
+        roll_back(self, call, call->count);
+    }
+    return keys;
 }
 
 PyDoc_STRVAR(owner_acquire_doc,
              "acquire($self, keys, timeout=None, siblings=())\n--\n\n"
              "Take the locks of the keys, all or none; return those whose last holder died holding them.\n\n"
-             "One str is one key. `timeout` in seconds: None waits for ever, 0 tries. A key that this owner holds already is\n"
+             "One str is one key. `timeout` in seconds: None waits for ever, 0 tries. A key that is held already is\n"
              "granted and counted; what a call names twice counts once. `siblings`: what they parked may be taken.\n\n"
              "Raises what timed_out and forked make, OSError, ValueError if closed.");
 
@@ -441,9 +166,10 @@ drop_keys(owner_object *self, PyObject *keys, uint32_t left)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(owner_release_doc, "release($self, keys)\n--\n\n"
-                                "Give the keys up, as often as they were acquired. Those that can be are, whatever is raised.\n\n"
-                                "Raises ValueError for keys that are not held, and what lost and forked make.");
+PyDoc_STRVAR(owner_release_doc,
+             "release($self, keys)\n--\n\n"
+             "Give the keys up, as often as they were acquired. Those that can be are, whatever is raised.\n\n"
+             "Raises ValueError for keys that are not held, and what lost and forked make.");
 
 static PyObject *
 owner_release(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -456,9 +182,10 @@ owner_release(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObjec
     return drop_keys((owner_object *)object, keys, WORD_FREE);
 }
 
-PyDoc_STRVAR(owner_park_doc, "park($self, keys, to=None)\n--\n\n"
-                             "Give the keys up, but only to this transaction: they are kept under `to`, a sibling's `parked`,\n"
-                             "or else under our own. Raises as release does.");
+PyDoc_STRVAR(owner_park_doc,
+             "park($self, keys, to=None)\n--\n\n"
+             "Give the keys up, but only to this transaction: they are kept under `to`, a sibling's `parked`, or else\n"
+             "under our own. `to` has to be that of an open owner. Raises as release does.");
 
 static PyObject *
 owner_park(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -476,9 +203,10 @@ owner_park(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *
 
 /* ---- The fence, and the end -------------------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(owner_fence_doc, "fence($self, /)\n--\n\n"
-                              "Return if every key is still held, as far as the whole machine is concerned.\n\n"
-                              "Raises what lost makes of those that are not: if the file was removed or replaced, all.");
+PyDoc_STRVAR(owner_fence_doc,
+             "fence($self, /)\n--\n\n"
+             "Return if every key is still held, as far as the whole machine is concerned.\n\n"
+             "Raises what lost makes of those that are not: if the file was removed or replaced, all.");
 
 static PyObject *
 owner_fence(PyObject *object, PyObject *Py_UNUSED(none))
@@ -568,9 +296,10 @@ owner_end(owner_object *self, bool sweep)
     }
 }
 
-PyDoc_STRVAR(owner_close_doc, "close($self, sweep=False)\n--\n\n"
-                              "Give up all that is held, and what was parked here under our own `parked`.\n\n"
-                              "`sweep`: also what siblings parked there, for which the whole table is read (about 1 ms).");
+PyDoc_STRVAR(owner_close_doc,
+             "close($self, sweep=False)\n--\n\n"
+             "Give up all that is held, and what was parked here under our own `parked`.\n\n"
+             "`sweep`: also what siblings parked there, for which the whole table is read (about 1 ms).");
 
 static PyObject *
 owner_close(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -618,7 +347,6 @@ owner_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     if (self->owned_by != NULL) {
         owner_end(self, false);
-        drop_all(self, &self->awaited, 0);
         Py_DECREF(self->owned_by);
     }
     type->tp_free(object);

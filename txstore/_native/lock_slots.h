@@ -5,17 +5,18 @@
  *     position/0.12        prefix "position/", coordinates 0, 12
  *     position/zarr.json   no coordinates: all of it is prefix
  *
- * The coordinates are the integers at the key's end, at most COORDINATES of them: each has 1 to 18 decimal digits without
- * leading zeros, and stands at the start of the key or behind a `/` or `.`. The prefix is what is left before them.
+ * The coordinates are the integers at the key's end, at most COORDINATES of them: each has 1 to 18 decimal digits
+ * without leading zeros, and stands at the start of the key or behind a `/` or `.`. The prefix is what is left before
+ * them.
  *
  *     position on a circle of 2^64 = hash(prefix) + last coordinate * (2^64 / slots) + sum of the others * MULTIPLIERS
  *     slot                         = the upper log2(slots) bits of it
  *
- * Chunks that are neighbours along the last axis are neighbours here: a tile's locks lie in few cache lines, two disjoint
- * runs of chunks never meet, and whoever locks by ranges can join them. The multipliers are fractions of the circle that
- * stay apart for long (golden ratio, e, pi, ...), so that the rows of an array cover it evenly: 100,000 chunks of one array
- * seldom share a word where a random hash would make thousands share. A function of the key alone, never of the shape:
- * arrays grow. tests/unit/test_locktable.py has known answers; every implementation must give them.
+ * Chunks that are neighbours along the last axis are neighbours here: a tile's locks lie in few cache lines, two
+ * disjoint runs of chunks never meet, and whoever locks by ranges can join them. The multipliers are fractions of the
+ * circle that stay apart for long (golden ratio, e, pi, ...), so that the rows of an array cover it evenly: 100,000
+ * chunks of one array seldom share a word where a random hash would make thousands share. A function of the key alone,
+ * never of the shape: arrays grow. tests/unit/test_locktable.py has known answers; every implementation must give them.
  */
 
 #ifndef TXS_LOCK_SLOTS_H

@@ -17,12 +17,14 @@
  * wakes nobody, a waiter that was woken and killed passes nothing on. After each slice the holder's life is probed.
  * At the end of a slice the caller gets control, to look at its signals.
  *
- * FAIRNESS. A word given up with `hungry` set stays reserved (free, waiters and hungry set), and one of the hungry is woken.
- * It clears `hungry` as it takes the word. The reservation binds nobody for longer than PATIENCE, after which a newcomer is
- * hungry itself: a hungry waiter may be dead. Whoever only tries may overtake: else such a corpse would fail it for ever.
+ * FAIRNESS. A word given up with `hungry` set stays reserved (free, waiters and hungry set), and one of the hungry is
+ * woken. It clears `hungry` as it takes the word. The reservation binds nobody for longer than PATIENCE, after which a
+ * newcomer is hungry itself: a hungry waiter may be dead. Whoever only tries may overtake: else such a corpse would
+ * fail it for ever.
  *
- * What may not be weakened: a word is taken from an owner only by compare-and-swap; a dead member's words are only touched
- * by who holds its LIVE byte (lock_members.h); a waiter that gives up passes on the wake-up that it may have swallowed.
+ * What may not be weakened: a word is taken from an owner only by compare-and-swap; a dead member's words are only
+ * touched by who holds its LIVE byte (lock_members.h); a waiter that gives up passes on the wake-up that it may have
+ * swallowed.
  */
 
 #ifndef TXS_LOCK_WORDS_H
@@ -258,7 +260,8 @@ word_wait_begin(word_wait *wait, uint32_t *word, const word_asker *asker, int64_
     *wait = (word_wait){.word = word, .asker = asker, .deadline = deadline, .slice = FIRST_SLICE};
 }
 
-/* Waits for the word, one slice at most. Never returns WORD_BUSY. On WORD_AGAIN, who stops asking calls word_give_up. */
+/* Waits for the word, one slice at most. Never returns WORD_BUSY. On WORD_AGAIN, who stops asking calls
+ * word_give_up. */
 static inline word_outcome
 word_wait_slice(word_wait *wait)
 {

@@ -1,0 +1,311 @@
+/*
+ * Opening the lock file: is it ours to use, to reset, or to leave alone? No Python.
+ *
+ * Everything that changes more than words happens under the INIT byte, after looking whether any LIVE byte is held: a
+ * file is reset only while nobody is alive, and nobody comes alive meanwhile.
+ *
+ * A file whose header names another device and inode, within one boot, is never reset in place. It may be a copy; or it
+ * is seen through an overlay, whose views share the pages and not the locks, so that the living can't be seen. Removed
+ * and made anew, it serves the first case, and in the second the others find at their next fence that theirs is gone.
+ */
+
+#ifndef TXS_LOCK_OPEN_H
+#define TXS_LOCK_OPEN_H
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#include "lock_recovery.h"
+#include "lock_slots.h"
+
+typedef struct {
+    int error;        /* 0: none */
+    char reason[200]; /* "": what the errno says */
+} lock_fault;
+
+/* Lets a moment pass. Returns 0, or an errno to stop waiting with. */
+typedef int (*lock_pause)(void *context);
+
+/* How long INIT may be held, by whoever opens or joins: it takes milliseconds, unless that process was stopped. */
+#define INIT_PATIENCE (10000 * MILLISECOND)
+
+enum { TRY_AGAIN = -1 }; /* no errno: the file has been replaced */
+enum { ATTEMPTS = 100 };  /* a file that is replaced so often is one whose numbers can't be relied on */
+
+__attribute__((format(printf, 3, 4))) static inline int
+refuse(lock_fault *fault, int error, const char *reason, ...)
+{
+    va_list arguments;
+    va_start(arguments, reason);
+    fault->error = error;
+    (void)vsnprintf(fault->reason, sizeof fault->reason, reason, arguments);
+    va_end(arguments);
+    return error;
+}
+
+static inline int
+refuse_stale(lock_fault *fault)
+{
+    return refuse(fault, ESTALE,
+                  "the lock file was removed or replaced since it was opened: open the repository again");
+}
+
+static inline bool
+path_leads_to(const char *path, uint64_t device, uint64_t inode)
+{
+    struct stat status;
+    return stat(path, &status) == 0 && (uint64_t)status.st_dev == device && (uint64_t)status.st_ino == inode;
+}
+
+/* Empty where /proc is missing: then every boot is one. */
+static inline void
+read_boot_id(char boot[40])
+{
+    memset(boot, 0, 40);
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        if (read(fd, boot, BOOT_ID_LENGTH) != BOOT_ID_LENGTH) {
+            memset(boot, 0, 40);
+        }
+        close(fd);
+    }
+}
+
+static inline bool
+slots_are_possible(uint64_t slots)
+{
+    return slots >= UINT64_C(1) << LEAST_SLOT_BITS && slots <= UINT64_C(1) << MOST_SLOT_BITS &&
+           (slots & (slots - 1)) == 0;
+}
+
+static inline size_t
+length_of_table(uint32_t slots)
+{
+    return WORDS_OFFSET + (size_t)slots * sizeof(uint32_t);
+}
+
+static inline int
+take_init_byte(int fd, lock_pause pause, void *context, lock_fault *fault)
+{
+    int64_t deadline = now_ns() + INIT_PATIENCE;
+    for (;;) {
+        int error = take_byte(fd, INIT_BYTE);
+        if (error != EAGAIN) {
+            return error;
+        }
+        if (now_ns() >= deadline) {
+            return refuse(fault, ETIMEDOUT, "another process has been opening the lock file for 10 s: was it stopped?");
+        }
+        error = pause(context);
+        if (error != 0) {
+            return error;
+        }
+    }
+}
+
+typedef enum { FILE_FITS, FILE_IS_VACANT, FILE_IS_FOREIGN, FILE_IS_REFUSED } file_verdict;
+
+/* Reads the header and decides what is to be done with the file. REQUIRES: the INIT byte. */
+static inline file_verdict
+examine_file(const tracked_fd *file, lock_header *header, lock_fault *fault)
+{
+    char boot[40];
+    struct stat status;
+    read_boot_id(boot);
+    memset(header, 0, sizeof *header);
+    if (pread(file->fd, header, sizeof *header, 0) < 0 || fstat(file->fd, &status) != 0) {
+        fault->error = errno;
+        return FILE_IS_REFUSED;
+    }
+    bool vacant = !bytes_are_held(file->fd, LIVE_BYTE(1), MEMBERS);
+    file_verdict vacant_as = FILE_IS_VACANT;
+    int error = 0;
+    if (header->magic != lock_magic()) {
+        error = refuse(fault, EINVAL, "processes are using this file, but it is no lock file any more");
+    } else if (header->version != LOCK_VERSION) {
+        error = refuse(fault, EPROTO,
+                       "processes are using this lock file in version %u, this one knows version %u: "
+                       "use one release of txstore, or wait until they have ended",
+                       header->version, LOCK_VERSION);
+    } else if (header->kind != KIND_TABLE) {
+        error = refuse(fault, EAGAIN, "processes are using this lock file as kind %u, not as a table (kind %u)",
+                       header->kind, KIND_TABLE);
+    } else if (memcmp(header->boot, boot, sizeof boot) != 0) {
+        error = refuse(fault, EXDEV,
+                       "processes of another machine are using this lock file: locks work on one machine only");
+    } else if (header->device != file->device || header->inode != file->inode) {
+        error = refuse(fault, EXDEV,
+                       "processes are using this lock file by way of another mount: an overlay shares memory, not "
+                       "locks. Use one path to the repository everywhere");
+        vacant_as = FILE_IS_FOREIGN;
+    } else if (!slots_are_possible(header->slots) || (uint64_t)status.st_size < length_of_table(header->slots)) {
+        error = refuse(fault, EINVAL, "processes are using this lock file, but it was cut off or overwritten");
+    }
+    if (error == 0) {
+        return FILE_FITS;
+    }
+    if (vacant) {
+        memset(fault, 0, sizeof *fault);
+        return vacant_as;
+    }
+    return FILE_IS_REFUSED;
+}
+
+/* Makes an empty table of the mapping. REQUIRES: the INIT byte, and nobody alive. */
+static inline void
+reset_file(lock_table *table, uint64_t epoch)
+{
+    lock_header *header = table->header;
+    /* Without magic until all is done: a crash in between leaves a vacant file. */
+    (void)__atomic_exchange_n(&header->magic, 0, __ATOMIC_ACQ_REL);
+    /* Incarnations go on, whatever they are: they only have to differ. */
+    for (uint32_t member = 0; member <= MEMBERS; member++) {
+        table->members[member].in_use = table->members[member].pid = 0;
+        table->members[member].pin = 0;
+    }
+    for (uint32_t slot = 0; slot < table->slots; slot++) {
+        if (table->words[slot] != 0) { /* reading does not make a page dirty */
+            table->words[slot] = 0;
+        }
+    }
+    header->version = LOCK_VERSION;
+    header->kind = KIND_TABLE;
+    header->slots = table->slots;
+    header->reserved = 0;
+    header->seed = table->seed;
+    header->epoch = epoch;
+    header->device = table->device;
+    header->inode = table->inode;
+    read_boot_id(header->boot);
+    __atomic_store_n(&header->magic, lock_magic(), __ATOMIC_RELEASE);
+}
+
+/* Sees to it that the whole file has space on the disk: else touching the mapping on a full disk would be a SIGBUS. */
+static inline int
+allocate_file(int fd, size_t length)
+{
+    static const uint8_t zeros[65536];
+    struct stat status;
+    int error;
+    if (fstat(fd, &status) != 0) {
+        return errno;
+    }
+    if ((uint64_t)status.st_size >= length && (uint64_t)status.st_blocks * 512 >= length) {
+        return 0; /* a full disk may refuse what is there already */
+    }
+    do {
+        error = fallocate(fd, 0, 0, (off_t)length) == 0 ? 0 : errno;
+    } while (error == EINTR);
+    if (error != EOPNOTSUPP && error != ENOSYS) {
+        return error;
+    }
+    for (size_t at = (size_t)status.st_size; at < length;) {
+        size_t part = length - at < sizeof zeros ? length - at : sizeof zeros;
+        ssize_t written = pwrite(fd, zeros, part, (off_t)at);
+        if (written < 0 && errno != EINTR) {
+            return errno;
+        }
+        at += written < 0 ? 0 : (size_t)written;
+    }
+    return 0;
+}
+
+static inline int
+map_file(lock_table *table)
+{
+    tracked_fd file = {.fd = -1};
+    int error = tracked_open(&file, table->path, 0, 0);
+    if (error != 0) {
+        return error;
+    }
+    if (file.device != table->device || file.inode != table->inode) {
+        error = TRY_AGAIN;
+    }
+    if (error == 0) {
+        error = allocate_file(file.fd, table->length);
+    }
+    if (error == 0) {
+        uint8_t *base = mmap(NULL, table->length, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
+        error = base == MAP_FAILED ? errno : 0;
+        if (error == 0) {
+            table->header = (lock_header *)base;
+            table->members = (member_record *)(base + MEMBERS_OFFSET);
+            table->words = (uint32_t *)(base + WORDS_OFFSET);
+        }
+    }
+    tracked_close(&file);
+    return error;
+}
+
+/* REQUIRES: the INIT byte of `file`. */
+static inline int
+open_examined(lock_table *table, const tracked_fd *file, uint32_t slots, unsigned mode, lock_fault *fault)
+{
+    lock_header header;
+    file_verdict verdict = examine_file(file, &header, fault);
+    if (verdict == FILE_IS_REFUSED) {
+        return fault->error;
+    }
+    if (verdict == FILE_IS_FOREIGN) {
+        return unlink(table->path) == 0 || errno == ENOENT ? TRY_AGAIN : errno;
+    }
+    bool fits = verdict == FILE_FITS;
+    table->slots = fits ? header.slots : slots;
+    table->seed = fits ? header.seed : LOCK_SEED;
+    table->slot_bits = (unsigned)__builtin_ctz(table->slots);
+    table->length = length_of_table(table->slots);
+    table->device = file->device;
+    table->inode = file->inode;
+    if (!fits && header.magic == 0) {
+        /* Not yet anybody's file: others are to open it, whatever the umask. Who did not make it may not say so. */
+        (void)fchmod(file->fd, mode);
+    }
+    int error = map_file(table);
+    if (error == 0 && !fits) {
+        reset_file(table, header.epoch + 1);
+    }
+    return error;
+}
+
+/* Opens the file, makes it if it is missing. Returns 0, or the errno that is in `fault`. */
+static inline int
+lock_table_open(lock_table *table, const char *path, uint32_t slots, unsigned mode, lock_pause pause, void *context,
+                lock_fault *fault)
+{
+    memset(fault, 0, sizeof *fault);
+    *table = (lock_table){.path = path, .live.fd = -1};
+    int error;
+    int attempts = 0;
+    do {
+        tracked_fd file = {.fd = -1};
+        error = tracked_open(&file, path, 0, 0);
+        if (error == ENOENT) { /* only now: O_CREAT on a file of another user may be refused */
+            error = tracked_open(&file, path, O_CREAT, mode);
+        }
+        if (error == 0) {
+            error = take_init_byte(file.fd, pause, context, fault);
+            if (error == 0) {
+                error = path_leads_to(path, file.device, file.inode)
+                            ? open_examined(table, &file, slots, mode, fault)
+                            : TRY_AGAIN;
+                give_byte(file.fd, INIT_BYTE);
+            }
+            tracked_close(&file);
+        }
+    } while (error == TRY_AGAIN && ++attempts < ATTEMPTS);
+    fault->error = error == TRY_AGAIN ? refuse_stale(fault) : error;
+    return fault->error;
+}
+
+/* REQUIRES: we are no member, and no thread uses the table. */
+static inline void
+lock_table_unmap(lock_table *table)
+{
+    if (table->header != NULL) {
+        munmap(table->header, table->length);
+        table->header = NULL;
+    }
+}
+
+#endif

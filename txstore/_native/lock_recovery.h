@@ -1,0 +1,102 @@
+/*
+ * The lock table as one process sees it, and what it does about the dead. No Python.
+ *
+ * To recover a member: take its LIVE byte, make its words dirty, clear `in_use`, give the byte back. Looking for the
+ * byte and then changing words without holding it would be wrong: the number may be taken anew in between. Whoever is
+ * killed on the way leaves a member that is dead and in use, which is where the next one begins.
+ */
+
+#ifndef TXS_LOCK_RECOVERY_H
+#define TXS_LOCK_RECOVERY_H
+
+#include "lock_file.h"
+#include "lock_words.h"
+
+typedef struct {
+    const char *path; /* the caller's */
+    uint32_t slots;
+    unsigned slot_bits;
+    uint64_t seed, device, inode;
+    size_t length;
+    lock_header *header; /* the mapping */
+    member_record *members;
+    uint32_t *words;
+    tracked_fd live; /* holds our LIVE byte; not in use: we are no member, or no longer, after a fork */
+    uint32_t member;
+    uint64_t incarnation;
+    bool recovering; /* threads share a descriptor: byte locks do not exclude them */
+} lock_table;
+
+static inline uint32_t
+own_member(const lock_table *table)
+{
+    return table->live.fd < 0 ? 0 : table->member;
+}
+
+/* REQUIRES: the LIVE bytes of the `dead` are held. `dead` has a place for each number of a member, and none for 0. */
+static inline void
+sweep_words(lock_table *table, const bool *dead)
+{
+    for (uint32_t slot = 0; slot < table->slots; slot++) {
+        uint32_t *word = &table->words[slot];
+        uint32_t value = __atomic_load_n(word, __ATOMIC_RELAXED);
+        while (value != 0 && dead[member_of(value)]) {
+            if (word_swap(word, &value, WORD_DIRTY)) {
+                if ((value & WORD_WAITERS) != 0) {
+                    word_wake(word, INT_MAX, SLEEPS_ANY);
+                }
+                break;
+            }
+        }
+    }
+}
+
+static inline bool
+is_alive(const lock_table *table, int fd, uint32_t member)
+{
+    return member == own_member(table) || bytes_are_held(fd, LIVE_BYTE(member), 1);
+}
+
+/* Recovers those of the members `first` to `last` that are dead and in use, or all that are dead if `first` is `last`.
+ * Returns how many. 0 also if another thread of this process is about it. */
+static inline unsigned
+recover_members(lock_table *table, int fd, uint32_t first, uint32_t last)
+{
+    if (!is_file(fd, table->device, table->inode)) {
+        return 0; /* closed and reused behind our back: everybody would seem to be dead */
+    }
+    if (__atomic_exchange_n(&table->recovering, true, __ATOMIC_ACQUIRE)) {
+        return 0;
+    }
+    bool dead[MEMBERS + 1] = {false};
+    unsigned count = 0;
+    for (uint32_t member = first; member <= last; member++) {
+        bool in_use = __atomic_load_n(&table->members[member].in_use, __ATOMIC_ACQUIRE) != 0;
+        if ((in_use || first == last) && !is_alive(table, fd, member) && take_byte(fd, LIVE_BYTE(member)) == 0) {
+            dead[member] = true;
+            count++;
+        }
+    }
+    if (count > 0) {
+        sweep_words(table, dead);
+    }
+    for (uint32_t member = first; count > 0 && member <= last; member++) {
+        if (dead[member]) {
+            __atomic_store_n(&table->members[member].pin, 0, __ATOMIC_RELAXED);
+            __atomic_store_n(&table->members[member].in_use, 0, __ATOMIC_RELEASE);
+            give_byte(fd, LIVE_BYTE(member));
+        }
+    }
+    __atomic_store_n(&table->recovering, false, __ATOMIC_RELEASE);
+    return count;
+}
+
+/* A word_recover. REQUIRES: we are a member. */
+static inline bool
+recover_holder(void *context, uint32_t member)
+{
+    lock_table *table = context;
+    return member != 0 && member != own_member(table) && recover_members(table, table->live.fd, member, member) > 0;
+}
+
+#endif

@@ -1,0 +1,432 @@
+/*
+ * LockTable: opening the file for Python, joining, owners and pins.
+ */
+
+#ifndef TXS_LOCK_TABLE_H
+#define TXS_LOCK_TABLE_H
+
+#include "lock_owner.h"
+
+typedef struct {
+    PyTypeObject *table_type, *owner_type;
+} locktable_state;
+
+/* ---- Opening and joining ----------------------------------------------------------------------------------------- */
+
+/* A lock_pause. The context is where the thread's state is kept while it does without the GIL. */
+static int
+pause_for_signals(void *context)
+{
+    PyThreadState **saved = context;
+    usleep(1000);
+    PyEval_RestoreThread(*saved);
+    int signalled = PyErr_CheckSignals();
+    *saved = PyEval_SaveThread();
+    return signalled < 0 ? EINTR : 0;
+}
+
+/* Raises the fault as an OSError, or leaves what a signal handler raised. */
+static void
+raise_fault(table_object *self, const lock_fault *fault)
+{
+    if (PyErr_Occurred()) {
+        return;
+    }
+    if (fault->reason[0] == '\0') {
+        errno = fault->error;
+        PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, self->shown_path);
+        return;
+    }
+    PyObject *exception = PyObject_CallFunction(PyExc_OSError, "isO", fault->error, fault->reason, self->shown_path);
+    if (exception != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(exception), exception); /* OSError chose the class by the errno */
+        Py_DECREF(exception);
+    }
+}
+
+/* The numbers begin anew with each membership, somewhere: one that a sibling still remembers of a process that is
+ * dead is then hardly anybody's. */
+static int
+renew_numbers(table_object *self)
+{
+    if (self->numbers == NULL) {
+        self->numbers = PyMem_Malloc(NUMBERS / 8);
+        if (self->numbers == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    memset(self->numbers, 0, NUMBERS / 8);
+    self->busy = 0;
+    self->next_number = (uint32_t)mix64((uint64_t)now_ns() ^ self->table.incarnation << 32) % NUMBERS;
+    return 0;
+}
+
+/* Makes this process a member if it is none, and sees to it that the file is still the one at its path. */
+static int
+ensure_member(table_object *self)
+{
+    while (table_is_usable(self) == 0) {
+        lock_fault fault = {0};
+        if (own_member(&self->table) != 0) {
+            bool there;
+            self->busy++;
+            Py_BEGIN_ALLOW_THREADS
+            there = is_still_there(&self->table);
+            Py_END_ALLOW_THREADS
+            self->busy--;
+            leave_if_idle(self);
+            if (there) {
+                return 0;
+            }
+            refuse_stale(&fault);
+        } else {
+            tracked_fd file = {.fd = -1};
+            uint32_t member = 0;
+            PyThreadState *saved = PyEval_SaveThread();
+            int error = lock_table_join(&self->table, &file, &member, pause_for_signals, &saved, &fault);
+            PyEval_RestoreThread(saved);
+            if (error == 0) {
+                bool fresh = own_member(&self->table) == 0;
+                lock_table_enter(&self->table, &file, member);
+                if (fresh && renew_numbers(self) < 0) {
+                    lock_table_leave(&self->table);
+                    return -1;
+                }
+                continue; /* a signal's handler, or another thread, may have forked or closed in between */
+            }
+        }
+        raise_fault(self, &fault);
+        return -1;
+    }
+    return -1;
+}
+
+PyDoc_STRVAR(table_doc,
+             "LockTable(path, *, slots=1048576, mode=0o666, timed_out, lost, forked)\n--\n\n"
+             "The lock file at `path`. If it is missing it is made, with these permission bits whatever the umask.\n\n"
+             "`slots` is for a new file; an old one keeps its own. The callables make the exceptions to raise:\n"
+             "timed_out(keys, pid of the holder or 0), lost(keys), forked().\n\n"
+             "Raises OSError: EAGAIN if it is in use as another kind, EPROTO in another version, EXDEV on another\n"
+             "machine or mount, ETIMEDOUT if another process was stopped while opening it, and what the system says.");
+
+static PyObject *
+table_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    static char *parameters[] = {"path", "slots", "mode", "timed_out", "lost", "forked", NULL};
+    PyObject *path, *timed_out = NULL, *lost = NULL, *forked = NULL;
+    unsigned long long slots = 1 << 20;
+    unsigned int mode = 0666;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O|$KIOOO:LockTable", parameters, &path, &slots, &mode, &timed_out,
+                                     &lost, &forked)) {
+        return NULL;
+    }
+    if (timed_out == NULL || lost == NULL || forked == NULL) {
+        PyErr_SetString(PyExc_TypeError, "LockTable() needs timed_out, lost and forked");
+        return NULL;
+    }
+    if (!slots_are_possible(slots) || mode > 0777) {
+        PyErr_SetString(PyExc_ValueError, "slots must be a power of two from 64 to 67,108,864, mode permission bits");
+        return NULL;
+    }
+    table_object *self = (table_object *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->table.live.fd = -1;
+    self->shown_path = Py_NewRef(path);
+    self->timed_out = Py_NewRef(timed_out);
+    self->lost = Py_NewRef(lost);
+    self->forked = Py_NewRef(forked);
+    if (!PyUnicode_FSConverter(path, &self->path)) {
+        self->path = NULL;
+        Py_DECREF(self);
+        return NULL;
+    }
+    lock_fault fault;
+    PyThreadState *saved = PyEval_SaveThread();
+    int error = lock_table_open(&self->table, PyBytes_AS_STRING(self->path), (uint32_t)slots, mode, pause_for_signals,
+                                &saved, &fault);
+    PyEval_RestoreThread(saved);
+    if (error != 0) {
+        raise_fault(self, &fault);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+/* ---- Owners and pins --------------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(table_owner_doc,
+             "owner($self, /)\n--\n\n"
+             "Begin an owner: one transaction.\n\n"
+             "Raises OSError: EUSERS if 2,047 processes are members or this one has 262,143 owners, ESTALE if the file\n"
+             "was removed or replaced: make a new LockTable.");
+
+static PyObject *
+table_owner(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    table_object *self = (table_object *)object;
+    locktable_state *state = PyType_GetModuleState(Py_TYPE(object));
+    if (state == NULL || ensure_member(self) < 0) {
+        return NULL;
+    }
+    owner_object *owner = (owner_object *)state->owner_type->tp_alloc(state->owner_type, 0);
+    if (owner == NULL) {
+        return NULL;
+    }
+    uint32_t number = 0;
+    for (uint32_t tried = 0; tried < NUMBERS && number == 0; tried++) {
+        self->next_number = (self->next_number + 1) % NUMBERS;
+        if (self->next_number != 0 && (self->numbers[self->next_number / 64] >> self->next_number % 64 & 1) == 0) {
+            number = self->next_number;
+        }
+    }
+    if (number == 0) {
+        lock_fault fault;
+        refuse(&fault, EUSERS, "this process has %d owners of locks: close those that are done", NUMBERS - 1);
+        raise_fault(self, &fault);
+        Py_DECREF(owner);
+        return NULL;
+    }
+    self->numbers[number / 64] |= UINT64_C(1) << number % 64;
+    owner->owned_by = (table_object *)Py_NewRef(object);
+    owner->identity = self->table.member << MEMBER_SHIFT | number << 1;
+    owner->forks = fork_count();
+    return (PyObject *)owner;
+}
+
+PyDoc_STRVAR(table_pin_doc,
+             "pin($self, seq)\n--\n\n"
+             "Set the lowest seq that this process still reads, or None. A forked child begins with None.\n\n"
+             "Raises as owner does.");
+
+static PyObject *
+table_pin(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    static const char *const parameters[] = {"seq"};
+    table_object *self = (table_object *)object;
+    PyObject *seq;
+    if (sort_arguments("pin", parameters, 1, 1, args, count, names, &seq) < 0) {
+        return NULL;
+    }
+    unsigned long long pin = 0;
+    if (seq != Py_None) {
+        pin = PyLong_AsUnsignedLongLong(seq);
+        if (pin == ULLONG_MAX) {
+            if (!PyErr_Occurred()) {
+                PyErr_SetString(PyExc_OverflowError, "no seq is that large");
+            }
+            return NULL;
+        }
+        pin++;
+        if (ensure_member(self) < 0) {
+            return NULL;
+        }
+    } else if (table_is_usable(self) < 0) {
+        return NULL;
+    }
+    if (own_member(&self->table) != 0) {
+        __atomic_store_n(&self->table.members[self->table.member].pin, pin, __ATOMIC_SEQ_CST);
+    }
+    Py_RETURN_NONE;
+}
+
+/* Recovers the dead and returns a list of what `describe` makes of the living, without those that it makes NULL of. */
+static PyObject *
+survey(table_object *self, PyObject *(*describe)(uint32_t number, const member_record *record))
+{
+    lock_table *table = &self->table;
+    tracked_fd file = {.fd = -1};
+    lock_fault fault = {0};
+    if (table_is_usable(self) < 0) {
+        return NULL;
+    }
+    self->busy++;
+    Py_BEGIN_ALLOW_THREADS
+    if (own_member(table) == 0) {
+        fault.error = tracked_open(&file, table->path, 0, 0);
+        bool same = file.device == table->device && file.inode == table->inode;
+        if (fault.error == ENOENT || (fault.error == 0 && !same)) {
+            refuse_stale(&fault);
+        }
+    }
+    if (fault.error == 0) {
+        recover_members(table, table->live.fd < 0 ? file.fd : table->live.fd, 1, MEMBERS);
+    }
+    Py_END_ALLOW_THREADS
+    PyObject *list = fault.error == 0 ? PyList_New(0) : NULL;
+    if (fault.error != 0) {
+        raise_fault(self, &fault);
+    }
+    for (uint32_t number = 1; list != NULL && number <= MEMBERS; number++) {
+        const member_record *record = &table->members[number];
+        if (__atomic_load_n(&record->in_use, __ATOMIC_ACQUIRE) != 0 &&
+            is_alive(table, table->live.fd < 0 ? file.fd : table->live.fd, number)) {
+            PyObject *item = describe(number, record);
+            if (item != NULL ? PyList_Append(list, item) < 0 : PyErr_Occurred() != NULL) {
+                Py_CLEAR(list);
+            }
+            Py_XDECREF(item);
+        }
+    }
+    tracked_close(&file);
+    self->busy--;
+    leave_if_idle(self);
+    return list;
+}
+
+static PyObject *
+describe_pin(uint32_t Py_UNUSED(number), const member_record *record)
+{
+    uint64_t pin = __atomic_load_n(&record->pin, __ATOMIC_SEQ_CST);
+    return pin == 0 ? NULL : PyLong_FromUnsignedLongLong(pin - 1);
+}
+
+static PyObject *
+describe_member(uint32_t number, const member_record *record)
+{
+    unsigned long pid = __atomic_load_n(&record->pid, __ATOMIC_RELAXED);
+    unsigned long long incarnation = __atomic_load_n(&record->incarnation, __ATOMIC_RELAXED);
+    return Py_BuildValue("(kkK)", (unsigned long)number, pid, incarnation);
+}
+
+PyDoc_STRVAR(table_pins_doc, "pins($self, /)\n--\n\nThe pins of all living members, our own among them.");
+
+static PyObject *
+table_pins(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    return survey((table_object *)object, describe_pin);
+}
+
+PyDoc_STRVAR(table_members_doc, "members($self, /)\n--\n\n"
+                                "(member, process id, incarnation) of the living. The process id is for people only.");
+
+static PyObject *
+table_members(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    return survey((table_object *)object, describe_member);
+}
+
+PyDoc_STRVAR(table_slot_of_doc, "slot_of($self, key)\n--\n\nThe number of the word that the key has.");
+
+static PyObject *
+table_slot_of(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    static const char *const parameters[] = {"key"};
+    PyObject *key;
+    uint32_t slot;
+    if (sort_arguments("slot_of", parameters, 1, 1, args, count, names, &key) < 0 ||
+        slot_of(&((table_object *)object)->table, key, NULL, &slot) < 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLong(slot);
+}
+
+PyDoc_STRVAR(table_close_doc,
+             "close($self, /)\n--\n\n"
+             "End the membership. What owners still hold becomes others' to recover, as if we had died.");
+
+static PyObject *
+table_close(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    table_object *self = (table_object *)object;
+    self->closed = true;
+    leave_if_idle(self);
+    Py_RETURN_NONE;
+}
+
+/* ---- The type ---------------------------------------------------------------------------------------------------- */
+
+static PyObject *
+table_member(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLong(own_member(&((table_object *)object)->table));
+}
+
+static PyObject *
+table_slots(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLong(((table_object *)object)->table.slots);
+}
+
+static PyObject *
+table_seed(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(((table_object *)object)->table.seed);
+}
+
+static int
+table_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    table_object *self = (table_object *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->timed_out);
+    Py_VISIT(self->lost);
+    Py_VISIT(self->forked);
+    return 0;
+}
+
+static int
+table_clear(PyObject *object)
+{
+    table_object *self = (table_object *)object;
+    Py_CLEAR(self->timed_out);
+    Py_CLEAR(self->lost);
+    Py_CLEAR(self->forked);
+    return 0;
+}
+
+static void
+table_dealloc(PyObject *object)
+{
+    table_object *self = (table_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    (void)table_clear(object);
+    lock_table_leave(&self->table);
+    lock_table_unmap(&self->table);
+    PyMem_Free(self->numbers);
+    Py_XDECREF(self->path);
+    Py_XDECREF(self->shown_path);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef table_methods[] = {
+    {"owner", table_owner, METH_NOARGS, table_owner_doc},
+    {"pin", WITH_NAMES(table_pin), table_pin_doc},
+    {"pins", table_pins, METH_NOARGS, table_pins_doc},
+    {"members", table_members, METH_NOARGS, table_members_doc},
+    {"slot_of", WITH_NAMES(table_slot_of), table_slot_of_doc},
+    {"close", table_close, METH_NOARGS, table_close_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef table_attributes[] = {
+    {"member", table_member, NULL, "Our number among the members; 0: not joined yet.", NULL},
+    {"slots", table_slots, NULL, "How many words the file has.", NULL},
+    {"seed", table_seed, NULL, "What the hash of keys begins with.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot table_slots_of_type[] = {
+    {Py_tp_doc, (void *)table_doc},
+    {Py_tp_new, table_new},
+    {Py_tp_dealloc, table_dealloc},
+    {Py_tp_traverse, table_traverse},
+    {Py_tp_clear, table_clear},
+    {Py_tp_methods, table_methods},
+    {Py_tp_getset, table_attributes},
+    {0, NULL},
+};
+
+static PyType_Spec table_spec = {
+    .name = "txstore._native._locktable.LockTable",
+    .basicsize = sizeof(table_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = table_slots_of_type,
+};
+
+#endif
