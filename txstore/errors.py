@@ -17,6 +17,17 @@ def shown_keys(keys: Sequence[str]) -> str:
 class TxStoreError(Exception):
     """The base of all exceptions that TxStore raises on its own account."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What a worker raises comes back to its pool as a pickle; most are not made of their message alone.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[TxStoreError], args: tuple[Any, ...], facts: dict[str, Any]) -> TxStoreError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
 
 class ConflictError(TxStoreError):
     """Another commit changed what this transaction wrote or relied on: retry on a new snapshot.
@@ -31,8 +42,8 @@ class ConflictError(TxStoreError):
         self.base = base
         self.head = head
         super().__init__(
-            f"{reason}: {shown_keys(self.keys)}. Retry on the new head: repo.run(fn) does, or rollback() and open everything again "
-            "from store.latest()"
+            f"{reason}: {shown_keys(self.keys)}. Retry on the new head: repo.run(fn) does, or rollback() and open "
+            "everything again from store.latest()"
         )
 
 
@@ -58,12 +69,9 @@ class LockTimeoutError(TxStoreError, TimeoutError):
         self.keys = tuple(keys)
         self.holder = holder
         super().__init__(
-            f"could not lock {shown_keys(self.keys)} in time: held by {holder}. Wait longer with lock_timeout=; if that "
-            "does not help, look for a deadlock: two transactions that lock step by step in opposite orders"
+            f"could not lock {shown_keys(self.keys)} in time: held by {holder}. Wait longer with lock_timeout=; if "
+            "that does not help, look for a deadlock: two transactions that lock step by step in opposite orders"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.keys, self.holder)
 
 
 class LocksUnavailableError(TxStoreError):
@@ -73,9 +81,6 @@ class LocksUnavailableError(TxStoreError):
         self.url = url
         self.reason = reason
         super().__init__(f"{url}: no locks: {reason}. Without locks, use optimistic retry: repo.run(fn)")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.url, self.reason)
 
 
 class LocksLostError(ConflictError):
@@ -88,9 +93,6 @@ class LocksLostError(ConflictError):
             "repo.run(fn) does",
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.keys,)
-
 
 class ParticipantLostError(TxStoreError):
     """A process that staged into this transaction died before it was done: do its work again, then commit.
@@ -102,13 +104,10 @@ class ParticipantLostError(TxStoreError):
         self.participants = tuple(participants)
         self.keys = tuple(keys)
         super().__init__(
-            f"{', '.join(self.participants)} died before the work on {shown_keys(self.keys)} was done: do that work again, "
-            "then commit. If it was done (multiprocessing.Pool kills its workers when its `with` block ends: call "
+            f"{', '.join(self.participants)} died before the work on {shown_keys(self.keys)} was done: do that work "
+            "again, then commit. If it was done (multiprocessing.Pool kills its workers when its `with` block ends: call "
             "pool.close() and pool.join() in it), commit(allow_lost=True) takes what is staged"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.participants, self.keys)
 
 
 class CommitUnknownError(TxStoreError):
@@ -177,9 +176,6 @@ class NodeNotFoundError(TxStoreError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would show its repr
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.wanted, self.found)
 
 
 class UnsupportedFormatError(TxStoreError):

@@ -125,8 +125,7 @@ class Turns:
                 self._changed.wait(remaining)
             return wanted
         finally:
-            self._waiting.remove(request)
-            self._changed.notify_all()  # those who stood back behind it
+            self._waiting.remove(request)  # those who stood back behind it are told by `cancel`
 
     def _is_others(self, slot: int, held: dict[int, int]) -> bool:
         return slot in self._taken and slot not in held

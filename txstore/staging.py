@@ -542,14 +542,16 @@ class Staging(Hierarchy):
         """Read what was staged from the commit that it became: others may be reading, and go on doing so."""
         self._committed = committed
         self._is_over = True
-        if self._writer is not None:
-            self._writer.close_between_reads()
-        if self._commit_writer is not None:
-            self._commit_writer.close()
-        if self._shared is not None:
-            with contextlib.suppress(OSError):  # the commit is made; what is left, the next one to look for it deletes
+        with contextlib.suppress(OSError):  # the commit is made; what is left, the next one to look for it deletes
+            if self._shared is not None:
                 self._shared.end()
                 self._shared.free_name()
+        for writer in (self._writer, self._commit_writer):
+            if writer is not None:
+                with contextlib.suppress(OSError):
+                    writer.close_between_reads()
+                    if committed is self.base:  # nothing was to be published: there is no slot that the file has taken
+                        self._commits.storage.delete(writer.path)
 
     def close(self) -> None:
         """Close the files, which stay where they are."""

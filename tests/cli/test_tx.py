@@ -180,11 +180,12 @@ def process_of(rank: Rank) -> str:
 
 def test_what_a_transaction_says_does_not_steer_the_terminal(repo: txstore.Repository) -> None:
     with repo.transaction("red: \x1b[31m", name=NAME) as store:
-        store["a\x1b[31m"] = b""
+        store["a\x07"] = b""
     for arguments in (["list", repo.url], ["show", repo.url, NAME, "--keys"]):
         told = tx(*arguments).stdout
         assert r"red: \x1b[31m" in told
         assert "\x1b" not in told
+        assert "\x07" not in told
 
 
 # --- commit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -215,6 +216,18 @@ def test_what_equals_the_base_takes_no_slot(repo: txstore.Repository) -> None:
     assert store.commit() == head
     assert repo.head().slot == head.slot + 1
     assert values(repo)[0] == 2
+
+
+@pytest.mark.parametrize("size", [10, 3 << 20])
+def test_what_equals_the_base_leaves_no_file(repo: txstore.Repository, size: int) -> None:
+    kept = []  # a mapping that was committed may still be read
+    for _ in range(3):
+        with repo.begin() as mapping:
+            mapping["key"] = bytes(size)
+        kept.append(mapping)
+    assert len(list(repo.log())) == 1
+    assert os.listdir(Path(repo.url, ".staging")) == []
+    assert [len(mapping["key"]) for mapping in kept] == [size] * 3
 
 
 def test_an_array_put_in_the_place_of_its_equal_is_a_write(repo: txstore.Repository) -> None:

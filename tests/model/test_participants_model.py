@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 import txstore
 from txstore.participants import SharedTransaction
@@ -58,70 +57,81 @@ def join(repo: txstore.Repository, transaction: bytes) -> Transaction:
     return Transaction(engine.commits, engine.snapshots, staging)
 
 
-class Participants(RuleBasedStateMachine):
-    members = Bundle("members")
+class Participants:
+    """Transactions of several participants, one after the other, and what is known of the present one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory = tempfile.TemporaryDirectory()
-        self.repo = txstore.Repository(Path(self.directory.name) / "data.tx", durability="none")
+    def __init__(self, directory: str) -> None:
+        self.repo = txstore.Repository(Path(directory) / "data.tx", durability="none")
         with self.repo.begin() as transaction:
             for key in KEYS[:3]:
                 transaction[key] = b"base"
-        self.numbers = 0
         self.begin()
-
-    def teardown(self) -> None:
-        try:
-            self.end()
-            assert self.repo.verify().faults == []
-        finally:
-            self.directory.cleanup()
 
     def begin(self) -> None:
         self.base = dict(self.repo.mapping())
         self.ops: list[Op] = []
         owner = self.repo.begin()
         owner.share()
-        self.everybody = [Participant(0, owner)]
+        self.owner = Participant(0, owner)
+        self.members = {0: self.owner}
 
     def end(self) -> None:
-        for member in self.everybody[1:]:
-            member.transaction._staging.close()
-            member.transaction._finalizer.detach()
-        self.everybody[0].transaction.rollback()
-
-    @property
-    def owner(self) -> Participant:
-        return self.everybody[0]
+        for member in self.members.values():
+            if member.number:
+                member.transaction._staging.close()
+                member.transaction._finalizer.detach()
+        self.owner.transaction.rollback()
 
     @property
     def lost(self) -> set[int]:
-        return {member.number for member in self.everybody if member.is_dead and not member.is_sealed}
+        return {member.number for member in self.members.values() if member.is_dead and not member.is_sealed}
 
     # --- what participants do
 
-    @initialize(target=members)
-    def owner_is_a_member(self) -> int:
-        return 0
+    def member(self, number: int) -> Participant | None:
+        """Return a participant, which joins when it is first used; None if it has died."""
+        if number not in self.members:
+            member = Participant(number, join(self.repo, self.owner.transaction._staging.id))
+            member.ignored = set(self.lost)
+            self.learn(member)
+            member.transaction._staging.attach()
+            # Numbers are given in the order of joining, and frames are read in that of numbers.
+            member.number = member.transaction._staging.staged.me
+            self.members[number] = member
+        member = self.members[number]
+        return None if member.is_dead else member
 
-    @rule(target=members)
-    def join_it(self) -> int:
-        if len(self.everybody) == 5:
-            return 0
-        member = Participant(len(self.everybody), join(self.repo, self.owner.transaction._staging.id))
-        member.ignored = set(self.lost)
-        self.everybody.append(member)
-        self.learn(member)
-        member.transaction._staging.attach()
-        assert member.transaction._staging.staged.me == member.number
-        return member.number
+    def do(self, number: int, what: str, key: str, prefix: str) -> None:
+        member = self.member(number)
+        if what == "commit":
+            self.commit(allow_lost=key == "a")
+        elif member is None:
+            return
+        elif what in ("set", "set equal"):
+            value = b"equal" if what == "set equal" else b"%d" % len(self.ops)
+            member.transaction[key] = value
+            self.wrote(member, key, None, value)
+        elif what == "delete":
+            member.transaction.delete(key)
+            self.wrote(member, key, None, None)
+        elif what == "delete_dir":
+            member.transaction.delete_dir(prefix)
+            self.wrote(member, None, prefix, None)
+        elif what == "follow":
+            member.transaction._staging.follow_others()
+            self.learn(member)
+        elif what == "read":
+            self.read(member, key)
+        elif number and what == "seal":
+            member.transaction.seal()
+            member.is_sealed = True
+        elif number and what == "die":
+            member.transaction._staging.writer.close()
+            member.is_dead = True
 
     def learn(self, member: Participant) -> None:
         for op in self.ops:
-            if op.number in member.known or op.writer in member.ignored:
-                continue
-            if op.key in member.read:
+            if op.number not in member.known and op.writer not in member.ignored and op.key in member.read:
                 member.outdated.setdefault(op.key, self.known(member, op.key))
         member.known |= {op.number for op in self.ops if op.writer not in member.ignored}
 
@@ -129,68 +139,22 @@ class Participants(RuleBasedStateMachine):
         own = {op.number for op in self.ops if op.writer == member.number}
         return frozenset(member.outdated[key] | own if key in member.outdated else member.known)
 
-    def active(self, number: int) -> Participant | None:
-        if number >= len(self.everybody) or self.everybody[number].is_dead:
-            return None  # of an earlier transaction
-        return self.everybody[number]
-
-    def write(self, member: Participant, key: str | None, prefix: str | None, value: bytes | None) -> None:
-        self.numbers += 1
-        op = Op(self.numbers, member.number, key, prefix, value, self.known(member, key))
+    def wrote(self, member: Participant, key: str | None, prefix: str | None, value: bytes | None) -> None:
+        op = Op(len(self.ops), member.number, key, prefix, value, self.known(member, key))
         self.ops.append(op)
         member.known.add(op.number)
         member.outdated.pop(key, None)
         member.is_sealed = False
 
-    @rule(number=members, key=st.sampled_from(KEYS), equal=st.integers(0, 5))
-    def set(self, number: int, key: str, equal: int) -> None:
-        if (member := self.active(number)) is not None:
-            value = b"equal" if not equal else b"%d" % self.numbers
-            member.transaction[key] = value
-            self.write(member, key, None, value)
-
-    @rule(number=members, key=st.sampled_from(KEYS))
-    def delete(self, number: int, key: str) -> None:
-        if (member := self.active(number)) is not None:
-            member.transaction.delete(key)
-            self.write(member, key, None, None)
-
-    @rule(number=members, prefix=st.sampled_from(PREFIXES))
-    def delete_dir(self, number: int, prefix: str) -> None:
-        if (member := self.active(number)) is not None:
-            member.transaction.delete_dir(prefix)
-            self.write(member, None, prefix, None)
-
-    @rule(number=members)
-    def follow(self, number: int) -> None:
-        if (member := self.active(number)) is not None:
-            member.transaction._staging.follow_others()
-            self.learn(member)
-
-    @rule(number=members, key=st.sampled_from(KEYS))
-    def read(self, number: int, key: str) -> None:
-        if (member := self.active(number)) is None:
-            return
+    def read(self, member: Participant, key: str) -> None:
         found = member.transaction.get(key)
-        if not number:
+        if member is self.owner:
             self.learn(member)
         member.read.add(key)
         member.outdated.pop(key, None)
         chain = self.chain([op for op in self.ops if op.number in member.known and op.concerns(key)])
         if chain is not None:
             assert found == (chain[-1].value if chain else self.base.get(key))
-
-    @rule(number=consumes(members))
-    def seal(self, number: int) -> None:
-        if number and (member := self.active(number)) is not None:
-            member.transaction.seal()
-            member.is_sealed = True
-
-    @rule(number=consumes(members))
-    def die(self, number: int) -> None:
-        if number and (member := self.active(number)) is not None:
-            member.transaction._staging._writer.close()  # type: ignore[union-attr]
-            member.is_dead = True
 
     # --- what the oracle says
 
@@ -211,10 +175,10 @@ class Participants(RuleBasedStateMachine):
         if not ops:
             return [self.base.get(key)]
         chain = self.chain(ops)
-        if chain is not None and (chain[-1].writer not in lost or chain[-1].key is None):
+        if chain is not None and chain[-1].writer not in lost:
             return [chain[-1].value]
         if chain is not None:
-            return ["lost"]
+            return ["lost"] if chain[-1].key is not None else [None, "lost"]  # only the prefix may be named
         needed = [op for op in ops if op.writer not in lost]
         if needed:
             known = frozenset().union(*(op.known for op in needed))
@@ -236,8 +200,7 @@ class Participants(RuleBasedStateMachine):
             return ["refused", "lost"]
         return ["refused"]
 
-    @rule(allow_lost=st.booleans())
-    def commit(self, allow_lost: bool) -> None:
+    def commit(self, *, allow_lost: bool) -> None:
         expected = {key: self.outcomes(key) for key in KEYS}
         lost_prefixes = self.lost_prefixes()
         try:
@@ -266,8 +229,8 @@ class Participants(RuleBasedStateMachine):
                 assert allow_lost
             elif "lost" not in expected[key] or not allow_lost:
                 assert committed.get(key) in expected[key], (key, expected)
-        for member in self.everybody[1:]:
-            if not member.is_dead:
+        for member in self.members.values():
+            if member.number and not member.is_dead:
                 with pytest.raises(txstore.TransactionStateError, match="has ended"):
                     member.transaction["a"] = b"late"
         self.end()
@@ -283,15 +246,25 @@ class Participants(RuleBasedStateMachine):
                 deleted.setdefault(op.prefix, set()).add(op.writer)
         return {prefix for prefix, writers in deleted.items() if writers <= lost}
 
-    @rule()
-    def rollback(self) -> None:
-        self.end()
-        self.begin()
 
-    @invariant()
-    def nothing_is_seen_before_the_commit(self) -> None:
-        assert dict(self.repo.mapping()) == self.base
+WHAT = ["set", "set", "set", "set equal", "delete", "delete_dir", "follow", "follow", "read", "seal", "die", "commit"]
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(WHAT), st.sampled_from(KEYS), st.sampled_from(PREFIXES)),
+    min_size=2,
+    max_size=20,
+)
 
 
-TestParticipants = Participants.TestCase
-TestParticipants.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+@settings(max_examples=400, deadline=None)
+@given(STEPS)
+def test_what_is_in_one_order_is_committed_and_all_else_refused(steps: list[tuple[int, str, str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        participants = Participants(directory)
+        try:
+            for step in steps:
+                participants.do(*step)
+                assert dict(participants.repo.mapping()) == participants.base  # nothing is seen before the commit
+            participants.commit(allow_lost=False)
+        finally:
+            participants.end()
+        assert participants.repo.verify().faults == []

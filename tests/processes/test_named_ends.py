@@ -427,20 +427,22 @@ def test_a_disk_that_fails_at_each_step(open_repo: Any) -> None:
         repo = open_repo(f"{step}.tx")
         transaction = stage_all(repo)
         failing = txstore.Repository(repo.url)
+        storage = watch(failing)
         store = failing.transaction(name=NAME)
         steps = itertools.count()
-        watch(failing).before = BeforeEachChange(
+        storage.before = BeforeEachChange(
             once(OSError(5, "broken"), lambda *_, steps=steps, at=step: next(steps) == at)
         )
-        unknown = False
+        refused = unknown = False
         try:
             store.commit()
         except txstore.CommitUnknownError:
             unknown = True
         except OSError:
-            pass
+            refused = True
         done = next(steps) < step
         committed = is_committed(repo, transaction)
+        assert unknown or committed != refused
         assert committed or unknown or named(repo) == [NAME]
         del store
         made = txstore.Repository(repo.url).transaction(name=NAME).commit(allow_lost=True)

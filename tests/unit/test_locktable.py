@@ -5,12 +5,21 @@ import os
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.processes.lock_clients import TimedOut, descriptors_of, is_free, native, open_table, run_threads
+from tests.processes.lock_clients import (
+    TimedOut,
+    descriptors_of,
+    is_free,
+    native,
+    open_table,
+    run_threads,
+    wait_until,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
 
@@ -180,6 +189,29 @@ def test_keys_in_any_order_and_kind_of_sequence(table, owners, count):
         one.release(keys)
         assert not any(one.holds(key) for key in keys)
     assert is_free(table, keys)
+
+
+@pytest.mark.parametrize("count", [5, 500, 5000])
+def test_keys_are_taken_in_the_order_of_their_slots(table, owners, count):
+    """In one order everywhere: calls can't wait for each other in a circle."""
+    one, other = owners
+    keys = [f"a{i % 7}/c/{i * 37 % count}" for i in range(count)]
+    in_order = sorted(keys, key=table.slot_of)
+    middle = count // 2
+    other.acquire(in_order[middle])
+
+    def wait():
+        with pytest.raises(ValueError, match="closed"):
+            one.acquire(keys, 30)
+
+    def look():
+        wait_until(lambda: not is_free(table, in_order[0]))
+        time.sleep(0.1)
+        assert not any(is_free(table, key) for key in in_order[:middle])
+        assert is_free(table, in_order[middle + 1 :])
+        one.close()
+
+    run_threads(wait, look)
 
 
 def test_keys_that_share_a_slot(path):
@@ -377,28 +409,51 @@ def test_two_threads_with_one_owner(table, owners):
     assert is_free(table, ["a", "b"])
 
 
-def test_a_lock_granted_to_a_thread_that_has_not_noticed_yet(table, owners):
-    """The other thread of its owner finds it held, uses it and gives it up: the first one has it still."""
-    shared, other = owners
-    other.acquire("a")
-    waiting = threading.Thread(target=shared.acquire, args=("a", 30))
+@contextmanager
+def granted_unnoticed(owner, holder, key):
+    """A thread that waited for the key's lock has it now, and can't come back to Python while this block runs."""
+    raised = []
+
+    def wait():
+        try:
+            owner.acquire(key, 30)
+        except ValueError as error:
+            raised.append(error)
+
+    holder.acquire(key)
+    waiting = threading.Thread(target=wait)
     waiting.start()
     time.sleep(0.1)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(10)
     try:
-        other.release("a")
+        holder.release(key)
         until = time.monotonic() + 0.05
-        while time.monotonic() < until:  # it takes the lock meanwhile, and can't come back to Python
+        while time.monotonic() < until:
             pass
-        shared.acquire("a", 30)
-        shared.release("a")
+        yield raised
     finally:
         sys.setswitchinterval(interval)
-    waiting.join(60)
+        waiting.join(60)
+
+
+def test_another_thread_gives_up_a_lock_before_it_is_noticed(table, owners):
+    shared, other = owners
+    with granted_unnoticed(shared, other, "a") as raised:
+        shared.acquire("a", 30)  # held by its owner already
+        shared.release("a")
+    assert raised == []
     assert shared.holds("a")
     shared.fence()
     assert not is_free(table, "a")
+
+
+def test_another_thread_closes_the_owner_before_a_lock_is_noticed(table, owners):
+    shared, other = owners
+    with granted_unnoticed(shared, other, "a") as raised:
+        shared.close()
+    assert "closed" in str(raised)
+    assert is_free(table, "a")
 
 
 def test_one_of_two_waiting_threads_of_an_owner_gives_up(table, owners):

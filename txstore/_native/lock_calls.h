@@ -300,7 +300,8 @@ siblings_begin(sibling_list *siblings, PyObject *object)
     return 0;
 }
 
-/* Nanoseconds from seconds: FOR_EVER for None or what amounts to it, 0 to try. */
+/* Nanoseconds from seconds: FOR_EVER for None or what amounts to it, 0 to try: also for less than it takes to ask
+ * whether the holder is alive. */
 static inline int
 timeout_ns(PyObject *object, int64_t *timeout)
 {
@@ -316,7 +317,7 @@ timeout_ns(PyObject *object, int64_t *timeout)
         PyErr_SetString(PyExc_ValueError, "timeout must be a number of seconds or None, not NaN");
         return -1;
     }
-    if (seconds <= 0) {
+    if (seconds < 50e-6) {
         *timeout = 0;
     } else if (seconds < 1e9) {
         *timeout = (int64_t)(seconds * 1e9);

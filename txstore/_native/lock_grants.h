@@ -4,8 +4,8 @@
  * The GIL guards every field of both. It is given up to sleep, and to ask the kernel something; whatever a thread had
  * read before is read again after that, and `busy` keeps a closed table's descriptor open as long as a thread uses it.
  *
- * Two threads may use one owner. One that was given a word while it waited, without the GIL, may find that the other has
- * found it held, used it and given it up since: it looks once more when it has the GIL, and waits on.
+ * Two threads may use one owner. One that was given a word while it waited, without the GIL, may find that the other
+ * has found it held, used it and given it up since: it looks once more when it has the GIL, and waits on.
  */
 
 #ifndef TXS_LOCK_GRANTS_H
@@ -24,7 +24,8 @@ typedef struct {
     PyObject *timed_out, *lost, *forked;
     uint64_t *numbers; /* a bit for each number of a transaction: in use */
     uint32_t next_number;
-    long busy; /* threads that use the descriptor without the GIL */
+    long busy;      /* threads that use the descriptor without the GIL */
+    unsigned forks; /* the fork_count of the process whose threads they are */
     bool closed;
 } table_object;
 
@@ -73,6 +74,10 @@ leave_if_idle(table_object *self)
 static int
 table_is_usable(table_object *self)
 {
+    if (self->forks != fork_count()) {
+        self->forks = fork_count();
+        self->busy = 0; /* a child has none of its parent's threads */
+    }
     if (self->closed) {
         PyErr_SetString(PyExc_ValueError, "the lock table is closed");
         return -1;
@@ -233,8 +238,8 @@ try_again(owner_object *self, uint32_t slot, const word_asker *asker, uint32_t *
     return recovered ? word_take(word, asker, true, taken_from) : WORD_BUSY;
 }
 
-/* Takes the slot of the call's key `at`, for `count` keys. Returns WORD_TAKEN or WORD_HELD; WORD_BUSY or WORD_LATE if it
- * timed out; WORD_AGAIN if an exception is set. `*deadline` is 0 until there is something to wait for. */
+/* Takes the slot of the call's key `at`, for `count` keys. Returns WORD_TAKEN or WORD_HELD; WORD_BUSY or WORD_LATE
+ * if it timed out; WORD_AGAIN if an exception is set. `*deadline` is 0 until there is something to wait for. */
 static word_outcome
 grant_slot(owner_object *self, lock_call *call, Py_ssize_t at, uint32_t count, const word_asker *asker,
            int64_t timeout, int64_t *deadline)

@@ -47,7 +47,8 @@ join_examined(lock_table *table, const tracked_fd *file, uint32_t *member, lock_
         return fault->error;
     }
     if (verdict == FILE_IS_VACANT) {
-        int error = allocate_file(file->fd, table->length); /* it may have been cut off: touching it would be a SIGBUS */
+        /* It may have been cut off: what is mapped behind its end would be a SIGBUS. */
+        int error = allocate_file(file->fd, table->length);
         if (error != 0) {
             return error;
         }

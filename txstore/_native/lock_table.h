@@ -57,7 +57,6 @@ renew_numbers(table_object *self)
         }
     }
     memset(self->numbers, 0, NUMBERS / 8);
-    self->busy = 0;
     self->next_number = (uint32_t)mix64((uint64_t)now_ns() ^ self->table.incarnation << 32) % NUMBERS;
     return 0;
 }
@@ -134,6 +133,7 @@ table_new(PyTypeObject *type, PyObject *args, PyObject *named)
         return NULL;
     }
     self->table.live.fd = -1;
+    self->forks = fork_count();
     self->shown_path = Py_NewRef(path);
     self->timed_out = Py_NewRef(timed_out);
     self->lost = Py_NewRef(lost);
@@ -161,8 +161,8 @@ table_new(PyTypeObject *type, PyObject *args, PyObject *named)
 PyDoc_STRVAR(table_owner_doc,
              "owner($self, /)\n--\n\n"
              "Begin an owner: one transaction.\n\n"
-             "Raises OSError: EUSERS if 2,047 processes are members or this one has 262,143 owners, ESTALE if the file\n"
-             "was removed or replaced: make a new LockTable.");
+             "Raises OSError: EUSERS if 2,047 processes are members or this one has 262,143 owners, ESTALE if the\n"
+             "file was removed or replaced: make a new LockTable.");
 
 static PyObject *
 table_owner(PyObject *object, PyObject *Py_UNUSED(none))

@@ -1,0 +1,40 @@
+"""Exceptions go through pickle: a pool of workers hands them back that way, and hangs on one that can't."""
+
+import copy
+import pickle
+
+import pytest
+
+from txstore import errors
+
+EXAMPLES = [
+    errors.ConflictError(["a/c/0"], reason="because", base=1, head=2),
+    errors.StaleArrayError("a", reason="it changed"),
+    errors.LockTimeoutError(["a/c/0"], "process 7"),
+    errors.LocksUnavailableError("/data.tx", "none here"),
+    errors.LocksLostError(["a/c/0"]),
+    errors.ParticipantLostError(["process 7 on host"], ["a/c/0"]),
+    errors.CommitUnknownError("0" * 32, reason="the answer was lost"),
+    errors.CorruptionError("packs/00/00", reason="a wrong checksum", offset=64, key="a/c/0"),
+    errors.SnapshotExpiredError("main@7"),
+    errors.RepositoryNotFoundError("/data.tx", creatable=True),
+    errors.CommitNotFoundError("slot 7", hint="look"),
+    errors.NodeNotFoundError("a"),
+    errors.UnsupportedFormatError("format.json", found="2", supported="1"),
+    errors.TransactionStateError("it has ended", state="ended"),
+    errors.KeyFormatError("a key is not empty"),
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("again", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy], ids=["pickle", "copy"])
+def test_an_exception_goes_through_pickle(error, again):
+    found = again(error)
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert vars(found) == vars(error)
+
+
+def test_all_exceptions_are_here():
+    kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.TxStoreError)}
+    assert kinds - {errors.TxStoreError} == {type(error) for error in EXAMPLES}
