@@ -61,7 +61,11 @@ def find_or_begin(commits: Commits, record: TransactionRecord) -> SharedTransact
         if durable:
             commits.identity.make_durable()  # it may have been created without
         shared = SharedTransaction.publish(commits, record)
-        commits.storage.write_once(names.named_path(record.name), record.id.hex().encode(), durable=durable)
+        try:
+            commits.storage.write_once(names.named_path(record.name), record.id.hex().encode(), durable=durable)
+        except BaseException:
+            commits.storage.delete(names.open_path(record.id))  # nobody would find it
+            raise
         return shared
 
 

@@ -1,8 +1,12 @@
 """The files by which several processes stage into one transaction: its record, and what each of them has staged.
 
 The record `.staging/<transaction>.open` is there as long as the transaction may be staged into; it is renamed to end
-that, and deleted when the transaction has ended. Each participant has a pack of its own. It holds the file (see `storage`),
-so that the others can tell whether it lives; its last frame is a seal when it has done all that it meant to do.
+that, and deleted when the transaction has ended. Each participant has a pack of its own. It holds the file (see
+`storage`), so that the others can tell whether it lives; its last frame is a seal when it has done all that it meant to
+do.
+
+Whoever ends a transaction with a name holds its record, from before it is renamed. Where nobody holds a sealed record,
+whoever did has died: it was committed, which the history tells, or it is as if nothing had been tried.
 """
 
 from __future__ import annotations
@@ -207,11 +211,18 @@ class SharedTransaction:
         """
         if self.is_named and self._held is None:
             self._held = self._hold_record()
+        committed = None
         try:
             self._storage.rename_noreplace(names.open_path(self.id), names.sealed_path(self.id))
         except FileNotFoundError:  # it is sealed: by this process, or by one that died
-            if self.is_named and (committed := self._take_over()) is not None:
-                raise _ended(committed) from None
+            if self.is_named:
+                committed = self._take_over()
+        except BaseException:
+            if self.is_named:
+                self.close()  # before it is known whether it was committed, nobody may unseal it
+            raise
+        if committed is not None:
+            raise _ended(committed)
 
     def _hold_record(self) -> StagedFile:
         """Hold the record of a transaction with a name: only who does so renames it.
@@ -228,9 +239,14 @@ class SharedTransaction:
                         "done",
                         state="committing",
                     ) from None
-                if self.is_there():
+                is_there = False
+                try:
+                    is_there = self.is_there()  # else its last name went while it was opened
+                finally:
+                    if not is_there:
+                        held.close()
+                if is_there:
                     return held
-                held.close()  # its last name went while it was opened
         raise _ended()
 
     def recover(self) -> bool:
@@ -239,7 +255,12 @@ class SharedTransaction:
         Raises `TransactionStateError` if it has ended, or a living process is ending it.
         """
         self._held = self._hold_record()
-        if self.is_sealed() and self._take_over() is not None:
+        try:
+            is_sealed = self.is_sealed()
+        except BaseException:
+            self.close()
+            raise
+        if is_sealed and self._take_over() is not None:
             return False
         self.unseal()
         return True
@@ -346,13 +367,13 @@ class SharedTransaction:
             append_about(writer)
             try:
                 writer.publish()
+                self.check_open()
             except FileExistsError:
                 continue  # another has just taken the number
-            try:
-                self.check_open()
-            except TransactionStateError:
-                writer.close()
-                self._storage.delete(writer.path)
+            except BaseException:
+                if writer.close():  # or this process would look attached for as long as it lives
+                    with contextlib.suppress(OSError):
+                        self._storage.delete(writer.path)
                 raise
             return number, writer
 

@@ -5,10 +5,8 @@ No life cycle here: `Transaction` says when this may be written, `Committer` tur
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from txstore import forking, format, names
 from txstore.chains import Link
 from txstore.commits import Commits
-from txstore.errors import ConflictError, ParticipantLostError, TransactionStateError, UncommittedChangesWarning
+from txstore.errors import (
+    ConflictError,
+    CorruptionError,
+    ParticipantLostError,
+    TransactionStateError,
+    UncommittedChangesWarning,
+)
+from txstore.exits import at_exit, was_broken_off
 from txstore.format import Frame, Predecessor
 from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
@@ -41,7 +46,6 @@ Places = dict[str, tuple[int, int] | None]
 
 #: In a process that stages into transactions of others: what it has to seal when it ends.
 _participants: weakref.WeakSet[Staging] = weakref.WeakSet()
-_sealing_in: int | None = None  # the process that `_seal_at_exit` is registered in
 
 
 class Part(NamedTuple):
@@ -262,7 +266,8 @@ class Staging(Hierarchy):
                         raise _not_shared()
                     self._shared.check_open()
                     self.staged.me, self._writer = self._shared.join()
-                    _seal_at_exit(self)
+                    _participants.add(self)
+                    at_exit(_seal_all)
                 else:
                     self._commits.identity.create(durable=self.record.durability == "fsync")
                     if not self._commits.is_tidy:
@@ -471,8 +476,11 @@ class Staging(Hierarchy):
         broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other))
         lost_keys = self.staged.of_participants(lost)
         unfinished = (frame for number in lost if (frame := self._tails[number].unfinished) is not None)
-        lost_keys += sorted({frame.key.decode() for frame in unfinished if self._is_undone(frame)}.difference(lost_keys))
-        if lost_keys and not allow_lost:
+        undone = {frame.key.decode() for frame in unfinished if self._is_undone(frame)}
+        lost_keys += sorted(undone.difference(lost_keys))
+        if allow_lost:  # but not what a power loss has taken: it was never synced
+            lost_keys = [key for key in lost_keys if self._is_damaged(key)]
+        if lost_keys:
             raise ParticipantLostError(list(lost.values()), lost_keys)
         if broken:
             raise ConflictError(
@@ -485,6 +493,16 @@ class Staging(Hierarchy):
         """Tell whether nobody has done since what a process died doing."""
         link = self.staged.get(unfinished.key.decode())
         return link is None or link.place == unfinished.seen
+
+    def _is_damaged(self, key: str) -> bool:
+        link = self.staged.get(key)
+        if link is None or link.kind != format.FRAME_VALUE:
+            return False
+        try:
+            self.read(link)
+        except CorruptionError:
+            return True
+        return False
 
     def close_to_all(self) -> None:
         """Let nobody stage any more into a transaction with a name. Raises `TransactionStateError` if it has ended."""
@@ -646,27 +664,11 @@ def _not_shared() -> TransactionStateError:
     )
 
 
-def _seal_at_exit(staging: Staging) -> None:
-    """Seal when the process ends in good order: by then it has done its part."""
-    global _sealing_in
-    _participants.add(staging)
-    if _sealing_in == os.getpid():
-        return
-    _sealing_in = os.getpid()
-    atexit.register(_seal_all)
-    if "multiprocessing.util" in sys.modules:  # its processes end without `atexit`
-        from multiprocessing.util import Finalize
-
-        Finalize(None, _seal_all, exitpriority=0)
-
-
 def _seal_all() -> None:
-    ending = sys.exc_info()[1]
-    if ending is None and not hasattr(sys, "ps1"):  # else it says what was raised at the prompt
-        ending = getattr(sys, "last_value", None)
-    if ending is not None and not (isinstance(ending, SystemExit) and not ending.code):
-        return  # the work was broken off
+    """Seal when the process ends, if it has done its part."""
+    broken_off = was_broken_off()
     for staging in list(_participants):
         if staging.process == os.getpid():
+            staging.has_failed |= broken_off
             with contextlib.suppress(OSError, TransactionStateError):
                 staging.seal()

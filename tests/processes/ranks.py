@@ -16,6 +16,7 @@ from tests.processes.workers import QUICK, TIMEOUT
 from txstore import names
 
 NAME = "run-17"
+KEYS = ["a", "b", "c"]
 
 
 class Seat:
@@ -165,3 +166,17 @@ def assert_tidy(repo: txstore.Repository) -> None:
     commits = repo.engine.commits
     referred = {pack.name.id.hex() for stored in commits.ancestors(commits.head()) for pack in stored.header.packs}
     assert packs == referred
+
+
+def stage_all(repo: txstore.Repository) -> str:
+    """Let three processes, so to speak, stage one key each; return the id of the transaction."""
+    for key in KEYS:
+        stage(repo, key)
+    return repo.transactions()[0].id
+
+
+def is_committed(repo: txstore.Repository, transaction: str) -> bool:
+    """Tell whether a transaction was committed, which must be once."""
+    ids = [commit.id for commit in txstore.Repository(repo.url).log()]
+    assert ids.count(transaction) <= 1
+    return transaction in ids

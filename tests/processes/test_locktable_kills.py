@@ -60,6 +60,9 @@ class Shared:
     def count(self, worker: int, counter: str) -> None:
         self._numbers[PLACES + worker * len(COUNTERS) + COUNTERS.index(counter)] += 1
 
+    def counted_by(self, worker: int, counter: str) -> int:
+        return self._numbers[PLACES + worker * len(COUNTERS) + COUNTERS.index(counter)]
+
     def counted(self, counter: str) -> int:
         return sum(self._numbers[PLACES + COUNTERS.index(counter) :: len(COUNTERS)])
 
@@ -164,7 +167,7 @@ def work(folder: Path, number: int, workers: int, parent: int) -> None:
         while os.getppid() == parent:
             for _ in range(3):
                 worker.transact()
-            if worker.chance.random() < 0.2:
+            if worker.chance.random() < 0.05:
                 worker.fork()
             if worker.chance.random() < 0.1:
                 worker.owner.fence()
@@ -177,7 +180,9 @@ def work(folder: Path, number: int, workers: int, parent: int) -> None:
 def drive(folder_name: str, first: int, count: int, workers: int, rounds: int) -> None:
     """Keep so many workers running, kill and stop them at random; print when done."""
     folder, chance, parent = Path(folder_name), random.Random(), os.getpid()
+    shared = Shared(folder, workers)
     children: dict[int, int] = {}
+    enough: dict[int, int] = {}
 
     def start(number: int) -> None:
         child = os.fork()
@@ -185,13 +190,19 @@ def drive(folder_name: str, first: int, count: int, workers: int, rounds: int) -
             with ended_process():
                 work(folder, number, workers, parent)
         children[number] = child
+        # Killed while it starts, or when it has come to something, however slow the machine is.
+        more = 0 if chance.random() < 0.5 else chance.randrange(1, 8)
+        enough[number] = shared.counted_by(number, "grants") + more
 
     try:
         for number in range(first, first + count):
             start(number)
         for _ in range(rounds):
-            time.sleep(chance.random() ** 2 * 0.03)
             number = chance.choice(list(children))
+            deadline = time.monotonic() + PATIENCE
+            while shared.counted_by(number, "grants") < enough[number] and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(chance.random() ** 2 * 0.02)
             if chance.random() < 0.1:
                 os.kill(children[number], signal.SIGSTOP)
                 time.sleep(0.03)

@@ -129,6 +129,23 @@ def test_what_the_dead_have_staged_can_be_taken(repo: txstore.Repository) -> Non
     assert_tidy(repo)
 
 
+def test_what_power_loss_has_taken_of_the_dead_is_not_committed(repo: txstore.Repository) -> None:
+    """Frames that were never synced may be there without their values."""
+    with ranks(1, repo) as (rank,):
+        transaction = rank.do("join")
+        rank.do("put", "a", "b", "c")
+    (part,) = Path(repo.url, ".staging").glob(f"{transaction}.*[0-9]")
+    with part.open("r+b") as file:
+        file.seek(part.read_bytes().rindex(value_of("b")))
+        file.write(bytes(50))
+    with pytest.raises(txstore.ParticipantLostError) as lost:
+        repo.transaction(name=NAME).commit(allow_lost=True)
+    assert lost.value.keys == ("b",)
+    stage(repo, "a", "b", "c")  # all of it: nothing of the damaged file goes into the commit
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == ["a", "b", "c"]
+
+
 def test_who_died_with_nothing_staged_is_not_missed(repo: txstore.Repository) -> None:
     with ranks(1, repo) as (rank,):
         rank.do("join")

@@ -32,6 +32,7 @@ LAYERS = [
     "conflicts",
     "named",
     "staging",
+    "exits",
     "reclaiming",
     "participants",
     "staged",

@@ -191,6 +191,33 @@ def test_keys_in_any_order_and_kind_of_sequence(table, owners, count):
     assert is_free(table, keys)
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_other_keys_than_those_of_the_last_call_are_given_up(table, owners, kind):
+    one, _ = owners
+    first, second = ([f"{name}/c/{i}" for i in range(50)] for name in "ab")
+    one.acquire(second)
+    one.acquire(kind(first))
+    one.release(kind(second))
+    assert is_free(table, second)
+    assert all(one.holds(key) for key in first)
+    one.release(kind(first))
+    assert is_free(table, first)
+
+    keys = kind([*first, *first])
+    one.acquire(keys)
+    one.release(keys)
+    assert is_free(table, first)
+    with pytest.raises(ValueError, match="does not hold"):
+        one.release(keys)
+    one.acquire(keys)
+    one.park(keys)
+    assert not is_free(table, first[0])
+    one.acquire(keys)
+    one.acquire(second)
+    one.close()
+    assert is_free(table, first + second)
+
+
 @pytest.mark.parametrize("count", [5, 500, 5000])
 def test_keys_are_taken_in_the_order_of_their_slots(table, owners, count):
     """In one order everywhere: calls can't wait for each other in a circle."""

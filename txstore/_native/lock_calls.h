@@ -23,7 +23,8 @@ typedef struct {
 typedef struct {
     PyObject *keys; /* a str, or a tuple or list of them */
     PyObject **items;
-    Py_ssize_t count;
+    Py_ssize_t given; /* how many keys */
+    Py_ssize_t count; /* how many of them differ: the length of the order */
     call_key *order;
     call_key few[FEW_KEYS];
 } lock_call;
@@ -85,14 +86,14 @@ sort_many(call_key *order, Py_ssize_t count, unsigned slot_bits)
     }
     call_key *from = order, *to = other;
     for (unsigned shift = 0; shift < slot_bits; shift += DIGIT_BITS) {
-        Py_ssize_t starts[1 << DIGIT_BITS] = {0};
+        uint32_t starts[1 << DIGIT_BITS] = {0};
         const uint32_t mask = (1u << DIGIT_BITS) - 1;
         for (Py_ssize_t i = 0; i < count; i++) {
             starts[(from[i].slot >> shift) & mask]++;
         }
-        Py_ssize_t start = 0;
+        uint32_t start = 0;
         for (uint32_t digit = 0; digit <= mask; digit++) {
-            Py_ssize_t size = starts[digit];
+            uint32_t size = starts[digit];
             starts[digit] = start;
             start += size;
         }
@@ -196,15 +197,16 @@ call_begin(lock_call *call, const lock_table *table, PyObject *keys)
     if (PyUnicode_Check(keys)) {
         call->keys = Py_NewRef(keys);
         call->items = &call->keys;
-        call->count = 1;
+        call->given = 1;
     } else {
         call->keys = PySequence_Fast(keys, "keys must be a str or a sequence of them");
         if (call->keys == NULL) {
             return -1;
         }
         call->items = PySequence_Fast_ITEMS(call->keys);
-        call->count = PySequence_Fast_GET_SIZE(call->keys);
+        call->given = PySequence_Fast_GET_SIZE(call->keys);
     }
+    call->count = call->given;
     if (call->count > INT32_MAX) {
         PyErr_SetString(PyExc_OverflowError, "too many keys in one call");
         call_end(call);
@@ -239,6 +241,39 @@ call_keep_keys(lock_call *call)
     Py_SETREF(call->keys, kept);
     call->items = PySequence_Fast_ITEMS(kept);
     return 0;
+}
+
+/* Keeps a call of many keys for the next one: what is given up is mostly what was taken last, and in order already.
+ * `kept` is empty, or a call that is dropped. Takes over `call`, or ends it. */
+static inline void
+call_keep(lock_call *kept, lock_call *call)
+{
+    if (call->order == call->few) {
+        call_end(call);
+    } else if (call_keep_keys(call) < 0) {
+        PyErr_Clear(); /* it is only a convenience */
+        call_end(call);
+    } else {
+        lock_call dropped = *kept;
+        *kept = *call;
+        if (dropped.keys != NULL) {
+            call_end(&dropped);
+        }
+    }
+}
+
+/* Begins a call with what was kept, if it has the very same keys: strings never change. */
+static inline bool
+call_resume(lock_call *call, lock_call *kept, PyObject *keys)
+{
+    if (kept->keys == NULL || !(PyList_Check(keys) || PyTuple_Check(keys)) ||
+        PySequence_Fast_GET_SIZE(keys) != kept->given ||
+        memcmp(PySequence_Fast_ITEMS(keys), kept->items, (size_t)kept->given * sizeof *kept->items) != 0) {
+        return false;
+    }
+    *call = *kept;
+    kept->keys = NULL;
+    return true;
 }
 
 /* An owner's `parked`. */

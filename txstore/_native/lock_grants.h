@@ -37,6 +37,7 @@ typedef struct {
     bool closed, ever_held;
     held_set held;   /* the count: how often it was granted */
     held_set parked; /* what we ever parked under our own `parked`, whoever has it now */
+    lock_call last;  /* what was acquired last, if it was many keys; keys NULL: nothing */
 } owner_object;
 
 typedef enum { DROPPED, NOT_HELD, HELD_NO_LONGER } drop_outcome;

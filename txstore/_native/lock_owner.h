@@ -110,7 +110,11 @@ owner_acquire(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObjec
     if (call_begin(&call, &self->owned_by->table, values[0]) == 0) {
         /* Python code may have run: keys may be any sequence. */
         dirty = owner_is_usable(self) < 0 ? NULL : acquire_call(self, &call, &siblings, timeout);
-        call_end(&call);
+        if (dirty != NULL) {
+            call_keep(&self->last, &call);
+        } else {
+            call_end(&call);
+        }
     }
     siblings_end(&siblings);
     return dirty;
@@ -137,7 +141,10 @@ static PyObject *
 drop_keys(owner_object *self, PyObject *keys, uint32_t left)
 {
     lock_call call;
-    if (owner_is_ours(self) < 0 || call_begin(&call, &self->owned_by->table, keys) < 0) {
+    if (owner_is_ours(self) < 0) {
+        return NULL;
+    }
+    if (!call_resume(&call, &self->last, keys) && call_begin(&call, &self->owned_by->table, keys) < 0) {
         return NULL;
     }
     PyObject *missing = NULL, *gone = NULL;
@@ -283,6 +290,9 @@ owner_end(owner_object *self, bool sweep)
     bool ours = self->forks == fork_count() && !self->closed;
     uint32_t parked = self->identity | WORD_PARKED;
     self->closed = true;
+    if (self->last.keys != NULL) {
+        call_end(&self->last);
+    }
     drop_all(self, &self->held, ours ? self->identity : 0);
     drop_all(self, &self->parked, ours ? parked : 0);
     for (uint32_t slot = 0; ours && sweep && slot < table->table.slots; slot++) {

@@ -100,19 +100,20 @@ read_coordinates(const uint8_t *key, size_t length, unsigned slot_bits, uint64_t
     size_t prefix = length, at = length;
     *position = 0;
     for (unsigned number = 0; number < COORDINATES; number++) {
-        uint64_t value = 0, power = 1;
+        uint64_t value = 0, scale = multiplier;
         size_t end = at;
-        while (at > 0 && (uint8_t)(key[at - 1] - '0') <= 9 && end - at <= COORDINATE_DIGITS) {
+        uint8_t digit;
+        while (at > 0 && (digit = (uint8_t)(key[at - 1] - '0')) <= 9) {
             at--;
-            value += (uint64_t)(key[at] - '0') * power;
-            power *= 10;
+            value += digit * scale;
+            scale *= 10;
         }
         size_t digits = end - at;
         if (digits == 0 || digits > COORDINATE_DIGITS || (digits > 1 && key[at] == '0') ||
             (at > 0 && key[at - 1] != '/' && key[at - 1] != '.')) {
             break;
         }
-        *position += value * multiplier;
+        *position += value;
         prefix = at;
         if (at == 0) {
             break;
