@@ -19,19 +19,23 @@ def reclaim_staging(commits: Commits) -> None:
     """Delete the staged files of dead processes. Any number of processes may do so at once."""
     storage = commits.storage
     files = storage.list(names.STAGING)
+    staged = {file: found[0] for file in files if (found := names.parse_staging(file)) is not None}
     shared = {transaction for transaction in map(names.parse_record, files) if transaction is not None}
-    kept = {transaction for transaction in shared if _is_alive(storage, transaction)}
+    kept = {transaction for transaction in shared if _is_alive(storage, transaction, if_gone=True)}
+    # A record that was renamed while they were listed may be missing from the list: it is looked for once more.
+    kept |= {transaction for transaction in set(staged.values()) - shared if _is_alive(storage, transaction)}
     with contextlib.suppress(OSError):  # this serves tidiness; a later writer tries again
         for file in files:
-            staged = names.parse_staging(file)
-            if file.endswith(names.NEW) or (staged is not None and staged[0] not in kept):
+            is_unfinished = file.endswith(names.NEW) and names.parse_named(file) is None
+            if is_unfinished or (file in staged and staged[file] not in kept):
                 storage.reclaim(f"{names.STAGING}/{file}")
         for transaction in shared - kept:
             for path in (names.open_path(transaction), names.sealed_path(transaction)):
                 storage.reclaim(path)
 
 
-def _is_alive(storage: Storage, transaction: bytes) -> bool:
+def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) -> bool:
+    """Tell from its record whether a shared transaction may still be committed; `if_gone` if there is none."""
     for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
         with contextlib.suppress(FileNotFoundError):
             if storage.is_held(path):
@@ -40,4 +44,4 @@ def _is_alive(storage: Storage, transaction: bytes) -> bool:
                 return TransactionRecord.decode(storage.read(path)).name is not None
             except MalformedError:
                 return False  # its owner died before it was written
-    return True  # it has just ended, by whoever ends it
+    return if_gone

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
-from txstore.participants import SharedTransaction
+from tests.processes.members import join_in_this_process
 from txstore.transaction import Transaction
 
 KEYS = ["a", "d/x", "d/e/z"]
@@ -47,14 +47,6 @@ class Participant:
     ignored: set[int] = field(default_factory=set)
     is_dead: bool = False
     is_sealed: bool = True
-
-
-def join(repo: txstore.Repository, transaction: bytes) -> Transaction:
-    """Join as one more participant; `Engine.join` makes one of a process, however often it is called."""
-    engine = repo.engine
-    staging = engine._staging_of(SharedTransaction.find(engine.commits, transaction))
-    staging.join_others()
-    return Transaction(engine.commits, engine.snapshots, staging)
 
 
 class Participants:
@@ -91,10 +83,9 @@ class Participants:
     def member(self, number: int) -> Participant | None:
         """Return a participant, which joins when it is first used; None if it has died."""
         if number not in self.members:
-            member = Participant(number, join(self.repo, self.owner.transaction._staging.id))
+            member = Participant(number, join_in_this_process(self.repo, self.owner.transaction._staging.id))
             member.ignored = set(self.lost)
             self.learn(member)
-            member.transaction._staging.attach()
             # Numbers are given in the order of joining, and frames are read in that of numbers.
             member.number = member.transaction._staging.staged.me
             self.members[number] = member
@@ -210,7 +201,10 @@ class Participants:
             self.learn(self.owner)
             assert set(error.keys) <= set(KEYS)
             for key in KEYS:
-                assert "refused" in expected[key] if key in error.keys else expected[key] != ["refused"], (key, expected)
+                assert "refused" in expected[key] if key in error.keys else expected[key] != ["refused"], (
+                    key,
+                    expected,
+                )
             assert dict(self.repo.mapping()) == self.base
             self.end()
             self.begin()

@@ -156,7 +156,6 @@ def test_who_died_with_nothing_staged_is_not_missed(repo: txstore.Repository) ->
 
 # --- beginning
 
-RECLAIMED = pytest.mark.xfail(reason="`reclaim_staging` takes `named-a.new` for a file that was never finished")
 
 
 def join_in_rounds(barrier: Any, url: str, number: int, rounds: int) -> list[str]:
@@ -256,7 +255,7 @@ def test_bad_names(repo: txstore.Repository, name: Any) -> None:
         "a" * 100,
         "a.open",
         "a.sealed",
-        pytest.param("a.new", marks=RECLAIMED),
+        "a.new",
         "0123456789abcdef0123456789abcdef.1",
         "named-a",
         "abcdefghijklmnopqrstuvwxyz.0",

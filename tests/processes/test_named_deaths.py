@@ -1,4 +1,4 @@
-"""Whoever ends a transaction with a name dies, or its disk fails, at each step: it is committed once, or still there."""
+"""Whoever ends a transaction with a name dies, or its disk fails, at each step: it is committed once, or all there."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import txstore
+from tests.conflicts.faults import watch
 from tests.processes.workers import SPAWN, TIMEOUT
 
 SIZES = pytest.mark.parametrize("size", [10, 3 << 20])
@@ -89,6 +90,22 @@ def test_a_child_that_outlives_its_owner_keeps_its_own_file(repo: txstore.Reposi
     child.close()
     write(repo)
     assert staged(repo) == []
+
+
+def test_a_record_that_is_renamed_while_it_is_listed(repo: txstore.Repository) -> None:
+    write(repo)
+    with repo.transaction(name="run") as store:
+        store["staged"] = b"1"
+    before = staged(repo)
+    fresh = txstore.Repository(repo.url)
+    watched = watch(fresh)
+    real = watched._real.list
+    watched._real.list = lambda path: [name for name in real(path) if not name.endswith((".open", ".sealed"))]
+    with fresh.transaction() as store:
+        store["key"] = os.urandom(8)
+    assert staged(repo) == before
+    repo.transaction(name="run").commit()
+    assert repo.snapshot()["staged"] == b"1"
 
 
 def test_files_that_were_never_finished(repo: txstore.Repository) -> None:
