@@ -45,6 +45,7 @@ export PIP_NO_INPUT = 1
 SOURCES := Makefile pyproject.toml setup.py $(wildcard txstore/_native/*.c txstore/_native/*.h)
 PURE_TESTS := $(wildcard tests/unit tests/conformance)
 PYTEST_ARGS ?=
+PARALLEL := --numprocesses auto --dist worksteal
 comma := ,
 
 # $(call environment,FOLDER,PYTHON,ARGUMENTS OF PIP INSTALL)
@@ -54,7 +55,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 check format demo bench pythons sanitize clean
+.PHONY: help test test-all test-zarr2 check format demo bench bench-processes torture sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -65,6 +66,8 @@ help:
 	@echo 'make format      ruff format, and the fixes that ruff can make'
 	@echo 'make demo        txstore demo'
 	@echo 'make bench       the benchmarks: a table, and JSON'
+	@echo 'make bench-processes  those of several processes alone'
+	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make sanitize    the C of the lock table under the thread, address and undefined behaviour sanitizers'
 	@echo 'make clean       removes .venv and what was built'
 	@echo 'Python: $(PYTHON)'
@@ -93,8 +96,8 @@ $(ZARR2)/stamp: $(SOURCES)
 	touch $@
 
 test: $(TEST)/stamp
-	$(TEST)/bin/python -m pytest $(PYTEST_ARGS)
-	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PURE_TESTS) $(PYTEST_ARGS)
+	$(TEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PARALLEL) $(PURE_TESTS) $(PYTEST_ARGS)
 
 test-all:
 	set -e; for python in $(or $(TXSTORE_PYTHONS),$(PYTHON)); do $(MAKE) --no-print-directory test PYTHON=$$python; done
@@ -118,6 +121,10 @@ demo: $(DEMO)/stamp
 bench: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks
 
+# Those of several processes alone: locks, following, readers beside writers, side by side with other stores.
+bench-processes: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks --only locks --only following --only readers --only processes
+
 # $(call stress,NAME,FLAGS): the program fails by itself when a sanitizer has reported anything.
 define stress
 	$(CC) -std=gnu11 -O1 -g -Wall -Wextra -Werror -pthread $(2) -Itxstore/_native tests/native/lock_stress.c \
@@ -127,6 +134,11 @@ define stress
 endef
 
 SANITIZE_SECONDS ?= 15
+# Ten thousand processes killed at any point of lock, stage and commit, in one pid namespace and in two.
+torture: $(TEST)/stamp
+	TXSTORE_KILL_ROUNDS=10000 $(TEST)/bin/python -m pytest tests/processes/test_torture.py \
+	  tests/processes/test_locktable_kills.py $(PYTEST_ARGS)
+
 sanitize:
 	mkdir -p build/native
 	$(call stress,thread,-fsanitize=thread)

@@ -192,6 +192,12 @@ class StagedKeys:
             order, low, high = self._range(prefix, after_prefix(prefix))
             return [key for key in order[low:high] if _place(self._refs[key])[0] != self.me]
 
+    def deleted_by_others(self, prefix: str) -> list[str]:
+        """Return the prefixes below a prefix that other participants have deleted."""
+        with self._lock:
+            below = [other for other in self._prefixes if other.startswith(prefix) and other != prefix]
+            return sorted(other for other in below if self._prefixes[other].keys() - {self.me})
+
     # --- the end
 
     def settle(self, lost: Collection[int], equal: Callable[[Link, Link], bool]) -> list[str]:

@@ -238,8 +238,11 @@ class Staging(Hierarchy):
         """
         writer = self._writer or self._begin()
         if kind == format.FRAME_PREFIX and self._shared is not None:
-            for other in self.staged.written_by_others(key):  # so that it is known which of their frames were seen
+            # So that it is known which frames of others were seen.
+            for other in self.staged.written_by_others(key):
                 self._append(writer, format.FRAME_TOMBSTONE, other, other.encode(), b"")
+            for other in self.staged.deleted_by_others(key):
+                self._append(writer, format.FRAME_PREFIX, other, other.encode(), b"")
         self._append(writer, kind, key, encoded, value)
         if self._shared is not None and not self.is_owner:
             self._is_sealed = False

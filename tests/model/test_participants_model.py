@@ -1,4 +1,4 @@
-"""Several participants of one transaction against an oracle, in one process and in every order that Hypothesis thinks of.
+"""Several participants of one transaction against an oracle, in one process, in every order that Hypothesis finds.
 
 The oracle knows of each write which others its writer had seen. What concerns a key must be in one order, in which each
 write has seen the one before; then the last one counts. Everything else has to be refused, and nothing but that.
@@ -170,21 +170,17 @@ class Participants:
             return [chain[-1].value]
         if chain is not None:
             return ["lost"] if chain[-1].key is not None else [None, "lost"]  # only the prefix may be named
-        needed = [op for op in ops if op.writer not in lost]
-        if needed:
-            known = frozenset().union(*(op.known for op in needed))
-            while True:
-                more = [op for op in ops if op.number in known and op not in needed]
-                if not more:
-                    break
-                needed += more
-                known = known.union(*(op.known for op in more))
-            ops = sorted(needed, key=lambda op: op.number)
-            chain = self.chain(ops)
-            if chain is not None:
-                return [chain[-1].value]
+        kept = [op for op in ops if op.writer not in lost]
+        needed = list(kept)
+        while more := [op for op in ops if op not in needed and any(op.number in other.known for other in needed)]:
+            needed += more
+        chain = self.chain(sorted(needed, key=lambda op: op.number))
+        if chain:
+            return [chain[-1].value]
         refused: list[object] = ["refused", "lost"] if lost else ["refused"]
         last = {op.writer: op.value for op in ops}
+        if kept and self.chain(kept) is not None:
+            refused.append(kept[-1].value)  # what was lost was known, and not built on
         if len(set(last.values())) == 1:  # equal values, or deletions: they may count as one
             return [*last.values(), *refused]
         others = {op.number for op in ops[:-1]}
@@ -195,35 +191,35 @@ class Participants:
     def commit(self, *, allow_lost: bool) -> None:
         expected = {key: self.outcomes(key) for key in KEYS}
         lost_prefixes = self.lost_prefixes()
+        error: txstore.TxStoreError | None = None
         try:
             self.owner.transaction.commit(allow_lost=allow_lost)
-        except txstore.ConflictError as error:
-            self.learn(self.owner)
-            assert set(error.keys) <= set(KEYS)
-            for key in KEYS:
-                assert "refused" in expected[key] if key in error.keys else expected[key] != ["refused"], (
-                    key,
-                    expected,
-                )
-            assert dict(self.repo.mapping()) == self.base
+        except (txstore.ConflictError, txstore.ParticipantLostError) as raised:
+            error = raised
+        if error is None:
+            self.check_committed(expected, allow_lost or not lost_prefixes, allow_lost)
+            return
+        assert dict(self.repo.mapping()) == self.base
+        self.learn(self.owner)
+        outcome = "refused" if isinstance(error, txstore.ConflictError) else "lost"
+        for key in KEYS:
+            named = key in error.keys
+            assert outcome in expected[key] if named else expected[key] != [outcome], (key, expected)
+        if isinstance(error, txstore.ConflictError):
             self.end()
             self.begin()
-            return
-        except txstore.ParticipantLostError as error:
-            self.learn(self.owner)
+        else:
             assert not allow_lost
-            for key in KEYS:
-                assert "lost" in expected[key] if key in error.keys else expected[key] != ["lost"], (key, expected)
             assert lost_prefixes <= {key.strip("/") for key in error.keys if key not in KEYS}
-            assert dict(self.repo.mapping()) == self.base
-            return
-        assert allow_lost or not lost_prefixes
+
+    def check_committed(self, expected: dict[str, list[object]], none_is_lost: bool, allow_lost: bool) -> None:
+        assert none_is_lost
         committed = dict(self.repo.mapping())
-        for key in KEYS:
-            if expected[key] == ["lost"]:
+        for key, outcomes in expected.items():
+            if outcomes == ["lost"]:
                 assert allow_lost
-            elif "lost" not in expected[key] or not allow_lost:
-                assert committed.get(key) in expected[key], (key, expected)
+            elif "lost" not in outcomes or not allow_lost:
+                assert committed.get(key) in outcomes, (key, expected)
         for member in self.members.values():
             if member.number and not member.is_dead:
                 with pytest.raises(txstore.TransactionStateError, match="has ended"):

@@ -1,4 +1,4 @@
-"""Several processes in one transaction: the owner commits what all have staged, or nothing, whatever happens to them."""
+"""Several processes in one transaction: what they stage, in which order, and who sees it; the owner commits it all."""
 
 from __future__ import annotations
 

@@ -1,0 +1,106 @@
+"""Processes that lock, stage and commit, and are killed at any point of it: `python -m tests.processes.torture`.
+
+One process forks writers and kills them at random moments; several such families may work on one repository, each perhaps
+in a pid namespace of its own. A writer increments the values of a few keys under their locks, so that every commit must
+be there, none may conflict, and no lock may stay behind. It says what it is about to commit, and what it has committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import txstore
+import txstore.grids  # with zarr: before writers are forked, not in each of them
+from tests.conflicts.faults import watch
+
+KEYS = 12
+WRITERS = 3
+LOCK_TIMEOUT = 60.0  # seconds; whoever waits so long waits for a lock that nobody gives up
+LONGEST_LIFE = 0.15  # seconds, of a writer that is about to be killed
+LONGEST_DELAY = 0.002  # seconds, before any operation of the storage
+DELAYED = 0.1  # of the operations
+
+
+def key(number: int) -> str:
+    return f"x/c/{number}"
+
+
+def write(url: str, seed: int, tell: int) -> None:
+    """Commit until killed. Each commit's message is a name that nobody else gives."""
+    repo = txstore.Repository(url, durability="none")
+    chance = random.Random(seed)
+    storage = watch(repo)
+
+    def delay(*_: Any) -> None:
+        if chance.random() < DELAYED:
+            time.sleep(chance.uniform(0, LONGEST_DELAY))
+
+    for operation in ("create", "file.write", "rename_noreplace", "lock", "write_in_place", "read_tail", "map", "delete"):
+        storage.before[operation] = storage.after[operation] = delay
+    for number in range(1 << 30):
+        mine = sorted(chance.sample(range(KEYS), chance.randint(1, 3)))
+        tx = repo.engine.begin(message=f"{seed}.{number}", lock={"x": np.array(mine)}, lock_timeout=LOCK_TIMEOUT)
+        for each in mine:
+            delay()
+            tx[key(each)] = b"%d" % (int(tx[key(each)]) + 1)
+        os.write(tell, f"begun {seed}.{number}\n".encode())
+        tx.commit()
+        os.write(tell, f"done {seed}.{number}\n".encode())
+
+
+class Writer:
+    def __init__(self, url: str, seed: int) -> None:
+        self.pipe, theirs = os.pipe()
+        self.told = b""
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                write(url, seed, theirs)
+            except BaseException as error:  # noqa: BLE001 - the parent is told, whatever it is
+                os.write(theirs, f"failed {type(error).__name__}: {error}\n".encode())
+            finally:
+                os._exit(1)
+        os.close(theirs)
+
+    def listen(self) -> None:
+        while select.select([self.pipe], [], [], 0)[0] and (more := os.read(self.pipe, 1 << 16)):
+            self.told += more
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.listen()
+        os.close(self.pipe)
+
+
+def run_family(url: str, seed: int, rounds: int) -> list[str]:
+    """Fork writers and kill one of them `rounds` times; return all that they said."""
+    chance = random.Random(seed)
+    names = iter(range(seed, 1 << 62, 1 << 20))
+    writers = [Writer(url, next(names)) for _ in range(WRITERS)]
+    said = b""
+    for _ in range(rounds):
+        time.sleep(chance.uniform(0, LONGEST_LIFE))
+        for writer in writers:
+            writer.listen()
+        doomed = writers.pop(chance.randrange(WRITERS))
+        doomed.kill()
+        said += doomed.told
+        writers.append(Writer(url, next(names)))
+    for writer in writers:
+        writer.kill()
+        said += writer.told
+    return said.decode().splitlines()
+
+
+if __name__ == "__main__":
+    json.dump(run_family(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])), sys.stdout)
