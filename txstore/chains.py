@@ -1,10 +1,10 @@
 """I7: what several processes of one transaction did to a key must form a chain. No I/O.
 
-Each frame says what its writer had seen of the key: nothing, the base, or another frame. The frames of a chain follow one
-another, each having seen the one before, so the last holds the work of all. Where two frames have seen the same, one of them
-does not know the other's work; nothing is merged silently, so the commit names the key. Two exceptions: what a process
-wrote that died before it was done is dropped where somebody else wrote the key afresh, and equal values that were written
-without having seen anything count as one.
+Each frame says what its writer had seen of the key: nothing, the base, or another frame. The frames of a chain follow
+one another, each having seen the one before, so the last holds the work of all. Where two frames have seen the same,
+one of them does not know the other's work; nothing is merged silently, so the commit names the key. Two exceptions:
+what a process wrote that died before it was done is dropped where somebody else wrote the key afresh, and equal values
+that were written without having seen anything count as one.
 """
 
 from __future__ import annotations

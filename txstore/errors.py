@@ -105,8 +105,8 @@ class ParticipantLostError(TxStoreError):
         self.keys = tuple(keys)
         super().__init__(
             f"{', '.join(self.participants)} died before the work on {shown_keys(self.keys)} was done: do that work "
-            "again, then commit. If it was done (multiprocessing.Pool kills its workers when its `with` block ends: call "
-            "pool.close() and pool.join() in it), commit(allow_lost=True) takes what is staged"
+            "again, then commit. If it was done (multiprocessing.Pool kills its workers when its `with` block ends: "
+            "call pool.close() and pool.join() in it), commit(allow_lost=True) takes what is staged"
         )
 
 

@@ -182,7 +182,7 @@ class PackName:
 
 @dataclass(frozen=True, slots=True)
 class DataPack:
-    """A pack that a commit has brought along beside its own file. Behind `end` there may be frames that came too late."""
+    """A pack that a commit has brought along beside its own file. Behind `end` there may be what came too late."""
 
     name: PackName
     end: int  # of the frames that count

@@ -1,4 +1,4 @@
-"""Deleting what processes left below `.staging/` that died: nobody can finish a transaction without a name but its owner.
+"""Deleting what dead processes left below `.staging/`: a transaction without a name is finished by its owner or nobody.
 
 A staged file is held by its writer for as long as that lives (see `storage`), and the record of a shared transaction by
 its owner. What has a name outlives them all, and stays.

@@ -1,8 +1,8 @@
 """The keys that are staged in one transaction, in memory: which frame counts for each, and in which order they lie.
 
 Frames come from this process and, in a transaction of several, from the packs of the others. As long as one process
-alone writes a key, a ref of 30 or 42 bytes is all that is kept of it, since there may be millions; where several do, the
-links of the chain are (I7). No I/O. Safe in threads.
+alone writes a key, a ref of 30 or 42 bytes is all that is kept of it, since there may be millions; where several do,
+the links of the chain are (I7). No I/O. Safe in threads.
 """
 
 from __future__ import annotations

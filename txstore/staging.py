@@ -60,8 +60,8 @@ class Staging(Hierarchy):
 
     The process that began the transaction is participant 0, and its pack becomes the commit file. Others join: children
     that inherit the transaction or are sent it, and, if it has a name, whoever gives that name; there, nobody is
-    participant 0. A process that joins sees what was staged when it joined, and what its siblings have staged since when
-    `follow_others` is called; the one that began the transaction sees all of it at any time.
+    participant 0. A process that joins sees what was staged when it joined, and, when `follow_others` is called, what
+    its siblings have staged since; the one that began the transaction sees all of it at any time.
     """
 
     def __init__(
@@ -661,8 +661,8 @@ class Staging(Hierarchy):
 
 def _not_shared() -> TransactionStateError:
     return TransactionStateError(
-        "this transaction was begun before the fork, and could not be shared by then: stage something in it (create the "
-        "arrays), in a repository that can be written, before you fork",
+        "this transaction was begun before the fork, and could not be shared by then: stage something in it (create "
+        "the arrays), in a repository that can be written, before you fork",
         state="foreign",
     )
 

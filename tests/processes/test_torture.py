@@ -45,8 +45,10 @@ def test_writers_that_are_killed(repo: txstore.Repository, namespaces: bool) -> 
             store[key(number)] = b"0"
     families = [
         subprocess.Popen(
-            [*(UNSHARE if namespaces else []), sys.executable, "-m", "tests.processes.torture", repo.url]
-            + [str(seed), str(ROUNDS // 2)],
+            [
+                *(UNSHARE if namespaces else []),
+                *(sys.executable, "-m", "tests.processes.torture", repo.url, str(seed), str(ROUNDS // 2)),
+            ],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

@@ -1,8 +1,9 @@
 """Processes that lock, stage and commit, and are killed at any point of it: `python -m tests.processes.torture`.
 
-One process forks writers and kills them at random moments; several such families may work on one repository, each perhaps
-in a pid namespace of its own. A writer increments the values of a few keys under their locks, so that every commit must
-be there, none may conflict, and no lock may stay behind. It says what it is about to commit, and what it has committed.
+One process forks writers and kills them at random moments; several such families may work on one repository, each
+perhaps in a pid namespace of its own. A writer increments the values of a few keys under their locks, so that every
+commit must be there, none may conflict, and no lock may stay behind. It says what it is about to commit, and what it
+has committed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def write(url: str, seed: int, tell: int) -> None:
         if chance.random() < DELAYED:
             time.sleep(chance.uniform(0, LONGEST_DELAY))
 
-    for operation in ("create", "file.write", "rename_noreplace", "lock", "write_in_place", "read_tail", "map", "delete"):
+    for operation in ("create", "file.write", "rename_noreplace", "lock", "write_in_place", "map", "delete"):
         storage.before[operation] = storage.after[operation] = delay
     for number in range(1 << 30):
         mine = sorted(chance.sample(range(KEYS), chance.randint(1, 3)))
