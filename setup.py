@@ -24,7 +24,7 @@ def extension(name: str) -> Extension:
 
 
 # The C is written for POSIX; on Windows the twins serve.
-EXTENSIONS = [] if sys.platform == "win32" else ["_index", "_local"]
+EXTENSIONS = [] if sys.platform == "win32" else ["_header", "_index", "_local"]
 if sys.platform == "linux":
     EXTENSIONS += ["_locktable", "_watch"]
 

@@ -64,8 +64,11 @@ def resolve(
     prefixes = prefixes or {}
     chain = order(links, prefixes)
     if chain is None and lost:
-        links = _without_lost(links, lost)
-        chain = order(links, prefixes)
+        kept = _without_lost(links, lost)
+        chain = order(kept, prefixes)
+        if chain is not None and any(link.seen == chain[-1].place and link.participant in lost for link in links):
+            return None  # those who died had gone on from there, and nobody has done that again
+        links = kept
     if chain is None and equal is not None and _are_equal(links, equal):
         chain = list(links[:1])
     if chain is None:
@@ -87,23 +90,32 @@ def tombstone(prefix: Predecessor) -> Link:
 
 def order(links: Sequence[Link], prefixes: Prefixes | None = None) -> list[Link] | None:
     """Return the links in the order of the chain; None if they form none."""
-    places = {link.place for link in links}
     first: Link | None = None
     followers: dict[Seen, Link] = {}
     for link in links:
-        if link.seen in places or (isinstance(link.seen, Predecessor) and not _is_prefix(link.seen, prefixes or {})):
-            if link.seen in followers:
-                return None  # two have seen the same
-            followers[link.seen] = link
-        elif first is None:
+        before = _before(link, links, prefixes or {})
+        if before is None and first is None:
             first = link
+        elif before is None or before in followers:
+            return None  # two begin anew, or have seen the same
         else:
-            return None  # two begin anew
+            followers[before] = link
     chain = []
     while first is not None:
         chain.append(first)
         first = followers.pop(first.place, None)
     return None if followers else chain  # what is left follows a frame that was written over
+
+
+def _before(link: Link, links: Sequence[Link], prefixes: Prefixes) -> Predecessor | None:
+    """Return the frame on the key that a link follows; None if it begins a chain."""
+    seen = link.seen
+    if isinstance(seen, Predecessor) and (
+        any(seen == other.place for other in links) or not _is_prefix(seen, prefixes)
+    ):
+        return seen
+    own = (other.place for other in links if other.participant == link.participant and other.sequence < link.sequence)
+    return max(own, default=None, key=lambda place: place.sequence)
 
 
 def _is_prefix(seen: Predecessor, prefixes: Prefixes) -> bool:

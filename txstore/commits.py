@@ -11,12 +11,7 @@ from operator import index
 from typing import Any, SupportsIndex
 
 from txstore import encoding, format, names, records
-from txstore.errors import (
-    CommitNotFoundError,
-    CommitUnknownError,
-    CorruptionError,
-    UnsupportedFormatError,
-)
+from txstore.errors import CommitNotFoundError, CommitUnknownError, CorruptionError, UnsupportedFormatError
 from txstore.format import Footer, Header
 from txstore.identity import Identity
 from txstore.keys import check_name
@@ -26,6 +21,8 @@ from txstore.storage import Storage
 MAIN = "main"
 #: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
 _TAIL = 4096
+#: So many commits may follow one another before their directory is synced: as many as a search has to read, at most.
+MAX_PENDING = 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -82,9 +79,9 @@ class Stored:
             author=h.author, message=h.message, properties=h.properties, statistics=h.statistics.as_dict(),
         )  # fmt: skip
 
-    def hint(self, *, durable: bool) -> Hint:
+    def hint(self, *, durable: bool, boot: int) -> Hint:
         f = self.footer
-        return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable)
+        return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable, boot)
 
 
 class SlotTakenError(Exception):
@@ -99,6 +96,7 @@ class Commits:
         self.identity = Identity(storage)
         self.is_tidy = False  # what dead processes had staged was looked for
         self._newest: Stored | None = None  # the head that was found last
+        self._durable_slot = -1  # known to be durable, with all slots below it
 
     # --- reading commits
 
@@ -133,41 +131,48 @@ class Commits:
 
     def head(self, branch: str = MAIN) -> Stored | None:
         """Return the newest commit, None if there is none yet."""
-        return self.find_head(branch)[0]
-
-    def find_head(self, branch: str = MAIN) -> tuple[Stored | None, bool]:
-        """Return the newest commit, and whether it and all before it are known to be durable."""
         self.check_branch(branch)
         newest = self._newest
-        found, durable = self._follow_hint(branch, newest)
-        if found is None:
-            found = self._search(branch, newest)
+        found = self._follow_hint(branch, newest) or self._search(branch, newest)
         while True:
             slot, parent_id = (0, encoding.NO_ID) if found is None else (found.header.slot + 1, found.header.id)
             above = self.read(branch, slot)
             if above is None or above.header.parent_id != parent_id:  # nothing, or an orphan: not followed
                 break
-            found, durable = above, False
+            found = above
         # `newest` is what was known when the search began: another thread may have found a newer one since.
         if newest is not None and (found is None or found.header.slot < newest.header.slot):
             # I4: what was there is not missing but lost.
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
         self._newest = found
-        return found, durable
+        return found
 
-    def _follow_hint(self, branch: str, newest: Stored | None) -> tuple[Stored | None, bool]:
-        try:
-            hint = Hint.decode(self.storage.read(names.hint_path(branch))[: records.HINT_SIZE])
-        except (OSError, encoding.MalformedError):
-            return None, False  # it is only a hint: the slots are the truth
+    def _follow_hint(self, branch: str, newest: Stored | None) -> Stored | None:
+        hint = self._read_hint(branch)
+        if hint is None:
+            return None
         if newest is not None and newest.header.id == hint.commit_id:
             # A commit never changes; but is it still there?
-            return (newest, hint.durable) if self.storage.exists(newest.path) else (None, False)
-        found = self.read(branch, hint.slot)
-        if found is None or found.header.id != hint.commit_id or not (hint.durable or self._is_whole(found, newest)):
-            return None, False
-        return found, hint.durable
+            found = newest if self.storage.exists(newest.path) else None
+        else:
+            found = self.read(branch, hint.slot)
+            # All that was below it when the hint was written is there, unless the power was lost since.
+            if (
+                found is None
+                or found.header.id != hint.commit_id
+                or not (hint.durable or hint.boot == self.storage.boot() != 0 or self._is_whole(found, newest))
+            ):
+                return None
+        if hint.durable and found is not None:
+            self._durable_slot = max(self._durable_slot, hint.slot)
+        return found
+
+    def _read_hint(self, branch: str) -> Hint | None:
+        try:
+            return Hint.decode(self.storage.read_range(names.hint_path(branch), 0, records.HINT_SIZE))
+        except (OSError, encoding.MalformedError):
+            return None  # it is only a hint: the slots are the truth
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
         """Find a commit near the head without a hint: the highest one whose chain of parents is whole."""
@@ -180,14 +185,18 @@ class Commits:
     def _is_whole(self, stored: Stored, known: Stored | None) -> bool:
         """Tell whether the parents of a commit are there, down to one that was durable before its child was made.
 
-        A commit that was synced vouches for all below it (I1); one made with `durability="none"` vouches for nothing.
+        A commit that was synced vouches for all below it but those that it calls pending (I1); one made with
+        `durability="none"` vouches for nothing.
         """
+        vouched = 0  # what lies below this slot was durable when a commit was made that we have met
         while known is None or stored.header.id != known.header.id:
             header = stored.header
             below = self.read(header.branch, header.slot - 1) if header.slot else None
             if header.parent_id != (encoding.NO_ID if below is None else below.header.id):
                 return False
-            if header.synced or below is None:
+            if header.synced:
+                vouched = max(vouched, header.slot - header.pending)
+            if below is None or below.header.slot < vouched:
                 return True
             stored = below
         return True
@@ -302,6 +311,22 @@ class Commits:
 
     # --- taking a slot
 
+    def pending(self, parent: Stored | None) -> int:
+        """Return how many commits, `parent` and those right below it, are not known to be durable."""
+        if parent is None:
+            return 0
+        header = parent.header
+        vouched = header.slot - header.pending - 1 if header.synced else -1
+        return max(0, header.slot - max(vouched, self._durable_slot))
+
+    def is_fit_parent(self, parent: Stored | None) -> bool:
+        """Tell whether a durable commit may be made on top without `make_durable` (I1).
+
+        Names may be pending: the sync of the directory that makes the new name durable does so for all below it.
+        """
+        pending = self.pending(parent)
+        return parent is not None and (not pending or (parent.header.synced and pending <= MAX_PENDING))
+
     def make_durable(self, newest: Stored | None) -> None:
         """Make a commit and all before it durable, and that there is a repository, where that is not known (I1).
 
@@ -314,12 +339,14 @@ class Commits:
                 break
             self.storage.sync_file(stored.path)
         self.storage.sync_directory(names.commits_directory(MAIN if newest is None else newest.header.branch))
+        if newest is not None:
+            self._durable_slot = max(self._durable_slot, newest.header.slot)
 
-    def take_slot(self, source: str, stored: Stored, *, durable: bool) -> None:
+    def take_slot(self, source: str, stored: Stored) -> None:
         """Rename a finished file into its slot: the moment of commit (I2).
 
-        Raises `SlotTakenError` if a foreign commit has the slot, `CommitUnknownError` if it can't be told whether the
-        commit is durable (I3), `OSError` if it was not made.
+        Raises `SlotTakenError` if a foreign commit has the slot, `CommitUnknownError` if it can't be told whose commit
+        it has (I3), `OSError` if the commit was not made.
         """
         header = stored.header
         try:
@@ -333,13 +360,8 @@ class Commits:
                 if there.header.parent_id == header.parent_id:
                     raise SlotTakenError from error
                 self._move_aside(there)
-                self.take_slot(source, stored, durable=durable)
+                self.take_slot(source, stored)
                 return
-        if durable:
-            try:
-                self.storage.sync_directory(names.commits_directory(header.branch))
-            except OSError as error:
-                raise CommitUnknownError(header.id.hex(), reason="syncing the directory failed") from error
         self._newest = stored
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
@@ -360,6 +382,22 @@ class Commits:
                 self.storage.rename_noreplace(orphan.path, f"{aside}-{os.urandom(4).hex()}")
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
+        hint = stored.hint(durable=durable, boot=self.storage.boot())
         # The commit stands whatever becomes of the hint.
         with contextlib.suppress(OSError):
-            self.storage.write_in_place(names.hint_path(stored.header.branch), stored.hint(durable=durable).encode())
+            self.storage.write_in_place(names.hint_path(stored.header.branch), hint.encode())
+
+    def settle(self, stored: Stored) -> None:
+        """Make the name of a commit durable that has just got it, and so those of all commits before it (I1).
+
+        Raises `CommitUnknownError` (I3).
+        """
+        branch = stored.header.branch
+        try:
+            self.storage.sync_directory(names.commits_directory(branch))
+        except OSError as error:
+            raise CommitUnknownError(stored.header.id.hex(), reason="syncing the directory failed") from error
+        self._durable_slot = max(self._durable_slot, stored.header.slot)
+        hint = self._read_hint(branch)
+        if hint is not None and hint.commit_id == stored.header.id:  # else it has moved on, and should not go back
+            self.write_hint(stored, durable=True)

@@ -58,7 +58,8 @@ class Committer:
         self.storage = commits.storage
         self.snapshots = snapshots
         self.staging = staging
-        self.base = staging.base
+        self.base = self.head = staging.base
+        self.writes: Writes | None = None
         self.writer = staging.commit_writer()
         self.branch = branch
         self.durable = durable
@@ -82,37 +83,35 @@ class Committer:
             return None
 
         # 2. Conflicts with all that is known by now are found before anybody has to wait for us.
-        head, _ = self._move_to_newest(self.base)
-        writes = self._writes() if head is not self.base else None
-        self._check(writes, head, self.base.seq)
+        self._catch_up()
 
         # 3. Every now and then, the newest runs of the head are merged.
-        merged = self._append_merged_run(head)
+        merged = self._append_merged_run(self.head)
 
         # 4. I1: values and runs are durable before the header that names them: large ones now, small ones with it.
+        # The file is created now in any case: that can take a millisecond where many others were deleted.
+        self.writer.finish(self.end)
         if self.durable and self.end > SYNC_BEFORE_LOCK:
-            self.writer.finish(self.end)
             self._sync()
 
         # The packs of other participants go where readers look for them.
         self._publish_packs()
 
-        # 5. The lock gives everybody a turn. That a slot is taken once does not depend on it.
-        with self.storage.lock(names.COMMIT_LOCK):
+        # 5. The lock gives everybody a turn. That a slot is taken once does not depend on it. Who waited looks at what
+        # others have committed before it is let in: then it has only the last commit left to look at.
+        with self.storage.lock(names.COMMIT_LOCK, self._catch_up):
             while True:
-                checked = head
-                head, head_is_durable = self._move_to_newest(head)
-                if head is not checked:
-                    writes = writes or self._writes()
-                    self._check(writes, head, checked.seq)
+                self._catch_up()
                 self.fence()
-                stored = self._write_header(own, merged, head.stored, head.runs.names, statistics)
                 if self.durable:
-                    self._sync(None if head_is_durable else head)
+                    self._prepare_parent(self.head.stored)
+                stored = self._write_header(own, merged, self.head.stored, self.head.run_names, statistics)
+                if self.durable:
+                    self._sync()
                 # 6. The rename is the commit.
                 self.offered = True
                 try:
-                    self.commits.take_slot(self.writer.path, stored, durable=self.durable)
+                    self.commits.take_slot(self.writer.path, stored)
                 except SlotTakenError:
                     self.offered = False
                     continue  # I2: the slot is proven to be another's, so the file may be written again
@@ -124,7 +123,11 @@ class Committer:
                     raise
                 break
             # 7. Others find the new head sooner.
-            self.commits.write_hint(stored, durable=self.durable)
+            self.commits.write_hint(stored, durable=False)
+
+        # 8. I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile.
+        if self.durable:
+            self.commits.settle(stored)
         return stored
 
     def _publish_packs(self) -> None:
@@ -164,14 +167,20 @@ class Committer:
         self.writer.write_at(section.offset, content + bytes(self.end - section.offset - len(content)))
         return section
 
-    def _sync(self, parent: Snapshot | None = None) -> None:
-        """Make what was written durable, and the commit that it follows, if that is not known to be."""
+    def _sync(self) -> None:
+        """Make what was written durable."""
         try:
             self.writer.sync()
-            if parent is not None:
-                self.commits.make_durable(parent.stored)
         except OSError as error:
             raise SyncFailedError(error) from error
+
+    def _prepare_parent(self, parent: Stored | None) -> None:
+        """Make the commit that this one follows durable, as far as the syncs of the two committers don't (I1)."""
+        if not self.commits.is_fit_parent(parent):
+            try:
+                self.commits.make_durable(parent)
+            except OSError as error:
+                raise SyncFailedError(error) from error
 
     # --- runs
 
@@ -224,18 +233,18 @@ class Committer:
                 documents[key] = None if is_deleted else self.staging.read(link)
         return Writes(written, deleted, self.staging.prefixes, documents)
 
-    def _check(self, writes: Writes | None, head: Snapshot, since: int) -> None:
-        if writes is not None:
-            conflicts.check(writes, self.base, head, since)
+    def _catch_up(self) -> None:
+        """Move on to the newest commit, if there is no conflict with what is new in it."""
+        checked = self.head
+        found = self.commits.head(self.branch)
+        if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
+            return
+        head = self.snapshots.of(found)
+        self.writes = self.writes or self._writes()
+        conflicts.check(self.writes, self.base, head, checked.seq)
+        self.head = head
 
     # --- the header, for one slot
-
-    def _move_to_newest(self, known: Snapshot) -> tuple[Snapshot, bool]:
-        """Return the head, `known` itself if it is, and whether the head is known to be durable."""
-        found, durable = self.commits.find_head(self.branch)
-        if found is None or (known.stored is not None and found.header.id == known.stored.header.id):
-            return known, durable
-        return self.snapshots.of(found), durable
 
     def _write_header(
         self,
@@ -268,6 +277,7 @@ class Committer:
             sections=tuple(sections),
             runs=(RunName(None, seq, own.offset, own.length, entries, seq), *runs),
             packs=tuple(self.packs),
+            pending=self.commits.pending(parent) if self.durable else 0,
             optional=0 if self.durable else format.FEATURE_NOT_SYNCED,
         )
         encoded = header.encode()

@@ -199,7 +199,7 @@ class _Checker:
         self.base = base
         self.head = head
         self.since = since
-        self.recent = head.runs.newer(since)
+        self.recent = head.runs_since(since)
         self._changed_nodes: dict[str, list[str]] = {}
         self._node_changes: dict[str, tuple[DocumentChange, _Node]] = {}
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from txstore import names
+from txstore._native import header as native
 from txstore.encoding import (
     CHECKSUM,
     VERSION,
@@ -53,7 +54,7 @@ assert HEAD.size == FOOTER.size == 60
 assert FRAME.size == 28
 assert HEADER.size == 120
 
-_BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS = range(1, 9)
+_BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING = range(1, 10)
 
 
 def encode_head(pack_id: bytes, repository_id: bytes, participant: int = 0) -> bytes:
@@ -148,8 +149,7 @@ def participant_of(transaction: bytes, pack_id: bytes) -> int:
     return int.from_bytes(transaction[12:], "little") ^ int.from_bytes(pack_id[12:], "little")
 
 
-@dataclass(frozen=True, slots=True)
-class PackName:
+class PackName(NamedTuple):
     """Where a pack lies: in a slot, or, without a branch, in `packs/`. The id is checked against the pack's head."""
 
     id: bytes
@@ -188,15 +188,13 @@ class DataPack:
     end: int  # of the frames that count
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     kind: int
     offset: int
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunName:
+class RunName(NamedTuple):
     """One item of a commit's list of runs. `pack` is None where the run lies in the commit's own file."""
 
     pack: PackName | None
@@ -208,7 +206,7 @@ class RunName:
 
     def inside(self, pack: PackName) -> RunName:
         """Return the same run as seen from another file."""
-        return self if self.pack is not None else replace(self, pack=pack)
+        return self if self.pack is not None else self._replace(pack=pack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +220,10 @@ class Statistics:
     arrays: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return dict(zip(self.__slots__, self.as_tuple(), strict=True))
+
+    def as_tuple(self) -> tuple[int, ...]:
+        return self.keys_set, self.keys_deleted, self.prefixes_deleted, self.bytes_set, self.arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,7 @@ class Header:
     sections: tuple[Section, ...] = ()
     runs: tuple[RunName, ...] = ()
     packs: tuple[DataPack, ...] = ()
+    pending: int = 0  # of so many commits right below it the names were not known to be durable when it was made
     floor: int = 0
     required: int = 0
     optional: int = 0
@@ -262,23 +264,42 @@ class Header:
             self.repository_id, self.id, self.parent_id, self.parent_hash,
             self.slot, self.seq, self.floor, self.time,
         )  # fmt: skip
-        statistics = b"".join(encode_varint(n) for n in self.statistics.as_dict().values())
-        sections = b"".join(encode_varint(n) for s in self.sections for n in (s.kind, s.offset, s.length))
         properties = json.dumps(dict(self.properties), sort_keys=True).encode() if self.properties else b""
+        packs = b"".join(map(_encode_data_pack, self.packs))
+        if native is not None:
+            return fixed + native.encode(
+                self.branch, self.author, self.message, properties,
+                self.statistics.as_tuple(), self.sections, self.runs, packs, self.pending,
+            )  # fmt: skip
         typed = (
             (_BRANCH, self.branch.encode()),
             (_AUTHOR, self.author.encode()),
             (_MESSAGE, self.message.encode()),
             (_PROPERTIES, properties),
-            (_STATISTICS, statistics),
-            (_SECTIONS, sections),
+            (_STATISTICS, b"".join(map(encode_varint, self.statistics.as_tuple()))),
+            (_SECTIONS, b"".join(encode_varint(n) for section in self.sections for n in section)),
             (_RUNS, b"".join(map(_encode_run, self.runs))),
-            (_PACKS, b"".join(map(_encode_data_pack, self.packs))),
+            (_PACKS, packs),
+            (_PENDING, encode_varint(self.pending) if self.pending else b""),
         )
         return fixed + b"".join(FIELD.pack(tag, len(content)) + content for tag, content in typed if content)
 
     @classmethod
     def decode(cls, data: bytes) -> Header:
+        plain = None if native is None else native.decode(data, PackName, RunName, Section)
+        if plain is None:
+            return cls._decode_any(data)
+        (repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
+         properties, statistics, sections, runs, pending, floor, required, optional) = plain  # fmt: skip
+        return cls(
+            repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
+            {} if properties is None else json_object(properties),
+            Statistics(*statistics), sections, runs, (), pending, floor, required, optional,
+        )  # fmt: skip
+
+    @classmethod
+    def _decode_any(cls, data: bytes) -> Header:
+        """Decode what is left to Python: all, without the extension; with it what is rare, and what is malformed."""
         reader = Reader(data)
         (magic, kind, checksum_kind, required, optional, repository_id, commit_id, parent_id, parent_hash,
          slot, seq, floor, time) = HEADER.unpack(reader.take(HEADER.size))  # fmt: skip
@@ -305,6 +326,7 @@ class Header:
             sections=tuple(Section(*sections[i : i + 3]) for i in range(0, len(sections), 3)),
             runs=tuple(_decode_runs(typed.get(_RUNS, b""))),
             packs=tuple(_decode_data_packs(typed.get(_PACKS, b""))),
+            pending=Reader(typed.get(_PENDING, b"\0")).varint(),
         )  # fmt: skip
 
 
@@ -320,8 +342,7 @@ def _text(typed: Mapping[int, bytes], tag: int) -> str:
 
 def _encode_run(run: RunName) -> bytes:
     pack = b"" if run.pack is None else run.pack.encode()
-    numbers = (run.seq, run.offset, run.length, run.entries, run.max_seq)
-    return encode_varint(len(pack)) + pack + b"".join(map(encode_varint, numbers))
+    return encode_varint(len(pack)) + pack + b"".join(map(encode_varint, run[1:]))
 
 
 def _decode_runs(data: bytes) -> Iterator[RunName]:

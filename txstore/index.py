@@ -5,7 +5,8 @@ The table itself is in `_native` (C, and a Python twin); here are the names, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from txstore import encoding, format
@@ -52,62 +53,78 @@ class Change(NamedTuple):
     checksum: int
 
 
+class OpenRun:
+    """A run, opened where it lies, and what was decoded of its table of packs."""
+
+    def __init__(self, name: RunName, packs: Packs) -> None:
+        if name.pack is None:
+            raise ValueError("the run was not placed in a file")
+        self.file = name.pack
+        self._entries: list[bytes] | None = None
+        self._names: dict[int, PackName] = {0: self.file}
+        section = memoryview(packs.get(self.file).mapped)[name.offset : name.offset + name.length]
+        try:
+            self.run = index.Run(section, name.seq)
+        except ValueError as error:
+            reason = f"the run can't be opened: {error}"
+            raise CorruptionError(self.file.path, offset=name.offset, reason=reason) from error
+        if self.run.max_seq > name.max_seq or self.run.entries != name.entries:
+            reason = "the run is not the one that the header lists"
+            raise CorruptionError(self.file.path, offset=name.offset, reason=reason)
+
+    def pack(self, number: int) -> PackName:
+        """Return the pack that a ref names: the run's own file, or one of its table."""
+        name = self._names.get(number)
+        if name is None:
+            name = self._names[number] = self._decode_pack(number)
+        return name
+
+    def _decode_pack(self, number: int) -> PackName:
+        try:
+            if self._entries is None:
+                self._entries = self.run.packs
+            return PackName.decode(self._entries[number - 1])
+        except encoding.NewerFormatError as error:
+            raise UnsupportedFormatError(self.file.path, found=error.reason, supported="commit files") from error
+        except (IndexError, encoding.MalformedError) as error:
+            reason = f"a run names pack {number}, which it does not list: {error}"
+            raise CorruptionError(self.file.path, reason=reason) from error
+
+
 class Runs:
     """The runs of one commit, newest first, opened in its mapped packs. Immutable.
+
+    `known` are runs that other commits have opened. Packs are immutable, and the name of a run is all that it is
+    compared with when it is opened: what was opened under the same name needs no second look.
 
     Raises `CorruptionError` for whatever is wrong with the bytes of a run, at opening or at the look-up that meets it.
     """
 
-    def __init__(self, names: Sequence[RunName], own: PackName | None, packs: Packs) -> None:
-        self.names = tuple(name if own is None else name.inside(own) for name in names)
+    def __init__(
+        self,
+        names: Sequence[RunName],
+        own: PackName | None,
+        packs: Packs,
+        known: Mapping[RunName, OpenRun] = MappingProxyType({}),
+    ) -> None:
+        self.names = names_of(names, own)
         self._packs = packs
-        self._runs = tuple(self._open_run(name) for name in self.names)
-        self._tables: list[dict[int, PackName]] = [{} for _ in self.names]
-        self._entries: dict[int, list[bytes]] = {}  # pack tables of runs, undecoded
-
-    def _open_run(self, name: RunName) -> index.Run:
-        file = self.file(name)
-        pack = self._packs.get(file)
-        section = memoryview(pack.mapped)[name.offset : name.offset + name.length]
-        try:
-            run = index.Run(section, name.seq)
-        except ValueError as error:
-            raise CorruptionError(file.path, offset=name.offset, reason=f"the run can't be opened: {error}") from error
-        if run.max_seq > name.max_seq or run.entries != name.entries:
-            raise CorruptionError(file.path, offset=name.offset, reason="the run is not the one that the header lists")
-        return run
-
-    @staticmethod
-    def file(name: RunName) -> PackName:
-        if name.pack is None:
-            raise ValueError("the run was not placed in a file")
-        return name.pack
+        self._open = tuple([known.get(name) or OpenRun(name, packs) for name in self.names])
+        self._runs = tuple([open_run.run for open_run in self._open])
 
     def __len__(self) -> int:
         return len(self._runs)
 
+    def opened(self) -> dict[RunName, OpenRun]:
+        """Return the runs as the `known` ones of another commit."""
+        return dict(zip(self.names, self._open, strict=True))
+
+    def file(self, run: int) -> PackName:
+        return self._open[run].file
+
     def open_pack(self, run: int, number: int) -> OpenPack:
         """Open the pack that a ref names: its run's file, or one of the run's table."""
-        table = self._tables[run]
-        name = table.get(number)
-        if name is None:
-            name = table[number] = self._pack_name(run, number)
-        return self._packs.get(name)
-
-    def _pack_name(self, run: int, number: int) -> PackName:
-        file = self.file(self.names[run])
-        if number == 0:
-            return file
-        try:
-            entries = self._entries.get(run)
-            if entries is None:
-                entries = self._entries[run] = self._runs[run].packs
-            return PackName.decode(entries[number - 1])
-        except encoding.NewerFormatError as error:
-            raise UnsupportedFormatError(file.path, found=error.reason, supported="commit files") from error
-        except (IndexError, encoding.MalformedError) as error:
-            reason = f"a run names pack {number}, which it does not list: {error}"
-            raise CorruptionError(file.path, reason=reason) from error
+        return self._packs.get(self._open[run].pack(number))
 
     def lookup(self, key: bytes) -> Found | None:
         """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it."""
@@ -137,25 +154,18 @@ class Runs:
 
     def _corrupt(self, error: ValueError) -> CorruptionError:
         """Say which run is damaged: a look-up goes through several."""
-        for name, run in zip(self.names, self._runs, strict=True):
+        for name, found in zip(self.names, self._open, strict=True):
             try:
-                run.verify()
+                found.run.verify()
             except ValueError as fault:
-                return CorruptionError(self.file(name).path, offset=name.offset, reason=f"damaged run: {fault}")
+                return CorruptionError(found.file.path, offset=name.offset, reason=f"damaged run: {fault}")
         return CorruptionError("a run", reason=str(error))
 
     # --- what has changed since a seq
 
     def newer(self, seq: int) -> Runs:
         """Return those runs that hold anything newer, as a list of its own."""
-        chosen = [i for i, name in enumerate(self.names) if name.max_seq > seq]
-        part = Runs.__new__(Runs)
-        part.names = tuple(self.names[i] for i in chosen)
-        part._packs = self._packs
-        part._runs = tuple(self._runs[i] for i in chosen)
-        part._tables = [self._tables[i] for i in chosen]
-        part._entries = {}
-        return part
+        return Runs([name for name in self.names if name.max_seq > seq], None, self._packs, self.opened())
 
     def changes(self, start: bytes, stop: bytes | None, seq: int) -> list[Change]:
         """Return entries newer than `seq` in a range of keys, tombstones too, run by run (newest run first)."""
@@ -184,12 +194,16 @@ class Runs:
 
     def merge(self, count: int) -> bytes:
         """Merge the newest `count` runs into one section."""
-        runs = self._runs[:count]
-        tables = [[self.file(name).encode(), *run.packs] for name, run in zip(self.names, runs, strict=False)]
+        tables = [[found.file.encode(), *found.run.packs] for found in self._open[:count]]
         try:
-            return index.merge(runs, tables)
+            return index.merge(self._runs[:count], tables)
         except ValueError as error:
             raise self._corrupt(error) from error
+
+
+def names_of(runs: Sequence[RunName], own: PackName | None) -> tuple[RunName, ...]:
+    """Return the runs that the header of pack `own` lists, each with the file that it lies in."""
+    return tuple(runs) if own is None else tuple([run.inside(own) for run in runs])
 
 
 def build(

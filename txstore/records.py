@@ -21,7 +21,7 @@ from txstore.encoding import (
 )
 from txstore.format import REQUIRED_FEATURES_KNOWN
 
-HINT = struct.Struct("<8sQ16sQQII4x")
+HINT = struct.Struct("<8sQ16sQQIII")
 HINT_SIZE = 64
 assert HINT.size == 60
 TAG = struct.Struct("<8sQ16s")
@@ -31,7 +31,10 @@ _ID = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Where the search for the head begins. `durable`: this commit and all before it are known to be."""
+    """Where the search for the head begins.
+
+    `durable`: this commit and all before it are known to be. `boot`: of the machine that has seen them, 0 if not known.
+    """
 
     slot: int
     commit_id: bytes
@@ -39,19 +42,21 @@ class Hint:
     header_offset: int
     header_length: int
     durable: bool
+    boot: int = 0
 
     def encode(self) -> bytes:
         return with_checksum(
             HINT.pack(
                 b"TXSTHEAD", self.slot, self.commit_id, self.file_length,
-                self.header_offset, self.header_length, self.durable,
+                self.header_offset, self.header_length, self.durable, self.boot,
             )
         )  # fmt: skip
 
     @classmethod
     def decode(cls, data: bytes) -> Hint:
-        _, slot, commit_id, size, offset, length, durable = HINT.unpack(checked("hint", data, HINT_SIZE, b"TXSTHEAD"))
-        return cls(slot, commit_id, size, offset, length, durable == 1)
+        fixed = checked("hint", data, HINT_SIZE, b"TXSTHEAD")
+        _, slot, commit_id, size, offset, length, durable, boot = HINT.unpack(fixed)
+        return cls(slot, commit_id, size, offset, length, durable == 1, boot)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Never
 
 from txstore import format
 from txstore.commits import Commit, Stored
 from txstore.errors import CorruptionError
-from txstore.index import Found, Runs
+from txstore.format import RunName
+from txstore.index import Found, OpenRun, Runs, names_of
 from txstore.keys import decode_key, encode_key
 from txstore.listing import Hierarchy
 from txstore.pack import Packs
@@ -24,17 +26,37 @@ class Snapshot(Hierarchy):
     Raises `CorruptionError` where stored bytes are not what was written.
     """
 
-    def __init__(self, stored: Stored | None, packs: Packs, url: str) -> None:
+    def __init__(
+        self, stored: Stored | None, packs: Packs, url: str, known: Mapping[RunName, OpenRun] = MappingProxyType({})
+    ) -> None:
         self.stored = stored
         self.url = url
         self._packs = packs
+        self._known = known  # runs that are open, of this commit and others
+
+    @cached_property
+    def run_names(self) -> tuple[RunName, ...]:
+        """How the runs are called, newest first. None of them is opened."""
+        return () if self.stored is None else names_of(self.stored.header.runs, self.stored.header.name)
 
     @cached_property
     def runs(self) -> Runs:
         """The runs of the commit, opened at the first use: making a snapshot can't fail."""
-        if self.stored is None:
-            return Runs((), None, self._packs)
-        return Runs(self.stored.header.runs, self.stored.header.name, self._packs)
+        runs = Runs(self.run_names, None, self._packs, self._known)
+        self._known = runs.opened()  # and no others: they need not be kept
+        return runs
+
+    def runs_since(self, seq: int) -> Runs:
+        """Return the runs that hold anything newer than a seq. No others are opened."""
+        newer = [name for name in self.run_names if name.max_seq > seq]
+        runs = Runs(newer, None, self._packs, self._known)
+        known = {**self._known, **runs.opened()}
+        self._known = {name: known[name] for name in self.run_names if name in known}
+        return runs
+
+    def known_runs(self) -> Mapping[RunName, OpenRun]:
+        """The runs that are open, for the snapshot of another commit: it has most of them too."""
+        return self._known
 
     @property
     def commit(self) -> Commit | None:
@@ -90,7 +112,7 @@ class Snapshot(Hierarchy):
             for item in page:
                 key = decode_key(item.key)
                 if key is None:
-                    path = self.runs.file(self.runs.names[item.run]).path
+                    path = self.runs.file(item.run).path
                     raise CorruptionError(path, reason=f"key {item.key!r} is not UTF-8")
                 yield key
             if len(page) < batch:
@@ -109,9 +131,13 @@ class Snapshots:
 
     def of(self, stored: Stored | None) -> Snapshot:
         last = self._last
-        if last is not None and _id(last.stored) == _id(stored):
+        if last is None:
+            snapshot = Snapshot(stored, self._packs, self._url)
+        elif _id(last.stored) == _id(stored):
             return last
-        self._last = snapshot = Snapshot(stored, self._packs, self._url)
+        else:
+            snapshot = Snapshot(stored, self._packs, self._url, last.known_runs())
+        self._last = snapshot
         return snapshot
 
 

@@ -12,8 +12,9 @@ import errno
 import os
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import filelock
@@ -112,8 +113,14 @@ class Storage(Protocol):
         The caller closes it. Raises `OSError` where that can't be known: then look again from time to time.
         """
 
-    def lock(self, path: str) -> contextlib.AbstractContextManager[None]:
-        """Take turns with other processes and threads. Serves fairness, never correctness."""
+    def boot(self) -> int:
+        """Return a number of this boot of the machine, 0 if not known: until it ends no file is lost that was seen."""
+
+    def lock(self, path: str, prepare: Callable[[], object] | None = None) -> contextlib.AbstractContextManager[None]:
+        """Take turns with other processes and threads. Serves fairness, never correctness.
+
+        If there was a queue, `prepare` may be called when the caller is the next one, so as to leave less for its turn.
+        """
 
     def lock_directory(self) -> str:
         """Return where on this machine the chunk-key locks are. Raises `LocksUnavailableError` if there can be none."""
@@ -149,15 +156,23 @@ class LocalStorage:
         with open(self._file(path), "rb") as file:
             return file.read()
 
+    # The two that follow are called several times for each commit: os.open and lseek cost half of `_opened` and fstat.
+
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
-        with self._opened(path) as descriptor:
-            size = os.fstat(descriptor).st_size
+        descriptor = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.lseek(descriptor, 0, os.SEEK_END)
             length = min(length, size)
             return _read_fully(descriptor, size - length, length), size
+        finally:
+            os.close(descriptor)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        with self._opened(path) as descriptor:
+        descriptor = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
             return _read_fully(descriptor, offset, length)
+        finally:
+            os.close(descriptor)
 
     def map(self, path: str) -> Mapped:
         return local.map_file(self._file(path))
@@ -287,16 +302,23 @@ class LocalStorage:
     def lock_directory(self) -> str:
         return self._file(names.LOCKS)
 
+    def boot(self) -> int:
+        return _boot()
+
     @contextmanager
-    def lock(self, path: str) -> Iterator[None]:
+    def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
         if sys.platform != "linux":
             with filelock.FileLock(self._file(path)):
                 yield
             return
-        # The lock belongs to the open file description: two threads that open the file exclude each other too.
+        # The locks belong to the open file description: two threads that open the file exclude each other too.
         with self._opened(path, os.O_RDWR, create=True) as descriptor:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK_ALL)
             try:
+                if prepare is not None and _queue(descriptor):
+                    prepare()
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK_TURN)
+                if prepare is not None:
+                    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_NEXT)
                 yield
             finally:
                 # Closing is not enough: a child that was forked meanwhile has the description open, too.
@@ -346,6 +368,20 @@ if sys.platform == "linux":
     _LOCK_ALL = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
     _LOCK_ALL_SHARED = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     _UNLOCK_ALL = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+    # Of the file by which turns are taken, one byte for whose turn it is, and one for who is the next.
+    _LOCK_TURN = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    _LOCK_NEXT = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1, 1, 0)
+    _UNLOCK_NEXT = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 1, 1, 0)
+
+
+def _queue(descriptor: int) -> bool:
+    """Become the next one; return whether somebody else was before."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK_NEXT)
+    except (BlockingIOError, PermissionError):
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK_NEXT)
+        return True
+    return False
 
 
 def _hold(descriptor: int, *, wait: bool = False) -> bool:
@@ -373,6 +409,15 @@ def _is_held(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         return False
     return True
+
+
+@cache
+def _boot() -> int:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return local.crc32c(file.read())
+    except OSError:
+        return 0
 
 
 def _sync(descriptor: int) -> None:

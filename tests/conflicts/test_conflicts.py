@@ -308,10 +308,10 @@ def test_a_commit_that_comes_just_before_the_lock_is_seen(
     storage = quick.engine.storage
     lock = storage.lock
 
-    def late(path: str) -> Any:
+    def late(*args: Any) -> Any:
         monkeypatch.setattr(storage, "lock", lock)
         first.commit()
-        return lock(path)
+        return lock(*args)
 
     monkeypatch.setattr(storage, "lock", late)
     if case.conflict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 import txstore
 from tests.conflicts.faults import once, watch
-from txstore import names
+from txstore import names, records
+from txstore.storage import LocalStorage
 
 OpenRepo = Callable[..., txstore.Repository]
 
@@ -50,13 +52,25 @@ def test_a_failed_sync_of_the_parent_poisons(open_repo: OpenRepo) -> None:
 
 
 @pytest.fixture
-def holed(open_repo: OpenRepo) -> txstore.Repository:
+def power_loss(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lose files, and boot anew."""
+
+    def power_loss(*paths: Path) -> None:
+        for path in paths:
+            path.unlink()
+        monkeypatch.setattr(LocalStorage, "boot", lambda _: 1)
+
+    return power_loss
+
+
+@pytest.fixture
+def holed(open_repo: OpenRepo, power_loss: Callable[..., None]) -> txstore.Repository:
     """A durable commit, then three that were not synced, of which power loss has taken the first."""
     put(open_repo(), "durable")
     scratch = open_repo(durability="none")
     for slot in (1, 2, 3):
         put(scratch, f"scratch {slot}")
-    file_of(scratch, 1).unlink()
+    power_loss(file_of(scratch, 1))
     return scratch
 
 
@@ -74,6 +88,121 @@ def test_commits_above_a_hole_are_not_followed(holed: txstore.Repository, hint: 
         put(again, key)
     assert again.head().slot == 3
     assert again.verify().faults == []
+
+
+# --- between the rename and the sync of the directory others commit
+
+
+def leave_pending(repo: txstore.Repository, key: str) -> None:
+    """Commit in a process that does not come to sync the directory."""
+    watch(repo).before["sync_directory"] = once(OSError(5, "gone"), lambda path: path == "commits/main")
+    with pytest.raises(txstore.CommitUnknownError):
+        put(repo, key)
+
+
+@pytest.fixture
+def pending(open_repo: OpenRepo) -> txstore.Repository:
+    """A commit that is known to be durable, then three by different processes, none of which has synced its name."""
+    repo = open_repo()
+    put(repo, "durable")
+    for slot in (1, 2, 3):
+        leave_pending(txstore.Repository(repo.url), f"pending {slot}")
+    return repo
+
+
+def test_a_commit_says_how_many_below_it_are_pending(pending: txstore.Repository) -> None:
+    def pending_of(slot: int) -> int:
+        stored = pending.engine.commits.read("main", slot)
+        assert stored is not None
+        return stored.header.pending
+
+    assert [pending_of(slot) for slot in range(4)] == [0, 0, 1, 2]
+    put(pending, "fourth")
+    put(pending, "fifth")  # all is known to be durable by the sync of the fourth
+    assert [pending_of(slot) for slot in (4, 5)] == [3, 0]
+    put(txstore.Repository(pending.url), "sixth")  # as the hint says
+    assert pending_of(6) == 0
+
+
+@pytest.mark.parametrize("hint", [True, False], ids=["hint", "no hint"])
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_pending_commits_above_a_lost_one_are_not_followed(
+    pending: txstore.Repository, power_loss: Callable[..., None], lost: int, hint: bool
+) -> None:
+    power_loss(file_of(pending, lost))
+    if not hint:
+        Path(pending.url, names.hint_path("main")).unlink()
+    repo = txstore.Repository(pending.url)
+    assert sorted(repo.mapping()) == ["durable", *(f"pending {slot}" for slot in range(1, lost))]
+    for key in ("over", "over it", "over all"):
+        put(repo, key)
+    assert repo.verify().faults == []
+    assert repo.head().slot == lost + 2
+
+
+def test_nobody_builds_on_too_many_pending_commits(
+    pending: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txstore.commits.MAX_PENDING", 2)
+    repo = txstore.Repository(pending.url)
+    storage = watch(repo)
+    put(repo, "key")
+    calls = [call[0] for call in storage.named("sync_directory", "rename_noreplace") if call[1] != "commits"]
+    assert calls[calls.index("rename_noreplace") - 1] == "sync_directory"
+    assert repo.engine.commits.head().header.pending == 0
+
+
+def test_others_commit_while_the_directory_is_synced(open_repo: OpenRepo) -> None:
+    repo, other = open_repo(), open_repo()
+    put(repo, "first")
+    storage = watch(repo)
+    rival = threading.Thread(target=put, args=(other, "second"))
+
+    def overtake(path: str) -> None:
+        storage.before.clear()
+        rival.start()
+        rival.join(30)  # seconds: it would wait for the lock, if this were inside
+        assert not rival.is_alive()
+
+    storage.before["sync_directory"] = overtake
+    put(repo, "key")
+    assert [repo.mapping(slot).commit.seq for slot in range(3)] == [1, 2, 3]
+    assert sorted(repo.mapping()) == ["first", "key", "second"]
+    assert hint_of(repo).slot == 2  # not put back by the slower one
+    assert hint_of(repo).durable
+
+
+def hint_of(repo: txstore.Repository) -> records.Hint:
+    return records.Hint.decode(Path(repo.url, names.hint_path("main")).read_bytes())
+
+
+def test_the_hint_calls_nothing_durable_that_is_not(open_repo: OpenRepo) -> None:
+    repo = open_repo()
+    put(repo, "first")
+    seen = []
+    watch(repo).before["sync_directory"] = lambda path: seen.append(hint_of(repo))
+    put(repo, "key")
+    assert [(hint.slot, hint.durable) for hint in seen] == [(1, False)]
+    assert (hint_of(repo).slot, hint_of(repo).durable) == (1, True)
+    put(open_repo(durability="none"), "not synced")
+    assert (hint_of(repo).slot, hint_of(repo).durable) == (2, False)
+
+
+@pytest.mark.skipif(LocalStorage("/").boot() == 0, reason="this system does not tell one boot from another")
+def test_within_one_boot_parents_are_not_looked_for(
+    pending: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slots_read() -> list[str]:
+        repo = txstore.Repository(pending.url)
+        storage = watch(repo)
+        assert repo.head().slot == 3
+        return [path for _, path, _ in storage.named("read_tail")]
+
+    above = names.commit_path("main", 4)
+    assert slots_read() == [names.commit_path("main", 3), above]
+    for boot in (0, 1):  # not known, and another one
+        monkeypatch.setattr(LocalStorage, "boot", lambda _, boot=boot: boot)
+        assert slots_read() == [*(names.commit_path("main", slot) for slot in (3, 2, 1, 0)), above]
 
 
 def test_an_older_commit_is_read_beside_a_torn_newer_one(repo: txstore.Repository) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def storage(repo: txstore.Repository) -> Watched:
 def rival(open_repo: OpenRepo, repo: txstore.Repository) -> txstore.Repository:
     """The same repository as another process sees it whose lock does not work."""
     rival = open_repo()
-    rival.engine.storage.lock = lambda path: contextlib.nullcontext()  # type: ignore[method-assign]
+    rival.engine.storage.lock = lambda *_: contextlib.nullcontext()  # type: ignore[method-assign]
     return rival
 
 
@@ -146,6 +146,36 @@ def test_an_orphan_that_a_rival_moves_aside_first_leads_to_the_next_slot(
     put(again, "key")
     assert again.head().slot == 3
     assert sorted(again.mapping()) == ["first", "key", "new parent", "rival"]
+
+
+@pytest.mark.parametrize("key", ["other", "key"], ids=["no conflict", "conflict"])
+def test_who_waits_for_its_turn_looks_at_what_others_commit(
+    repo: txstore.Repository, rival: txstore.Repository, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = watch(repo)
+    read_inside = []
+
+    @contextlib.contextmanager
+    def lock(_: str, prepare: Callable[[], object]) -> Iterator[None]:
+        put(rival, key, b"rival")
+        prepare()
+        before = len(storage.calls)
+        yield
+        read_inside.extend(call[1] for call in storage.calls[before:] if call[0] in ("read_tail", "map"))
+
+    mapping = repo.begin()
+    mapping["key"] = b"1"
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "lock", lock, raising=False)
+        if key == "key":
+            with pytest.raises(ConflictError):
+                mapping.commit()
+            assert storage.named("rename_noreplace") == []
+            mapping.rollback()
+            return
+        mapping.commit()
+    assert read_inside == [names.commit_path("main", 2)]  # whether there is one more
+    assert repo.head().slot == 2
 
 
 # --- an outcome that is unknown
@@ -391,15 +421,16 @@ def test_a_durable_commit_syncs_those_before_it_that_are_not(open_repo: OpenRepo
     storage = watch(repo)
     put(repo, "key")
     parents = [f"sync {names.commit_path('main', slot)}" for slot in (3, 2, 1)]
-    assert syncs(storage) == ["file.sync", *REPOSITORY, *parents, "sync commits/main", "rename", "sync commits/main"]
+    assert syncs(storage) == [*REPOSITORY, *parents, "sync commits/main", "file.sync", "rename", "sync commits/main"]
     storage.calls.clear()
     put(repo, "key", b"2")
     assert syncs(storage) == ["file.sync", "rename", "sync commits/main"]
 
 
-def test_without_a_hint_the_name_of_the_parent_is_synced(open_repo: OpenRepo, repo: txstore.Repository) -> None:
+def test_the_name_of_the_parent_is_synced_with_the_own_one(open_repo: OpenRepo, repo: txstore.Repository) -> None:
+    """Its content was, before it was renamed: the header says so."""
     Path(repo.url, names.hint_path("main")).unlink()
     again = open_repo()
     storage = watch(again)
     put(again, "key")
-    assert syncs(storage) == ["file.sync", *REPOSITORY, "sync commits/main", "rename", "sync commits/main"]
+    assert syncs(storage) == ["file.sync", "rename", "sync commits/main"]

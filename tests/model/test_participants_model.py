@@ -175,12 +175,15 @@ class Participants:
         while more := [op for op in ops if op not in needed and any(op.number in other.known for other in needed)]:
             needed += more
         chain = self.chain(sorted(needed, key=lambda op: op.number))
-        if chain:
-            return [chain[-1].value]
         refused: list[object] = ["refused", "lost"] if lost else ["refused"]
-        last = {op.writer: op.value for op in ops}
-        if kept and self.chain(kept) is not None:
-            refused.append(kept[-1].value)  # what was lost was known, and not built on
+        if not kept or kept[-1].key is None:
+            return [None, *refused]  # a deletion that did not know of what was lost
+        last = {op.writer: op.value for op in kept}
+        if kept and not any(kept[-1].number in op.known for op in ops if op not in needed):
+            if chain is not None:
+                return [chain[-1].value]
+            if self.chain(kept) is not None:
+                refused.append(kept[-1].value)  # what was lost was known, and not built on
         if len(set(last.values())) == 1:  # equal values, or deletions: they may count as one
             return [*last.values(), *refused]
         others = {op.number for op in ops[:-1]}

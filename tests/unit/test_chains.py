@@ -137,6 +137,13 @@ def test_who_lives_has_to_know_what_was_lost_of_the_others():
     assert resolve([link(A, 1), link(DEAD, 1, at(A, 1)), link(B, 1)], lost=[DEAD]) is None
 
 
+def test_what_was_lost_twice_and_not_done_anew_is_missed():
+    before = [link(A, 1), link(DEAD, 1, at(A, 1)), link(DEAD + 1, 1, at(A, 1))]
+    assert resolve(before, lost=[DEAD, DEAD + 1]) is None
+    anew = link(B, 1, at(A, 1))
+    assert resolve([*before, anew], lost=[DEAD, DEAD + 1]) == anew
+
+
 # --- deleted prefixes
 
 
@@ -176,6 +183,13 @@ def test_of_deletions_that_did_not_know_of_one_another_none_is_the_newest():
 
 def test_what_its_own_process_has_deleted_is_hidden():
     assert resolve([link(A, 1)], {at(A, 3): SEEN_NOTHING}) == tombstone(at(A, 3))
+
+
+def test_who_deletes_below_a_deleted_prefix_and_writes_again():
+    above = {at(A, 9): SEEN_NOTHING, at(B, 2): at(A, 9)}
+    links = [tombstone(at(B, 2))._replace(seen=at(A, 4)), link(B, 3, at(A, 9))]
+    assert resolve(links, above) == links[-1]
+    assert resolve([links[0], link(C, 1, at(B, 2)), links[1]], above) is None
 
 
 def test_a_lost_deletion_hides_nothing_of_others():

@@ -207,7 +207,8 @@ def test_woken_by_a_commit(repo, open_repo, way):
 
 
 @pytest.mark.parametrize(
-    "moment", ["before read_tail", "before read", "after read", "after exists", "before watch", "after watch"]
+    "moment",
+    ["before read_tail", "before read_range", "after read_range", "after exists", "before watch", "after watch"],
 )
 @pytest.mark.parametrize("way", ["watch"], indirect=True)
 def test_a_commit_between_looking_and_arming_is_seen(repo, open_repo, way, moment):

@@ -40,13 +40,13 @@ headers = st.builds(
     statistics=st.builds(Statistics, *[numbers] * 5),
     sections=st.lists(st.builds(Section, *[numbers] * 3), max_size=3).map(tuple),
     runs=st.lists(runs, max_size=4).map(tuple),
-    required=st.just(0), optional=u64,
+    required=st.just(0), optional=u64, pending=numbers,
 )  # fmt: skip
 footers = st.builds(
     lambda length, offset, pack, checksum: Footer(length, offset, offset + length + 64, pack, checksum),
     u32, st.integers(0, 2**63), ids, u32,
 )  # fmt: skip
-hints = st.builds(Hint, u64, ids, u64, u64, u32, st.booleans())
+hints = st.builds(Hint, u64, ids, u64, u64, u32, st.booleans(), u32)
 tags = st.builds(Tag, branches, u64, ids)
 formats = st.builds(RepositoryFormat, ids, optional=u64)
 

@@ -1,18 +1,26 @@
 """The C extensions, or their Python twins where one was not built or TXSTORE_PURE_PYTHON=1.
 
 `locktable` has no twin: it is None there, and wherever there are no futexes. locks.py has others to choose from.
+`header` has none either: format.py can do all of it in Python.
 """
 
 import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import _header as header
     from . import _index as index
     from . import _local as local
     from . import _locktable as locktable
     from . import _watch as watch
 else:
     pure_python = os.environ.get("TXSTORE_PURE_PYTHON") == "1"
+    try:
+        if pure_python:
+            raise ImportError
+        from . import _header as header
+    except ImportError:
+        header = None
     try:
         if pure_python:
             raise ImportError
@@ -38,4 +46,4 @@ else:
     except ImportError:
         from . import watch_twin as watch
 
-__all__ = ["index", "local", "locktable", "watch"]
+__all__ = ["header", "index", "local", "locktable", "watch"]

@@ -1,0 +1,543 @@
+/*
+ * txstore._native._header: the header of a commit, from bytes and to bytes.
+ *
+ *     decode              what a header says, as a tuple
+ *     encode              the typed fields of a header
+ *
+ * Each commit reads the headers of those that others made, and writes its own, while they wait: in Python that takes as
+ * long as syncing a file. There is no twin. format.py can do all of this in Python, and says what is wrong with a header;
+ * here the answer is None for whatever is not plain: malformed, of a newer format, or with something rare in it. What is
+ * answered is what format.py would have found.
+ *
+ * THE BYTES (docs/format.md, "Header")
+ *
+ *     fixed fields        120 bytes
+ *     typed fields        type u16 | length u32 | content        types ascend; this code knows 1 to 9
+ *
+ *     runs                for each: entry length | entry | seq | offset | length | entries | highest seq
+ *     entry of a run      kind 1: u8 | id 16 | slot | branch          kind 2: u8 | id 16          numbers are varints
+ *
+ * Every length is compared with what is left before it is used; integers are read by memcpy. The bytes are immutable, no
+ * state, no statics.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the format is little-endian: leave this extension out"
+#endif
+
+enum { FIXED_BYTES = 120, ID_BYTES = 16, FIELD_BYTES = 6, NAME_BYTES = 100 };
+enum { HEADER_COMMIT = 1, CHECKSUM_CRC32C = 1, PACK_COMMIT_FILE = 1, PACK_DATA = 2 };
+enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, TYPES };
+enum { STATISTICS_KNOWN = 5, RUN_NUMBERS = 5 };
+
+typedef struct {
+    const uint8_t *at, *end;
+} span;
+
+/* ---- Decoding. Helpers return NULL without an exception for what is not plain, and with one if memory ran out. ---- */
+
+static uint64_t
+load(const uint8_t *data, size_t bytes)
+{
+    uint64_t value = 0;
+    memcpy(&value, data, bytes);
+    return value;
+}
+
+/* 1, or 0: cut short, longer than need be, or above 64 bits. */
+static int
+read_varint(span *from, uint64_t *value)
+{
+    *value = 0;
+    for (int shift = 0; from->at < from->end; shift += 7) {
+        uint64_t byte = *from->at++;
+        if (shift == 63 && byte > 1)
+            return 0;
+        *value |= (byte & 127) << shift;
+        if (byte < 128)
+            return byte || !shift;
+    }
+    return 0;
+}
+
+static PyObject *
+read_number(span *from)
+{
+    uint64_t value;
+    return read_varint(from, &value) ? PyLong_FromUnsignedLongLong(value) : NULL;
+}
+
+static PyObject *
+bytes_of(const uint8_t *data, size_t length)
+{
+    return PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)length);
+}
+
+static PyObject *
+text_of(span text)
+{
+    PyObject *decoded = PyUnicode_DecodeUTF8((const char *)text.at, text.end - text.at, NULL);
+    if (decoded == NULL && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
+        PyErr_Clear();
+    return decoded;
+}
+
+/* A tuple of a subclass, made of `fields`, which it takes (NULL: making them failed). */
+static PyObject *
+named(PyTypeObject *type, PyObject *fields)
+{
+    PyObject *arguments = fields == NULL ? NULL : PyTuple_Pack(1, fields);
+    Py_XDECREF(fields);
+    PyObject *made = arguments == NULL ? NULL : PyTuple_Type.tp_new(type, arguments, NULL);
+    Py_XDECREF(arguments);
+    return made;
+}
+
+/* A tuple whose items from `first` on are the next numbers. */
+static PyObject *
+numbers_behind(Py_ssize_t first, Py_ssize_t count, span *from)
+{
+    PyObject *fields = PyTuple_New(first + count);
+    for (Py_ssize_t i = first; fields != NULL && i < first + count; i++) {
+        PyObject *number = read_number(from);
+        if (number == NULL)
+            Py_CLEAR(fields);
+        else
+            PyTuple_SET_ITEM(fields, i, number);
+    }
+    return fields;
+}
+
+/* As keys.check_name: it becomes a part of a path. */
+static int
+is_name(span text)
+{
+    if (text.at == text.end || text.end - text.at > NAME_BYTES || *text.at == '.' || *text.at == '-')
+        return 0;
+    for (const uint8_t *at = text.at; at < text.end; at++)
+        if (!((*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z') || (*at >= '0' && *at <= '9') || *at == '.' ||
+              *at == '_' || *at == '-'))
+            return 0;
+    return 1;
+}
+
+/* Only of the commit's own branch, whose name is given as bytes and as object. */
+static PyObject *
+pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
+{
+    if (entry.end - entry.at < 1 + ID_BYTES)
+        return NULL;
+    int kind = *entry.at;
+    const uint8_t *id = entry.at + 1;
+    entry.at += 1 + ID_BYTES;
+    uint64_t slot = 0;
+    if (kind == PACK_COMMIT_FILE) {
+        if (!read_varint(&entry, &slot) || entry.end - entry.at != branch.end - branch.at ||
+            memcmp(entry.at, branch.at, (size_t)(branch.end - branch.at)) != 0 || !is_name(branch))
+            return NULL;
+    } else if (kind != PACK_DATA || entry.at != entry.end)
+        return NULL;
+    else
+        branch_object = Py_None;
+    PyObject *fields = PyTuple_New(3), *id_object = bytes_of(id, ID_BYTES);
+    PyObject *slot_object = PyLong_FromUnsignedLongLong(slot);
+    if (fields == NULL || id_object == NULL || slot_object == NULL) {
+        Py_XDECREF(fields);
+        Py_XDECREF(id_object);
+        Py_XDECREF(slot_object);
+        return NULL;
+    }
+    Py_INCREF(branch_object);
+    PyTuple_SET_ITEM(fields, 0, id_object);
+    PyTuple_SET_ITEM(fields, 1, branch_object);
+    PyTuple_SET_ITEM(fields, 2, slot_object);
+    return named(type, fields);
+}
+
+static PyObject *
+next_run(span *from, span branch, PyObject *branch_object, PyTypeObject *pack_type, PyTypeObject *run_type)
+{
+    uint64_t length;
+    if (!read_varint(from, &length) || length > (uint64_t)(from->end - from->at))
+        return NULL;
+    span entry = {from->at, from->at + length};
+    from->at = entry.end;
+    PyObject *pack = Py_None;
+    Py_INCREF(pack);
+    if (length) {
+        Py_DECREF(pack);
+        pack = pack_name(entry, branch, branch_object, pack_type);
+        if (pack == NULL)
+            return NULL;
+    }
+    PyObject *fields = numbers_behind(1, RUN_NUMBERS, from);
+    if (fields == NULL) {
+        Py_DECREF(pack);
+        return NULL;
+    }
+    PyTuple_SET_ITEM(fields, 0, pack);
+    return named(run_type, fields);
+}
+
+/* Take `item` into the list; -1 if there is none. */
+static int
+append(PyObject *list, PyObject *item)
+{
+    int failed = item == NULL ? -1 : PyList_Append(list, item);
+    Py_XDECREF(item);
+    return failed;
+}
+
+static PyObject *
+tuple_of(PyObject *list, int failed)
+{
+    PyObject *tuple = list == NULL || failed ? NULL : PyList_AsTuple(list);
+    Py_XDECREF(list);
+    return tuple;
+}
+
+static PyObject *
+all_runs(span from, span branch, PyObject *branch_object, PyTypeObject *pack_type, PyTypeObject *run_type)
+{
+    PyObject *list = PyList_New(0);
+    int failed = 0;
+    while (list != NULL && !failed && from.at < from.end)
+        failed = append(list, next_run(&from, branch, branch_object, pack_type, run_type));
+    return tuple_of(list, failed);
+}
+
+static PyObject *
+all_sections(span from, PyTypeObject *type)
+{
+    PyObject *list = PyList_New(0);
+    int failed = 0;
+    while (list != NULL && !failed && from.at < from.end)
+        failed = append(list, named(type, numbers_behind(0, 3, &from)));
+    return tuple_of(list, failed);
+}
+
+/* Those that this version knows; whatever follows has to be numbers, too. */
+static PyObject *
+all_statistics(span from)
+{
+    PyObject *list = PyList_New(0);
+    int failed = 0;
+    for (int i = 0; list != NULL && !failed && from.at < from.end; i++) {
+        uint64_t value;
+        failed = !read_varint(&from, &value) ||
+                 (i < STATISTICS_KNOWN && append(list, PyLong_FromUnsignedLongLong(value)) < 0);
+    }
+    return tuple_of(list, failed);
+}
+
+/* Find the typed fields; 0 if they are not plain. */
+static int
+find_fields(span from, span fields[TYPES])
+{
+    for (uint64_t last = 0; from.at < from.end;) {
+        if (from.end - from.at < FIELD_BYTES)
+            return 0;
+        uint64_t type = load(from.at, 2), length = load(from.at + 2, 4);
+        from.at += FIELD_BYTES;
+        if (type <= last || length > (uint64_t)(from.end - from.at))
+            return 0;
+        last = type;
+        if (type < TYPES)
+            fields[type] = (span){from.at, from.at + length};
+        from.at += length;
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(decode_doc, "decode(header, pack_name, run_name, section, /)\n--\n\n"
+                         "Return (repository_id, id, parent_id, parent_hash, slot, seq, time, branch, author, message,\n"
+                         "properties, statistics, sections, runs, pending, floor, required, optional); properties are\n"
+                         "bytes or None. The last three arguments are subclasses of tuple. None: not plain.");
+
+static PyObject *
+decode(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *header;
+    PyTypeObject *types[3];
+    if (!PyArg_ParseTuple(args, "SO!O!O!:decode", &header, &PyType_Type, &types[0], &PyType_Type, &types[1],
+                          &PyType_Type, &types[2]))
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        if (!PyType_IsSubtype(types[i], &PyTuple_Type)) {
+            PyErr_SetString(PyExc_TypeError, "give subclasses of tuple");
+            return NULL;
+        }
+    const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(header);
+    span all = {data, data + PyBytes_GET_SIZE(header)}, fields[TYPES];
+    for (int i = 0; i < TYPES; i++)
+        fields[i] = (span){NULL, NULL};
+    if (PyBytes_GET_SIZE(header) < FIXED_BYTES || memcmp(data, "TXHD", 4) != 0 || load(data + 4, 2) != HEADER_COMMIT ||
+        load(data + 6, 2) != CHECKSUM_CRC32C || load(data + 8, 8) != 0 ||
+        !find_fields((span){data + FIXED_BYTES, all.end}, fields) || fields[PACKS].at != NULL)
+        Py_RETURN_NONE;
+    uint64_t pending = 0;
+    span pending_field = fields[PENDING];
+    if (pending_field.at != NULL && (!read_varint(&pending_field, &pending) || pending_field.at != pending_field.end))
+        Py_RETURN_NONE;
+
+    PyObject *result = NULL, *branch = text_of(fields[BRANCH]);
+    PyObject *author = branch == NULL ? NULL : text_of(fields[AUTHOR]);
+    PyObject *message = author == NULL ? NULL : text_of(fields[MESSAGE]);
+    PyObject *statistics = message == NULL ? NULL : all_statistics(fields[STATISTICS]);
+    PyObject *sections = statistics == NULL ? NULL : all_sections(fields[SECTIONS], types[2]);
+    PyObject *runs = sections == NULL ? NULL : all_runs(fields[RUNS], fields[BRANCH], branch, types[0], types[1]);
+    if (runs != NULL) {
+        span properties = fields[PROPERTIES];
+        result = Py_BuildValue(
+            "y#y#y#y#KKKOOOy#OOOKKKK", data + 24, (Py_ssize_t)ID_BYTES, data + 40, (Py_ssize_t)ID_BYTES, data + 56,
+            (Py_ssize_t)ID_BYTES, data + 72, (Py_ssize_t)ID_BYTES, (unsigned long long)load(data + 88, 8),
+            (unsigned long long)load(data + 96, 8), (unsigned long long)load(data + 112, 8), branch, author, message,
+            properties.at, (Py_ssize_t)(properties.end - properties.at), statistics, sections, runs,
+            (unsigned long long)pending, (unsigned long long)load(data + 104, 8), (unsigned long long)load(data + 8, 8),
+            (unsigned long long)load(data + 16, 8));
+    }
+    Py_XDECREF(branch);
+    Py_XDECREF(author);
+    Py_XDECREF(message);
+    Py_XDECREF(statistics);
+    Py_XDECREF(sections);
+    Py_XDECREF(runs);
+    if (result == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return result;
+}
+
+/* ---- Encoding. Functions return -1 with an exception set. ---- */
+
+typedef struct {
+    uint8_t *data;
+    size_t length, room;
+} growing;
+
+static int
+put(growing *g, const void *data, size_t length)
+{
+    if (length > g->room - g->length) {
+        if (length > (size_t)PY_SSIZE_T_MAX / 4 || g->length > (size_t)PY_SSIZE_T_MAX / 4) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        size_t room = 2 * (g->length + length) + 512;
+        uint8_t *grown = PyMem_Realloc(g->data, room);
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        g->data = grown;
+        g->room = room;
+    }
+    if (length)
+        memcpy(g->data + g->length, data, length);
+    g->length += length;
+    return 0;
+}
+
+static int
+put_varint(growing *g, uint64_t value)
+{
+    uint8_t bytes[10];
+    size_t length = 0;
+    for (; value >= 128; value >>= 7)
+        bytes[length++] = (uint8_t)(value | 128);
+    bytes[length++] = (uint8_t)value;
+    return put(g, bytes, length);
+}
+
+/* The items of a tuple from `first` on, which are integers. */
+static int
+put_numbers(growing *g, PyObject *tuple, Py_ssize_t first)
+{
+    for (Py_ssize_t i = first; i < PyTuple_GET_SIZE(tuple); i++) {
+        uint64_t value = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(tuple, i));
+        if ((value == (uint64_t)-1 && PyErr_Occurred()) || put_varint(g, value) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int
+check_tuple(PyObject *object, Py_ssize_t size)
+{
+    if (PyTuple_Check(object) && (size < 0 || PyTuple_GET_SIZE(object) == size))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "a tuple of %zd items is wanted", size);
+    return -1;
+}
+
+static int
+put_text(growing *g, PyObject *text)
+{
+    Py_ssize_t length;
+    const char *data = PyUnicode_AsUTF8AndSize(text, &length);
+    return data == NULL ? -1 : put(g, data, (size_t)length);
+}
+
+/* Length and entry of a pack: an id, a branch or None, and a slot. */
+static int
+put_pack(growing *g, PyObject *pack)
+{
+    if (pack == Py_None)
+        return put_varint(g, 0);
+    if (check_tuple(pack, 3) < 0)
+        return -1;
+    PyObject *id = PyTuple_GET_ITEM(pack, 0), *branch = PyTuple_GET_ITEM(pack, 1);
+    if (!PyBytes_Check(id) || PyBytes_GET_SIZE(id) != ID_BYTES) {
+        PyErr_SetString(PyExc_TypeError, "a pack's id is 16 bytes");
+        return -1;
+    }
+    uint8_t kind = branch == Py_None ? PACK_DATA : PACK_COMMIT_FILE;
+    growing entry = {NULL, 0, 0};
+    uint64_t slot = 0;
+    int failed = put(&entry, &kind, 1) < 0 || put(&entry, PyBytes_AS_STRING(id), ID_BYTES) < 0;
+    if (!failed && kind == PACK_COMMIT_FILE) {
+        slot = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(pack, 2));
+        failed = (slot == (uint64_t)-1 && PyErr_Occurred()) || put_varint(&entry, slot) < 0 ||
+                 put_text(&entry, branch) < 0;
+    }
+    failed = failed || put_varint(g, entry.length) < 0 || put(g, entry.data, entry.length) < 0;
+    PyMem_Free(entry.data);
+    return failed ? -1 : 0;
+}
+
+static int
+put_runs(growing *g, PyObject *runs)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(runs); i++) {
+        PyObject *run = PyTuple_GET_ITEM(runs, i);
+        if (check_tuple(run, 1 + RUN_NUMBERS) < 0 || put_pack(g, PyTuple_GET_ITEM(run, 0)) < 0 ||
+            put_numbers(g, run, 1) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int
+put_sections(growing *g, PyObject *sections)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sections); i++)
+        if (check_tuple(PyTuple_GET_ITEM(sections, i), 3) < 0 || put_numbers(g, PyTuple_GET_ITEM(sections, i), 0) < 0)
+            return -1;
+    return 0;
+}
+
+/* Begin a field; `end_field` writes its length, or takes it back if nothing is in it. */
+static int
+begin_field(growing *g, unsigned type)
+{
+    uint8_t field[FIELD_BYTES] = {(uint8_t)type};
+    return put(g, field, FIELD_BYTES);
+}
+
+static int
+end_field(growing *g, size_t begin)
+{
+    size_t length = g->length - begin - FIELD_BYTES;
+    if (length > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "a field of a header is longer than 4 GiB");
+        return -1;
+    }
+    if (length == 0)
+        g->length = begin;
+    else {
+        uint32_t stored = (uint32_t)length;
+        memcpy(g->data + begin + 2, &stored, sizeof stored);
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(encode_doc, "encode(branch, author, message, properties, statistics, sections, runs, packs, pending, /)\n"
+                         "--\n\nReturn the typed fields. Properties and packs are bytes, empty for none; statistics,\n"
+                         "sections and runs are tuples.");
+
+static PyObject *
+encode(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *texts[3], *properties, *statistics, *sections, *runs, *packs;
+    PyObject *pending_object;
+    if (!PyArg_ParseTuple(args, "UUUSO!O!O!SO!:encode", &texts[0], &texts[1], &texts[2], &properties, &PyTuple_Type,
+                          &statistics, &PyTuple_Type, &sections, &PyTuple_Type, &runs, &packs, &PyLong_Type,
+                          &pending_object))
+        return NULL;
+    uint64_t pending = PyLong_AsUnsignedLongLong(pending_object);
+    if (pending == (uint64_t)-1 && PyErr_Occurred())
+        return NULL;
+    growing g = {NULL, 0, 0};
+    int failed = 0;
+    for (unsigned type = BRANCH; type < TYPES && !failed; type++) {
+        size_t begin = g.length;
+        failed = begin_field(&g, type);
+        if (failed)
+            break;
+        switch (type) {
+        case BRANCH:
+        case AUTHOR:
+        case MESSAGE:
+            failed = put_text(&g, texts[type - BRANCH]);
+            break;
+        case PROPERTIES:
+            failed = put(&g, PyBytes_AS_STRING(properties), (size_t)PyBytes_GET_SIZE(properties));
+            break;
+        case STATISTICS:
+            failed = put_numbers(&g, statistics, 0);
+            break;
+        case SECTIONS:
+            failed = put_sections(&g, sections);
+            break;
+        case RUNS:
+            failed = put_runs(&g, runs);
+            break;
+        case PACKS:
+            failed = put(&g, PyBytes_AS_STRING(packs), (size_t)PyBytes_GET_SIZE(packs));
+            break;
+        case PENDING:
+            failed = pending ? put_varint(&g, pending) : 0;
+            break;
+        }
+        failed = failed ? failed : end_field(&g, begin);
+    }
+    PyObject *encoded = failed ? NULL : bytes_of(g.data, g.length);
+    PyMem_Free(g.data);
+    return encoded;
+}
+
+static PyMethodDef header_methods[] = {
+    {"decode", decode, METH_VARARGS, decode_doc},
+    {"encode", encode, METH_VARARGS, encode_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot header_slots[] = {
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef header_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "txstore._native._header",
+    .m_doc = "The header of a commit, from bytes and to bytes.",
+    .m_size = 0,
+    .m_methods = header_methods,
+    .m_slots = header_slots,
+};
+
+PyMODINIT_FUNC
+PyInit__header(void)
+{
+    return PyModuleDef_Init(&header_module);
+}
