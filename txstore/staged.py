@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 
 from txstore import forking, format
-from txstore.chains import Link, Prefixes, extend, newest, resolve, tombstone
+from txstore.chains import Link, Prefixes, extend, newest, order, resolve, tombstone
 from txstore.format import Predecessor, Seen
 from txstore.keys import after_prefix, covering_prefixes, is_document
 
@@ -150,10 +150,10 @@ class StagedKeys:
 
     def _extend(self, key: str, links: list[Link], link: Link) -> None:
         extend(links, link)
-        counts = resolve(links)
-        if counts is None:  # the commit will refuse; until then, one sees one's own
-            counts = next((link for link in links if link.participant == self.me), links[-1])
-        self._refs[key] = _pack(counts)
+        chain = order(links, self._prefixes_above(key))
+        if chain is None:  # the commit will refuse; until then, one sees one's own
+            chain = [link for link in links if link.participant == self.me] or links
+        self._refs[key] = _pack(chain[-1])
 
     def _is_overtaken(self, key: str, link: Link) -> bool:
         """Tell whether its own process has deleted a prefix above the key since: threads may come in another order."""

@@ -118,6 +118,7 @@ def test_a_commit_says_how_many_below_it_are_pending(pending: txstore.Repository
 
     assert [pending_of(slot) for slot in range(4)] == [0, 0, 1, 2]
     put(pending, "fourth")
+    Path(pending.url, names.hint_path("main")).unlink()
     put(pending, "fifth")  # all is known to be durable by the sync of the fourth
     assert [pending_of(slot) for slot in (4, 5)] == [3, 0]
     put(txstore.Repository(pending.url), "sixth")  # as the hint says

@@ -400,6 +400,14 @@ def test_data_is_synced_before_the_rename_and_its_name_after(repo: txstore.Repos
     assert syncs(storage) == ["file.sync", "rename", "sync commits/main"]
 
 
+def test_the_file_is_created_before_the_lock(repo: txstore.Repository, storage: Watched) -> None:
+    """It can take a millisecond, where many others were deleted."""
+    put(repo, "key")
+    assert [call[0] for call in storage.named("create", "file.write", "lock")] == [
+        "create", "file.write", "lock", "file.write",
+    ]  # fmt: skip
+
+
 def test_large_data_is_synced_before_the_lock_too(repo: txstore.Repository, storage: Watched) -> None:
     put(repo, "key", bytes(2 << 20))
     names = [call[0] for call in storage.named(*SYNCS, "lock")]

@@ -83,7 +83,7 @@ def fields(*typed: tuple[int, bytes]) -> bytes:
     return b"".join(struct.pack("<HI", tag, len(content)) + content for tag, content in typed)
 
 
-FIXED = Header(*[bytes(16)] * 4, 0, 1, 0, "").encode()
+FIXED = Header(*[bytes(16)] * 4, 0, 1, 0, "").encode()[: format.HEADER.size]
 ENTRY = b"\x01" + bytes(16) + b"\x05"
 
 
@@ -163,8 +163,9 @@ def test_nothing_is_kept() -> None:
     encoded = header.encode()
 
     def use_everything() -> int:
-        for cut in range(len(encoded) + 1):
-            native.decode(encoded[:cut], PackName, RunName, Section)
+        for at in range(len(encoded) + 1):
+            native.decode(encoded[:at], PackName, RunName, Section)
+            native.decode(encoded[:at] + b"\xff" + encoded[at + 1 :], PackName, RunName, Section)
         header.encode()
         with pytest.raises(TypeError):
             native.encode("main", "", "", b"", (), (), (*runs, (None,)), b"", 0)

@@ -12,7 +12,7 @@
  * THE BYTES (docs/format.md, "Header")
  *
  *     fixed fields        120 bytes
- *     typed fields        type u16 | length u32 | content        types ascend; this code knows 1 to 9
+ *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9
  *
  *     runs                for each: entry length | entry | seq | offset | length | entries | highest seq
  *     entry of a run      kind 1: u8 | id 16 | slot | branch          kind 2: u8 | id 16          numbers are varints
@@ -236,18 +236,17 @@ all_statistics(span from)
     return tuple_of(list, failed);
 }
 
-/* Find the typed fields; 0 if they are not plain. */
+/* Find the typed fields, of several of one type the last; 0 if they are not plain. */
 static int
 find_fields(span from, span fields[TYPES])
 {
-    for (uint64_t last = 0; from.at < from.end;) {
+    while (from.at < from.end) {
         if (from.end - from.at < FIELD_BYTES)
             return 0;
         uint64_t type = load(from.at, 2), length = load(from.at + 2, 4);
         from.at += FIELD_BYTES;
-        if (type <= last || length > (uint64_t)(from.end - from.at))
+        if (length > (uint64_t)(from.end - from.at))
             return 0;
-        last = type;
         if (type < TYPES)
             fields[type] = (span){from.at, from.at + length};
         from.at += length;
@@ -283,7 +282,7 @@ decode(PyObject *Py_UNUSED(module), PyObject *args)
         Py_RETURN_NONE;
     uint64_t pending = 0;
     span pending_field = fields[PENDING];
-    if (pending_field.at != NULL && (!read_varint(&pending_field, &pending) || pending_field.at != pending_field.end))
+    if (pending_field.at != NULL && !read_varint(&pending_field, &pending))
         Py_RETURN_NONE;
 
     PyObject *result = NULL, *branch = text_of(fields[BRANCH]);

@@ -8,8 +8,24 @@ def decode(
     header: bytes, pack_name: type[_Pack], run_name: type[_Run], section: type[_Section], /
 ) -> (
     tuple[
-        bytes, bytes, bytes, bytes, int, int, int, str, str, str, bytes | None, tuple[int, ...],
-        tuple[_Section, ...], tuple[_Run, ...], int, int, int, int,
+        bytes,
+        bytes,
+        bytes,
+        bytes,
+        int,
+        int,
+        int,
+        str,
+        str,
+        str,
+        bytes | None,
+        tuple[int, ...],
+        tuple[_Section, ...],
+        tuple[_Run, ...],
+        int,
+        int,
+        int,
+        int,
     ]
     | None
 ): ...
