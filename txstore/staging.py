@@ -111,9 +111,7 @@ class Staging(Hierarchy):
         if link is not None:
             self._mark_read(key)
             return None if link.kind == format.FRAME_TOMBSTONE else self._staged_view(key, link)
-        if self.staged.is_below_deleted(key):
-            return None
-        view = self.base.get_view(key)
+        view = None if self.staged.is_below_deleted(key) else self.base.get_view(key)
         if view is not None or self._shared is not None:
             self._mark_read(key)
         return view

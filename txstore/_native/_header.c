@@ -138,8 +138,8 @@ pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
     entry.at += 1 + ID_BYTES;
     uint64_t slot = 0;
     if (kind == PACK_COMMIT_FILE) {
-        if (!read_varint(&entry, &slot) || entry.end - entry.at != branch.end - branch.at ||
-            memcmp(entry.at, branch.at, (size_t)(branch.end - branch.at)) != 0 || !is_name(branch))
+        if (!read_varint(&entry, &slot) || !is_name(branch) || entry.end - entry.at != branch.end - branch.at ||
+            memcmp(entry.at, branch.at, (size_t)(branch.end - branch.at)) != 0)
             return NULL;
     } else if (kind != PACK_DATA || entry.at != entry.end)
         return NULL;
