@@ -109,7 +109,8 @@ class Staging(Hierarchy):
             self.staged.was_read_again(key)
         link = self.staged.get(key)
         if link is not None:
-            self._mark_read(key)
+            if self._shared is not None:
+                self._mark_read(key)  # it may be another's; what is one's own alone says nothing of the base
             return None if link.kind == format.FRAME_TOMBSTONE else self._staged_view(key, link)
         view = None if self.staged.is_below_deleted(key) else self.base.get_view(key)
         if view is not None or self._shared is not None:
@@ -460,6 +461,8 @@ class Staging(Hierarchy):
         """
         if self._shared is None:
             return
+        # Before the seal: who is refused because of it may end at once.
+        alive_before = {number for number in self._shared.participants() if self._shared.tail(number).is_alive()}
         self._shared.seal()
         failed = {sibling.staged.me for sibling in self._siblings() if sibling.has_failed}
         with self._following:
@@ -469,7 +472,7 @@ class Staging(Hierarchy):
                 if participant in (0, self.staged.me):
                     continue
                 tail = self._tails.setdefault(participant, self._shared.tail(participant))
-                alive = tail.is_alive() and participant not in failed
+                alive = (participant in alive_before or tail.is_alive()) and participant not in failed
                 self._apply(participant, tail.new_frames())
                 if not alive and not tail.is_sealed:
                     lost[participant] = str(tail)

@@ -317,14 +317,15 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         with self._lock:
             if self.state not in ("open", "poisoned"):
                 return None
-        self._staging.share()
-        if not self._staging.is_shared:
-            return None
-        if self._locks is not None and self._announced is None and self._staging.is_owner:
-            with suppress(LocksUnavailableError):
-                self._locks.share()  # siblings may take turns with what is locked; others still wait
-                self._announce(self._locks)
-        return self._staging.id
+            # Under the lock: who joins now must be found by the commit.
+            self._staging.share()
+            if not self._staging.is_shared:
+                return None
+            if self._locks is not None and self._announced is None and self._staging.is_owner:
+                with suppress(LocksUnavailableError):
+                    self._locks.share()  # siblings may take turns with what is locked; others still wait
+                    self._announce_locked(self._locks)
+            return self._staging.id
 
     def places(self, keys: Iterable[str]) -> Places:
         return self._staging.places(keys)
@@ -391,6 +392,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def _announce(self, locks: TransactionLocks) -> None:
         """Let siblings know under which owner word this process leaves locks to them."""
+        with self._lock:
+            if self.state in ("open", "poisoned"):
+                self._announce_locked(locks)
+
+    def _announce_locked(self, locks: TransactionLocks) -> None:
         parked = locks.parked
         if self._staging.is_shared and parked is not None and parked != self._announced:
             self._staging.announce(parked)

@@ -249,6 +249,8 @@ class Model(RuleBasedStateMachine):
         transaction = self.transaction(name)
         check_listing(transaction.real, transaction.content)
         changes = transaction.real.changes()
+        staged = sorted(key for keys in changes.pop("participants").values() for key in keys)
+        assert staged == sorted(changes["set"] + changes["deleted"])
         assert changes == {
             "set": sorted(transaction.set, key=str.encode),
             "deleted": sorted(transaction.deleted, key=str.encode),

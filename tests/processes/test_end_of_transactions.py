@@ -102,6 +102,24 @@ def test_what_comes_during_the_commit_is_not_a_part_of_it(repo, call):
     assert repo.verify().faults == []
 
 
+def test_who_ends_because_the_commit_has_refused_it_is_not_lost(repo, store):
+    watched = watch(repo)
+    store = repo.transaction()
+    with members(store, 1) as (worker,):
+        worker.do(put, "early", b"1")
+
+        def refuse(*_: object) -> None:
+            watched.after.clear()
+            with pytest.raises(txstore.TransactionStateError, match="is being committed"):
+                worker.do(put, "late", b"1")
+            worker.leave()
+
+        watched.after["rename_noreplace"] = refuse
+        store.commit()
+    assert "early" in repo.mapping()
+    assert "late" not in repo.mapping()
+
+
 def test_a_commit_that_conflicts_leaves_all_as_it_was(repo, store):
     with members(store, 1) as (worker,):
         worker.do(put, "key", b"1")

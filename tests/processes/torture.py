@@ -26,7 +26,8 @@ from tests.conflicts.faults import watch
 KEYS = 12
 WRITERS = 3
 LOCK_TIMEOUT = 60.0  # seconds; whoever waits so long waits for a lock that nobody gives up
-LONGEST_LIFE = 0.15  # seconds, of a writer that is about to be killed
+SPOKEN = 0.8  # of the writers are killed only after they have said something: the others may still be beginning
+LONGEST_LIFE = 0.05  # seconds, from then on
 LONGEST_DELAY = 0.002  # seconds, before any operation of the storage
 DELAYED = 0.1  # of the operations
 
@@ -90,10 +91,12 @@ def run_family(url: str, seed: int, rounds: int) -> list[str]:
     writers = [Writer(url, next(names)) for _ in range(WRITERS)]
     said = b""
     for _ in range(rounds):
+        doomed = writers.pop(chance.randrange(WRITERS))
+        if chance.random() < SPOKEN:
+            select.select([doomed.pipe], [], [], LOCK_TIMEOUT)
         time.sleep(chance.uniform(0, LONGEST_LIFE))
         for writer in writers:
             writer.listen()
-        doomed = writers.pop(chance.randrange(WRITERS))
         doomed.kill()
         said += doomed.told
         writers.append(Writer(url, next(names)))
