@@ -157,7 +157,6 @@ def test_who_died_with_nothing_staged_is_not_missed(repo: txstore.Repository) ->
 # --- beginning
 
 
-
 def join_in_rounds(barrier: Any, url: str, number: int, rounds: int) -> list[str]:
     repo, found = txstore.Repository(url, durability="none"), []
     for i in range(rounds):
