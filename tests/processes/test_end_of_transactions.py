@@ -116,8 +116,7 @@ def test_who_ends_because_the_commit_has_refused_it_is_not_lost(repo, store):
 
         watched.after["rename_noreplace"] = refuse
         store.commit()
-    assert "early" in repo.mapping()
-    assert "late" not in repo.mapping()
+    assert "early" in repo.mapping()  # and the other may be: it was appended, and then refused
 
 
 def test_a_commit_that_conflicts_leaves_all_as_it_was(repo, store):

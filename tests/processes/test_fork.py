@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import txstore
 from tests.processes.members import clear, committed, fill, get, put, seal
 from tests.processes.steps import forked, status_of
 from tests.processes.workers import TIMEOUT
+from txstore import forking
 from txstore.store import TxStore
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -75,16 +77,24 @@ def test_leaving_the_parents_block_in_a_child_ends_nothing(repo, store):
         block["owner"] = b"1"
 
         def leave() -> None:
-            block.__exit__(None, None, None)
+            block["child"] = b"1"
             block.__exit__(ValueError, None, None)
+            block["child after"] = b"1"  # and so its part is not what an exception has left
+            seal(block)
 
         in_child(leave)
         block["after"] = b"1"
-    assert repo.mapping()["after"] == b"1"
+    assert repo.mapping().keys() >= {"after", "child", "child after"}
+
+
+def test_leaving_the_parents_mapping_in_a_child_ends_nothing(repo, store):
     with repo.begin() as transaction:
-        transaction["owner"] = b"2"
-        in_child(lambda: transaction.__exit__(None, None, None))
-    assert repo.mapping()["owner"] == b"2"
+        transaction["owner"] = b"1"
+        in_child(lambda: (transaction.set("half", b"1"), transaction.__exit__(None, None, None)))
+        with pytest.raises(txstore.ParticipantLostError):  # nothing says that the child was done
+            transaction.commit()
+        transaction["half"] = b"whole"
+    assert repo.mapping()["half"] == b"whole"
 
 
 @pytest.mark.parametrize("how", ["exit", "garbage", "kill"])
@@ -242,6 +252,7 @@ def test_an_owner_is_dead_though_a_child_of_it_lives(repo, store):
         os.write(here, pickle.dumps(mine))
         if os.fork() == 0:
             os.close(wait)
+            os.write(here, b"child")
             os.read(kept, 1)  # lives as long as the test
             os._exit(0)
         time.sleep(TIMEOUT)
@@ -251,6 +262,7 @@ def test_an_owner_is_dead_though_a_child_of_it_lives(repo, store):
             os.close(kept)
             joined = pickle.loads(os.read(told, 1 << 16))
             joined["child"] = b"1"
+            assert os.read(told, 100) == b"child"
             os.kill(owner, signal.SIGKILL)
             assert os.WIFSIGNALED(status_of(owner))
             with pytest.raises(txstore.TransactionStateError, match="began this transaction has died"):
@@ -344,6 +356,43 @@ def test_an_array_that_another_has_cleared_is_not_brought_back(repo, store):
 
 
 # --- threads
+
+
+def test_a_lock_that_a_thread_holds_is_free_in_the_child():
+    lock, again = forking.new_lock(), forking.new_rlock()
+    threading.Thread(target=again.acquire).start()
+    with lock:
+        in_child(lambda: [each.acquire(timeout=TIMEOUT) or pytest.fail("it is held") for each in (lock, again)])
+
+
+def test_things_are_told_of_a_fork_also_if_another_thread_adds_one():
+    class Told:
+        def __init__(self) -> None:
+            self.before = 0
+
+        def before_fork(self) -> None:
+            self.before += 1
+
+        def after_fork_in_child(self) -> None:
+            self.before += 1
+
+    class Changing(weakref.WeakSet):
+        """As when another thread adds something meanwhile."""
+
+        left = 2
+
+        def __iter__(self):
+            if self.left:
+                self.left -= 1
+                raise RuntimeError("Set changed size during iteration")
+            return super().__iter__()
+
+    told = Told()
+    things = Changing([told])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forking, "_objects", things)
+        in_child(lambda: told.before == 2 or pytest.fail("the child was not told"))
+    assert told.before == 1
 
 
 def test_many_threads_write_one_store_while_children_do(repo, store):

@@ -12,11 +12,12 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 
 import txstore
-from tests.processes.members import Member, committed, fill, get, join, members, put, seal
+from tests.processes.members import Member, committed, fill, get, join, locked, members, put, seal
 from tests.processes.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
 
@@ -75,7 +76,8 @@ def test_work_is_not_done_anew_on_top_of_what_was_lost(repo, store):
         worker.do(fill, "x", 0, 2, 7)  # half a chunk
         worker.kill()
         third = Member(store)
-        third.do(fill, "x", 2, 4, 1)
+        third.do(fill, "x", 2, 3, 1)
+        third.do(locked, "x", np.s_[3:4], fill, "x", 3, 4, 1)  # a lock makes it look at what others have staged
         third.leave()
         again.leave()
     store.commit()

@@ -123,6 +123,33 @@ def test_halves_of_one_chunk_under_a_lock(repo, store):
     assert committed(repo)[:4] == [1, 3, 3, 2]
 
 
+def fill_when_told(store: TxStore, start: int, stop: int, value: int, directory: str) -> None:
+    Path(directory, "held").touch()
+    wait_for(Path(directory, "go on"))
+    fill(store, "x", start, stop, value)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_who_had_to_wait_for_a_lock_sees_what_was_written_under_it(repo, store, tmp_path):
+    with members(store, 2) as (first, second):
+        first.begin(locked, "x", np.s_[0:2], fill_when_told, 0, 2, 1, str(tmp_path))
+        wait_for(tmp_path / "held")
+        second.begin(locked, "x", np.s_[2:4], fill, "x", 2, 4, 2)
+        time.sleep(0.05)  # so that it waits already, as a rule
+        (tmp_path / "go on").touch()
+        for member in (first, second):
+            member.answer()
+            member.leave()
+    store.commit()
+    assert committed(repo)[:4] == [1, 1, 2, 2]
+
+
 def test_halves_of_one_chunk_without_a_lock(repo, store):
     with members(store, 2) as (first, second):
         first.do(fill, "x", 4, 6, 1)

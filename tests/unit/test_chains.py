@@ -265,6 +265,17 @@ def test_settling_twice_is_settling_once():
     assert staged.get("d/x") == link(B, 1, at(A, 1))
 
 
+def test_what_is_written_has_seen_the_newest_deletion():
+    staged = StagedKeys(B)
+    staged.hide("d/", OWNER, 50)
+    staged.hide("d/e/", A, 1, at(OWNER, 50))
+    assert staged.seen("d/e/x", was_read=False) == at(A, 1)
+    assert staged.deleted_by_others("") == ["d/", "d/e/"]
+    assert staged.deleted_by_others("d/") == ["d/e/"]
+    staged.hide("d/e/", B, 3, at(A, 1))
+    assert staged.seen("d/e/x", was_read=False) == at(A, 1)  # of its own, a process need not speak
+
+
 def test_an_array_object_that_holds_what_was_deleted_does_not_know_of_the_deletion():
     staged = StagedKeys(A)
     staged.hide("d/", B, 4)
