@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
