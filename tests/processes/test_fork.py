@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -102,10 +103,12 @@ def test_the_end_of_an_idle_child_ends_nothing(repo, store, how):
     transactions = [repo.begin(), repo.begin()]
     for number, transaction in enumerate(transactions):
         transaction[f"{number}"] = bytes(2 << 20)
+    del transaction
 
     def end() -> None:
         if how == "garbage":
             transactions.clear()
+            gc.collect()
         elif how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
 
