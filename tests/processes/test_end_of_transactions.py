@@ -132,6 +132,27 @@ def test_a_commit_that_conflicts_leaves_all_as_it_was(repo, store):
     store.rollback()
 
 
+def test_a_conflict_that_is_found_at_the_last_moment_leaves_all_as_it_was(repo, store):
+    watched = watch(repo)
+    store = repo.transaction()
+    with members(store, 1) as (worker,):
+        worker.do(put, "key", b"1")
+
+        def commit_another(*_: object) -> None:
+            watched.before.clear()
+            with txstore.Repository(repo.url).transaction() as other:
+                other["key"] = b"other"
+
+        watched.before["link"] = commit_another
+        with pytest.raises(txstore.ConflictError, match="key"):
+            store.commit()
+        assert not any(files for _, _, files in os.walk(Path(repo.url, "packs")))
+        worker.do(put, "more", b"1")
+        assert get(store, "more") == b"1"
+    store.rollback()
+    assert repo.mapping()["key"] == b"other"
+
+
 def test_a_stopped_child_is_neither_waited_for_nor_lost(repo, store):
     with members(store, 1) as (worker,):
         worker.do(put, "before", b"1")

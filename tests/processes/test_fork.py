@@ -103,6 +103,7 @@ def test_the_end_of_an_idle_child_ends_nothing(repo, store, how):
     transactions = [repo.begin(), repo.begin()]
     for number, transaction in enumerate(transactions):
         transaction[f"{number}"] = bytes(2 << 20)
+    in_child(lambda: (transactions[0].set("part", b"1"), transactions[0].seal()))
     del transaction
 
     def end() -> None:
@@ -117,6 +118,7 @@ def test_the_end_of_an_idle_child_ends_nothing(repo, store, how):
     for transaction in transactions:
         transaction.commit()
     assert len(repo.mapping()["0"]) == len(repo.mapping()["1"]) == 2 << 20
+    assert repo.mapping()["part"] == b"1"
 
 
 def test_a_script_whose_child_ends_by_the_end_of_the_script(repo, store):

@@ -174,6 +174,8 @@ def test_who_knows_of_a_deletion_knows_what_its_maker_knew():
     assert resolve([link(B, 1, at(A, 1))], {**above, at(A, 1): SEEN_NOTHING}) is None
     assert resolve([link(B, 1, at(OWNER, 5))], above) is None
     assert resolve([link(A, 2, at(OWNER, 5))], above) == link(A, 2, at(OWNER, 5))
+    later = {at(OWNER, 5): SEEN_NOTHING, at(DEAD, 7): at(OWNER, 5)}
+    assert resolve([link(B, 1, at(DEAD, 3))], later, lost=[DEAD]) is None  # what was seen was written before
 
 
 def test_of_deletions_that_did_not_know_of_one_another_none_is_the_newest():
