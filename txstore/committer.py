@@ -231,7 +231,7 @@ class Committer:
             (deleted if is_deleted else written).append(key)
             if is_document(key):
                 documents[key] = None if is_deleted else self.staging.read(link)
-        return Writes(written, deleted, self.staging.prefixes, documents)
+        return Writes(written, deleted, self.staging.prefixes, documents, self.staging.reads(self.unchanged))
 
     def _catch_up(self) -> None:
         """Move on to the newest commit, if there is no conflict with what is new in it."""

@@ -129,6 +129,7 @@ class TransactionRecord:
     durability: str = "fsync"
     owner: str = ""  # who began it: user@host, and the process id
     time: int = 0  # when it began, microseconds since 1970 UTC
+    isolation: str = "snapshot"
 
     def encode(self) -> bytes:
         members = {
@@ -141,6 +142,7 @@ class TransactionRecord:
             "durability": self.durability,
             "owner": self.owner,
             "time": self.time,
+            "isolation": self.isolation,
         }
         return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
 
@@ -162,6 +164,7 @@ class TransactionRecord:
                 members["durability"],
                 members["owner"],
                 members["time"],
+                members["isolation"],
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise MalformedError(f"the record of the transaction is incomplete: {error!r}") from error

@@ -35,6 +35,7 @@ LAYERS = [
     "exits",
     "reclaiming",
     "participants",
+    "reads",
     "staged",
     "chains",
     "locking",
