@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from txstore import conflicts, encoding, format, index, names
 from txstore.commits import Commits, SlotTakenError, Stored
 from txstore.conflicts import Writes
+from txstore.documents import kind_of_node
 from txstore.errors import TransactionStateError, TxStoreError
 from txstore.format import DataPack, Footer, Header, PackName, RunName, Section, Statistics
 from txstore.keys import ancestors, directory_prefix, is_document
@@ -313,7 +314,7 @@ class _Counter:
 
     def _count_array(self, key: str) -> None:
         for path in ancestors(key):
-            kind = conflicts.kind_of_node(self._view, path)
+            kind = kind_of_node(self._view, path)
             if kind == "array":
                 self._arrays.add(path)
                 self._last_array = directory_prefix(path)

@@ -42,6 +42,7 @@ LAYERS = [
     "regions",
     "grids",
     "snapshot",
+    "documents",
     "listing",
     "index",
     "pack",
