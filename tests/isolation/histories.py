@@ -17,11 +17,15 @@ SETUP = -1
 
 
 class Op(NamedTuple):
-    kind: str  # read, append, write; make, remove; list
-    key: str  # of a listing: the directory
-    value: Any = (
-        None  # list: a tuple; register: bytes or None; member: whether it is there; listing: a frozenset of keys
-    )
+    """`kind` is one of read, append, write; make, remove; list.
+
+    `value` is of a list a tuple, of a register bytes or None, of a listing a frozenset of keys; `key` of a listing is
+    the directory.
+    """
+
+    kind: str
+    key: str
+    value: Any = None
 
 
 class Txn(NamedTuple):
