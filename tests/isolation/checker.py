@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tests.isolation.histories import SETUP, Op, Txn, apply, replay, seen
+from tests.isolation.histories import READS, SETUP, Op, Txn, apply, replay, seen, written
 
 
 class Anomaly(NamedTuple):
@@ -61,19 +61,19 @@ def check(history: list[Txn], isolation: str) -> list[Anomaly]:
 
 def _external_reads(history: list[Txn]) -> tuple[list[Read], list[Anomaly]]:
     """Return the reads that are not of what the transaction itself wrote, and what is wrong with those that are."""
-    members = {op.key for txn in history for op in txn.ops if op.key[0] == "s" and op.kind != "list"}
+    members = {key for txn in history for op in txn.ops for key in written(op) if key[0] == "s"}
     members |= {key for txn in history for op in txn.ops if op.kind == "list" for key in op.value}
     external, found = [], []
     for txn in history:
         own: dict[str, Any] = {}  # what it must see: its own writes, on what it has read
         read: dict[str, Any] = {}
         for op in txn.ops:
-            if op.kind not in ("read", "list"):
+            if op.kind not in READS:
                 if op.kind == "append":
                     own.setdefault(op.key, read.get(op.key, ()))
                 apply(op, own)
-                if op.kind == "remove":
-                    own[op.key] = False
+                if op.kind in ("remove", "clear"):
+                    own |= dict.fromkeys(written(op), False)
                 continue
             for key, value in _single_reads(op, members):
                 expected = own[key] if key in own else read.get(key, value)
@@ -88,10 +88,11 @@ def _external_reads(history: list[Txn]) -> tuple[list[Read], list[Anomaly]]:
 def _single_reads(op: Op, members: Iterable[str]) -> Iterator[tuple[str, Any]]:
     if op.kind == "read":
         yield op.key, op.value
-    else:
+    elif op.kind == "list" or not op.value:
+        there = op.value if op.kind == "list" else ()
         for key in members:
             if key.startswith(op.key + "/"):
-                yield key, key in op.value
+                yield key, key in there
 
 
 def _misread_values(history: list[Txn], external: list[Read]) -> list[Anomaly]:
@@ -131,26 +132,26 @@ def _version_orders(committed: list[Txn], external: list[Read]) -> Iterator[tupl
     read = defaultdict(list)
     for each in external:
         read[each.key].append(each)
-    written: dict[str, list[Txn]] = defaultdict(list)
+    writers: dict[str, list[Txn]] = defaultdict(list)
     for txn in committed:
-        for key in dict.fromkeys(op.key for op in txn.ops if op.kind not in ("read", "list")):
-            written[key].append(txn)
-    for key in sorted(read.keys() | written.keys()):
+        for key in dict.fromkeys(key for op in txn.ops for key in written(op)):
+            writers[key].append(txn)
+    for key in sorted(read.keys() | writers.keys()):
         if key[0] == "l":
-            yield key, *_list_versions(key, [each for each in read[key] if not each.txn.aborted], written[key])
+            yield key, *_list_versions(key, [each for each in read[key] if not each.txn.aborted], writers[key])
         else:
-            yield key, [], _seq_versions(key, written[key])
+            yield key, [], _seq_versions(key, writers[key])
 
 
-def _list_versions(key: str, read: list[Read], written: list[Txn]) -> tuple[list[Anomaly], list[Version]]:
+def _list_versions(key: str, read: list[Read], writers: list[Txn]) -> tuple[list[Anomaly], list[Version]]:
     """Order the versions of a list: each is the one before and what its writer has appended."""
     found: list[Anomaly] = []
     known = {each.txn.id: each.value for each in read}
-    appended = {txn.id: tuple(op.value for op in txn.ops if (op.kind, op.key) == ("append", key)) for txn in written}
-    by_element = {element: txn for txn in written for element in appended[txn.id]}
-    results = {txn.id: (*known.get(txn.id, ()), *appended[txn.id]) for txn in written}
+    appended = {txn.id: tuple(op.value for op in txn.ops if (op.kind, op.key) == ("append", key)) for txn in writers}
+    by_element = {element: txn for txn in writers for element in appended[txn.id]}
+    results = {txn.id: (*known.get(txn.id, ()), *appended[txn.id]) for txn in writers}
     longest = max([each.value for each in read] + list(results.values()), default=(), key=len)
-    from_the_same = Counter(known.get(txn.id, ()) for txn in written)
+    from_the_same = Counter(known.get(txn.id, ()) for txn in writers)
     for value, count in from_the_same.items():
         if count > 1:
             found.append(Anomaly("lost update", f"{count} transactions appended to {value} of {key}"))
@@ -170,15 +171,17 @@ def _list_versions(key: str, read: list[Read], written: list[Txn]) -> tuple[list
     return found, versions
 
 
-def _seq_versions(key: str, written: list[Txn]) -> list[Version]:
+def _seq_versions(key: str, writers: list[Txn]) -> list[Version]:
     """Order the versions of what is written blindly by the seqs of the commits."""
     versions = [Version(None if key[0] == "r" else False, None)]
-    for txn in sorted(written, key=lambda txn: txn.commit or 0):
+    for txn in sorted(writers, key=lambda txn: txn.commit or 0):
+        ops = [op for op in txn.ops if key in written(op)]
         state: dict[str, Any] = {}
-        for op in txn.ops:
-            if op.key == key:
-                apply(op, state)
-        versions.append(Version(state.get(key, versions[0].value), txn))
+        for op in ops:
+            apply(op, state)
+        value = state.get(key, versions[0].value)
+        if ops[-1].kind != "clear" or value != versions[-1].value:  # else it was gone already, which is allowed
+            versions.append(Version(value, txn))
     if len(versions) > 1 and (setup := versions[1].writer) is not None and setup.process == SETUP:
         del versions[0]  # nobody began before
     return versions
@@ -201,8 +204,11 @@ def _dependencies(committed: list[Txn], read: list[Read], versions: dict[str, li
             add("ww", before.writer, after.writer)
     for txn, key, value in read:
         order = versions[key]
-        place = next((i for i, version in enumerate(order) if version.value == value), None)
-        if place is not None:
+        same = [i for i, version in enumerate(order) if version.value == value]
+        if same:
+            # A member that was not there yet, or no longer: the newest of these that the base may have had.
+            known = [i for i in same if _seq(order[i]) <= txn.base]
+            place = known[-1] if known else same[0]
             add("wr", order[place].writer, txn)
             if place + 1 < len(order):
                 add("rw", txn, order[place + 1].writer)
@@ -215,6 +221,10 @@ def _dependencies(committed: list[Txn], read: list[Read], versions: dict[str, li
             add("so", latest.get(txn.process), txn)
             latest[txn.process] = txn
     return edges
+
+
+def _seq(version: Version) -> int:
+    return 0 if version.writer is None else version.writer.commit or 0
 
 
 def _cycles(edges: Edges, isolation: str) -> Iterator[Anomaly]:
@@ -300,7 +310,7 @@ def snapshot_faults(history: list[Txn]) -> Iterator[Anomaly]:
         state = dict(states[txn.base])
         wrong, right = [], 0
         for op in txn.ops:
-            if op.kind not in ("read", "list"):
+            if op.kind not in READS:
                 apply(op, state)
             elif seen(op, state) == op.value:
                 right += 1

@@ -6,9 +6,9 @@ import os
 import pickle
 import random
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import zarr
 
@@ -16,19 +16,23 @@ import txstore
 from tests.conflicts.faults import watch
 from tests.isolation.histories import SETUP, Op, Txn
 
+T = TypeVar("T")
+
 LISTS = [f"l/c/{number}" for number in range(5)]
 REGISTERS = [f"r/c/{number}" for number in range(5)]
 DIRECTORIES = ["s/a", "s/b"]
 REMOVABLE = 40  # members of each directory that the setup makes
 ROW = 512  # elements that a list of the zarr workload has room for
 
+MIXED = ("read list", "append", "read register", "write")
+
 #: Which operations a workload is made of.
 WORKLOADS = {
     "lists": ("read list", "append", "append"),
     "registers": ("read register", "read register", "write"),
     "sets": ("names", "keys", "make", "remove"),
-    "mixed": ("read list", "append", "read register", "write", "names", "keys", "make", "remove"),
-    "shared": ("read list", "append", "read register", "write", "names", "keys", "make", "remove"),
+    "mixed": (*MIXED, "names", "keys", "make", "remove"),
+    "shared": (*MIXED, "names", "keys", "any", "make", "remove", "clear"),
     "arrays": ("read list", "append", "append"),
 }
 
@@ -36,28 +40,33 @@ WORKLOADS = {
 class Client:
     """Runs operations in one transaction, and remembers what they were. Elements are numbered from `first`."""
 
-    def __init__(self, mapping: MutableMapping[str, bytes], chance: random.Random, first: int) -> None:
+    def __init__(self, mapping: MutableMapping[str, bytes], chance: Chance, first: int, objects: int = 5) -> None:
         self.mapping = mapping
         self.chance = chance
         self.ops: list[Op] = []
         self._next = first
+        self._objects = objects  # so many lists and registers
 
     def do(self, what: str) -> None:
         match what:
             case "read list":
-                self.read_list(self.chance.choice(LISTS))
+                self.read_list(self.chance.choice(LISTS[: self._objects]))
             case "append":
-                self.append(self.chance.choice(LISTS))
+                self.append(self.chance.choice(LISTS[: self._objects]))
             case "read register":
-                self.read_register(self.chance.choice(REGISTERS))
+                self.read_register(self.chance.choice(REGISTERS[: self._objects]))
             case "write":
-                self.write(self.chance.choice(REGISTERS))
+                self.write(self.chance.choice(REGISTERS[: self._objects]))
             case "names" | "keys":
                 self.names(self.chance.choice(DIRECTORIES), how=what)
             case "make":
                 self.make(self.chance.choice(DIRECTORIES))
             case "remove":
                 self.remove(self.chance.choice(DIRECTORIES))
+            case "clear":
+                self.clear(self.chance.choice(DIRECTORIES))
+            case "any":
+                self.any(self.chance.choice(DIRECTORIES))
 
     def number(self) -> int:
         self._next += 1
@@ -106,6 +115,18 @@ class Client:
             del self.mapping[key]
             self.ops.append(Op("remove", key))
 
+    def clear(self, directory: str) -> None:
+        there = self.names(directory)
+        self.mapping.delete_dir(directory)  # type: ignore[attr-defined]
+        self.ops.append(Op("clear", directory, there))
+
+    def any(self, directory: str) -> None:
+        self.ops.append(Op("any", directory, self.mapping.has_keys_below(directory)))  # type: ignore[attr-defined]
+
+
+class Chance(Protocol):
+    def choice(self, among: Sequence[T], /) -> T: ...
+
 
 class ArrayClient(Client):
     """A list is a row, and a chunk, of a zarr array."""
@@ -127,14 +148,14 @@ class ArrayClient(Client):
             self.ops.append(Op("append", key, number))
 
 
-def set_up(repo: txstore.Repository, workload: str = "mixed") -> Txn:
+def set_up(repo: txstore.Repository, workload: str = "mixed", removable: int = REMOVABLE) -> Txn:
     """Make the first commit of a history."""
     if workload == "arrays":
         with repo.transaction() as store:
             zarr.create_array(store, name="l", shape=(len(LISTS), ROW), chunks=(1, ROW), dtype="i8")
         return Txn(0, SETUP, (), 0, 1)
     with repo.begin() as mapping:
-        keys = [f"{directory}/old{number:03}" for directory in DIRECTORIES for number in range(REMOVABLE)]
+        keys = [f"{directory}/old{number:03}" for directory in DIRECTORIES for number in range(removable)]
         for key in keys:
             mapping[key] = b""
     return Txn(0, SETUP, tuple(Op("make", key) for key in keys), 0, 1)
@@ -194,7 +215,7 @@ def _run_one(
     kinds = WORKLOADS[workload]
     ops = [chance.choice(kinds) for _ in range(chance.randint(1, 4))]
     if chance.random() < 0.15:
-        ops = [kind for kind in kinds if not kind.startswith(("append", "write", "make", "remove"))]
+        ops = [kind for kind in kinds if kind in ("read list", "read register", "names", "keys")]
     for kind in ops:
         if chance.random() < 0.4:
             time.sleep(chance.uniform(0, 0.002))

@@ -4,23 +4,27 @@ Three kinds of objects, named by the first letter of their key:
 
 - `l/...`, a list: each transaction appends elements that nobody else appends, to what it has read;
 - `r/...`, a register: written blindly, with values that nobody else writes;
-- `s/<directory>/<name>`, a member of a set: there or not. Those that the setup makes may be removed, others are only
-  made: so a reader that finds it absent tells which version that is. Listings read all members of a directory at once.
+- `s/<directory>/<name>`, a member of a set: there or not, made by one transaction at most. Listings read all members of
+  a directory at once; whether there are any tells of all of them only if there are none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
+
+#: The operations that read.
+READS = ("read", "list", "any")
 
 #: The process number of the transaction that begins a history.
 SETUP = -1
 
 
 class Op(NamedTuple):
-    """`kind` is one of read, append, write; make, remove; list.
+    """`kind` is one of read, append, write; make, remove; list, any, clear.
 
-    `value` is of a list a tuple, of a register bytes or None, of a listing a frozenset of keys; `key` of a listing is
-    the directory.
+    `value` is of a list a tuple, of a register bytes or None, of a listing a frozenset of keys, of any a bool, and of
+    clear the keys that were there; `key` of these three is the directory.
     """
 
     kind: str
@@ -65,10 +69,21 @@ def apply(op: Op, state: dict[str, Any]) -> None:
             state[op.key] = True
         case "remove":
             state.pop(op.key, None)
+        case "clear":
+            for key in op.value:
+                state.pop(key, None)
+
+
+def written(op: Op) -> Collection[str]:
+    """Return the keys that an operation writes."""
+    if op.kind in READS:
+        return ()
+    return op.value if op.kind == "clear" else (op.key,)
 
 
 def seen(op: Op, state: dict[str, Any]) -> Any:
     """Return what a read should have found in a state."""
-    if op.kind == "list":
-        return frozenset(key for key in state if key.startswith(op.key + "/"))
+    below = frozenset(key for key in state if key.startswith(op.key + "/"))
+    if op.kind != "read":
+        return below if op.kind == "list" else bool(below)
     return state.get(op.key, {"l": (), "r": None, "s": False}[op.key[0]])
