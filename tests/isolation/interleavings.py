@@ -95,7 +95,7 @@ def interleave(chance: Chance, steps: int, isolation: str, ops: tuple[str, ...] 
 
 
 def must_conflict(txn: Txn, history: list[Txn], isolation: str) -> bool:
-    """Tell whether a transaction that is about to commit writes or relies on what others have changed since its base."""
+    """Tell whether a transaction that is about to commit writes or relies on what others have changed since."""
     states = replay(history)
     base, head = states[txn.base], states[max(states)]
     mine, cleared = _staged(txn)
