@@ -22,7 +22,8 @@ from txstore.locks import ChunkLocks
 from txstore.named import find, find_or_begin
 from txstore.pack import Packs
 from txstore.participants import SharedTransaction
-from txstore.reads import SNAPSHOT, check_isolation
+from txstore.reads import check_isolation
+from txstore.records import SNAPSHOT
 from txstore.regions import Lock
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from txstore import format
 from txstore.keys import after_prefix, directory_prefix, encode_key
 from txstore.listing import Hierarchy
+from txstore.records import ISOLATIONS
 
 if TYPE_CHECKING:
     from txstore.staging import Staging
 
-SNAPSHOT, SERIALIZABLE = "snapshot", "serializable"
-_ISOLATIONS = (SNAPSHOT, SERIALIZABLE)
-
 
 def check_isolation(isolation: str) -> None:
     """Raise `ValueError` for an unknown isolation level."""
-    if isolation not in _ISOLATIONS:
-        raise ValueError(f"isolation is one of {_ISOLATIONS}, not {isolation!r}")
+    if isolation not in ISOLATIONS:
+        raise ValueError(f"isolation is one of {ISOLATIONS}, not {isolation!r}")
 
 
 class Reads(NamedTuple):

@@ -26,6 +26,9 @@ HINT_SIZE = 64
 assert HINT.size == 60
 TAG = struct.Struct("<8sQ16s")
 
+#: What a transaction may be checked for: what it writes, or also what it reads.
+SNAPSHOT, SERIALIZABLE = ISOLATIONS = "snapshot", "serializable"
+
 _ID = re.compile("[0-9a-f]{32}")
 
 
@@ -129,7 +132,7 @@ class TransactionRecord:
     durability: str = "fsync"
     owner: str = ""  # who began it: user@host, and the process id
     time: int = 0  # when it began, microseconds since 1970 UTC
-    isolation: str = "snapshot"
+    isolation: str = SNAPSHOT
 
     def encode(self) -> bytes:
         members = {
@@ -152,6 +155,9 @@ class TransactionRecord:
         checksum = members.pop("checksum", None)
         if checksum != _json_checksum(members):
             raise MalformedError("the record of the transaction has a wrong checksum")
+        isolation = members.get("isolation")
+        if isolation not in ISOLATIONS:
+            raise MalformedError(f"isolation {isolation!r} is not known here")
         try:
             base = members["base"]
             return cls(
@@ -164,7 +170,7 @@ class TransactionRecord:
                 members["durability"],
                 members["owner"],
                 members["time"],
-                members["isolation"],
+                isolation,
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise MalformedError(f"the record of the transaction is incomplete: {error!r}") from error

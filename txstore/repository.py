@@ -16,7 +16,7 @@ from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoun
 from txstore.following import follow
 from txstore.maintenance import Report, verify
 from txstore.named import NamedTransaction, transactions
-from txstore.reads import SNAPSHOT
+from txstore.records import SNAPSHOT
 from txstore.regions import Lock
 from txstore.snapshot import Snapshot
 from txstore.transaction import Transaction

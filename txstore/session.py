@@ -20,7 +20,8 @@ from txstore.engine import Engine, Position
 from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
 from txstore.index import Runs
 from txstore.keys import DOCUMENT_NAMES, ancestors, directory_prefix, document_key, is_document, node_of_document
-from txstore.reads import SERIALIZABLE, SNAPSHOT, check_isolation
+from txstore.reads import check_isolation
+from txstore.records import SERIALIZABLE, SNAPSHOT
 from txstore.snapshot import Snapshot
 from txstore.staging import Places
 from txstore.transaction import Transaction, check_description

@@ -28,9 +28,9 @@ from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
 from txstore.pack import PackWriter, Staged
 from txstore.participants import SharedTransaction, Tail, append_about
-from txstore.reads import NOTHING_READ, SERIALIZABLE, ReadLog, Reads
+from txstore.reads import NOTHING_READ, ReadLog, Reads
 from txstore.reclaiming import reclaim_staging
-from txstore.records import TransactionRecord
+from txstore.records import SERIALIZABLE, TransactionRecord
 from txstore.snapshot import Snapshot
 from txstore.staged import StagedKeys
 
@@ -227,7 +227,7 @@ class Staging(Hierarchy):
             return
         if self._inherited:
             self._adopt()
-        if (kind == format.FRAME_READ and key in self.staged) or self.staged.is_below_deleted(key):
+        if self._hides_base(kind, key):
             return
         if not self.is_owner and not self._is_over:
             try:
@@ -239,6 +239,13 @@ class Staging(Hierarchy):
             writer.append(kind, key.encode(), b"", seen=format.SEEN_NOTHING)
             self._is_sealed = False
         log.add(kind, key)  # last: another thread that finds it there may rely on it
+
+    def _hides_base(self, kind: int, key: str) -> bool:
+        if kind == format.FRAME_READ and key in self.staged:
+            return True
+        if kind == format.FRAME_ANY_BELOW and any(map(self.staged.is_set, self.staged.between(key, after_prefix(key)))):
+            return True
+        return self.staged.is_below_deleted(key)
 
     def reads(self, unchanged: Iterable[str]) -> Reads:
         """Return what the transaction relies on, by all its participants once `close_parts` was called.

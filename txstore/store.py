@@ -17,7 +17,7 @@ from zarr.core.buffer.core import default_buffer_prototype
 from txstore.commits import MAIN, Commit
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
-from txstore.reads import SNAPSHOT
+from txstore.records import SNAPSHOT
 from txstore.regions import keys_to_lock
 from txstore.session import Joining, Reliance, Session
 

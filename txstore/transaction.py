@@ -26,8 +26,8 @@ from txstore.errors import (
 from txstore.keys import directory_prefix, encode_key
 from txstore.listing import Hierarchy
 from txstore.locking import TransactionLocks
-from txstore.reads import SERIALIZABLE, SNAPSHOT, NotingView, check_isolation
-from txstore.records import TransactionRecord
+from txstore.reads import NotingView, check_isolation
+from txstore.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Places, Staging
 

@@ -105,6 +105,8 @@ MISSES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "a value of what was walked": (lambda m: list(m.keys_below("d")), lambda m: m.__setitem__("d/x", b"1")),
     "one of several names": (lambda m: m.has_keys_below("d"), lambda m: m.__delitem__("d/x")),
     "one more where there are some": (lambda m: m.has_keys_below("d"), lambda m: m.__setitem__("d/new", b"1")),
+    "whether there are any, where some were staged": (
+        lambda m: (m.__setitem__("e/own", b"1"), m.has_keys_below("e")), lambda m: m.__setitem__("e/new", b"1")),
     "a listing beside": (lambda m: list(m.list_dir("d")), lambda m: m.__setitem__("d2/new", b"1")),
     "absent, and deleted": (lambda m: m.get("e/new"), lambda m: m.delete_dir("e")),
     "a child that is replaced": (
