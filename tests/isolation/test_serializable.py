@@ -17,10 +17,11 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.conflicts.arrays import append, array, both, commit, create, delete, group, put, values
-from tests.processes.members import Member, get, members, remove
+from tests.processes.members import Member, get, join_in_this_process, members, remove, seal
 from tests.processes.members import put as put_key
 from tests.processes.steps import forked, status_of
 from txstore import ConflictError, TransactionStateError
+from txstore.participants import SharedTransaction
 from txstore.store import TxStore
 
 PROTOTYPE = default_buffer_prototype()
@@ -394,6 +395,74 @@ def test_a_read_after_the_end_is_part_of_nothing(repo: txstore.Repository) -> No
         assert used.do(get, "d/x") == b"base"
         with pytest.raises(TransactionStateError):
             unused.do(get, "a")  # it can't join any more, as under snapshot isolation
+
+
+def test_a_participant_that_first_reads_after_the_end(repo: txstore.Repository) -> None:
+    store = repo.transaction(isolation="serializable")
+    store["mine"] = b"1"
+    with members(store, 1, joined=False) as (member,):
+        member.do(seal)  # it has joined, and has no pack
+        store.commit()
+        assert member.do(get, "a") == b"base"
+
+
+def test_a_participant_that_reads_when_it_is_done(repo: txstore.Repository) -> None:
+    store = repo.transaction(isolation="serializable")
+    store["mine"] = b"1"
+    with members(store, 1, joined=False) as (member,):
+        member.do(put_key, "theirs", b"1")
+        member.do(seal)
+        member.do(get, "a")
+        member.leave()  # in good order: what it has staged is complete
+    store.commit()
+    assert repo.mapping()["theirs"] == b"1"
+
+
+def test_what_is_in_the_pack_of_a_participant(repo: txstore.Repository) -> None:
+    store = repo.transaction(isolation="serializable")
+    store["mine"] = b"1"
+    shared = store.mapping.share()  # type: ignore[union-attr]
+    assert shared is not None
+    participant = join_in_this_process(repo, shared)
+    participant["own"] = b"1"
+    for _ in range(2):
+        assert participant["own"] == b"1"
+        assert participant["a"] == b"base"
+        assert "new" not in participant
+        assert sorted(participant.list_dir("d")) == ["x", "y"]
+        assert list(participant.keys_below("d/y")) == ["d/y/z"]
+        assert not participant.has_keys_below("e")
+    tail = SharedTransaction.find(repo.engine.commits, shared).tail(1)
+    frames = [(frame.kind, frame.key, frame.seen, frame.length) for frame in tail.new_frames()]
+    assert frames[2:] == [(6, b"a", 0, 0), (6, b"new", 0, 0), (7, b"d/", 0, 0), (8, b"d/y/", 0, 0), (9, b"e/", 0, 0)]
+    participant.seal()
+    store.rollback()
+
+
+def read_array(store: TxStore, sent: zarr.Array) -> int:
+    return int(sent[0])
+
+
+def test_an_array_of_an_earlier_transaction_that_is_sent(repo: txstore.Repository) -> None:
+    commit(repo, both(create(), create("y")))
+    session = repo.transaction(isolation="serializable")
+    x = array(session)
+    session["first"] = b"1"
+    session.commit()
+    session["second"] = b"1"
+    with members(session, 1, joined=False) as (member,):
+        assert member.do(read_array, x) == 1
+    commit(repo, append(7))
+    assert conflicts(session) == ("x/zarr.json",)
+
+
+def test_a_locked_transaction(repo: txstore.Repository) -> None:
+    commit(repo, create())
+    store = repo.transaction(lock={"x": np.s_[0:4]}, isolation="serializable")
+    assert get(store, "a") == b"base"
+    array(store)[0] += 1
+    change(repo, "a")
+    assert conflicts(store) == ("a",)
 
 
 def test_names(repo: txstore.Repository) -> None:
