@@ -14,7 +14,7 @@ import zarr
 
 import txstore
 from tests.conflicts.faults import watch
-from tests.isolation.histories import SETUP, Op, Txn
+from tests.isolation.histories import LAST, SETUP, Op, Txn
 from txstore import conflicts
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ def read_all(repo: txstore.Repository, workload: str = "mixed") -> Txn:
             client.names(directory)
     base = store.base
     store.rollback()
-    return Txn(-2, -2, tuple(client.ops), 0 if base is None else base.seq, is_last=True)
+    return Txn(-1, LAST, tuple(client.ops), 0 if base is None else base.seq, is_last=True)
 
 
 def run(

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from txstore import Repository
+
 #: The operations that read.
 READS = ("read", "list", "any")
 
-#: The process number of the transaction that begins a history.
-SETUP = -1
+#: Process numbers: of the transaction that begins a history, of what reads all in the end, and of `optimize`.
+SETUP, LAST, OPTIMIZE = -1, -2, -3
 
 
 class Op(NamedTuple):
@@ -45,6 +47,12 @@ class Txn(NamedTuple):
 
     def __str__(self) -> str:
         return f"T{self.id}"
+
+
+def optimize(repo: Repository) -> list[Txn]:
+    """Optimize a repository; return the transaction that this is, which changes nothing, if there was any use in it."""
+    commit = repo.optimize()
+    return [] if commit is None else [Txn(-commit.seq, OPTIMIZE, (), commit.seq - 1, commit.seq)]
 
 
 def replay(history: list[Txn]) -> dict[int, dict[str, Any]]:

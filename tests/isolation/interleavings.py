@@ -9,11 +9,12 @@ from pathlib import Path
 
 import txstore
 from tests.isolation.clients import Chance, Client, read_all, set_up
-from tests.isolation.histories import READS, Op, Txn, replay, seen, written
+from tests.isolation.histories import READS, Op, Txn, optimize, replay, seen, written
 from txstore.transaction import Transaction
 
 OPS = ("read list", "append", "read register", "write", "names", "keys", "any", "make", "remove", "clear")
 SLOTS = 3
+OPTIMIZED = 12  # one step in so many is to optimize the repository
 FEW = 2  # lists, registers, and members of each directory
 
 
@@ -38,6 +39,9 @@ class Interleaving:
         self._begun = 0
 
     def step(self) -> None:
+        if self.chance.choice(range(OPTIMIZED)) == OPTIMIZED - 1:
+            self.history += optimize(self.repo)
+            return
         slot = self.chance.choice(range(SLOTS))
         if slot not in self._open:
             self._begun += 1

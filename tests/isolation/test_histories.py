@@ -18,11 +18,12 @@ import pytest
 import txstore
 from tests.isolation.checker import check
 from tests.isolation.clients import WORKLOADS, read_all, run, set_up
-from tests.isolation.histories import Txn
+from tests.isolation.histories import Txn, optimize
 from tests.processes.workers import QUICK, TIMEOUT
 
 TRANSACTIONS = int(os.environ.get("TXSTORE_HISTORIES", "120"))
 PROCESSES = 3
+OPTIMIZED = 0.02  # of what is heard is followed by an `optimize`
 KILLED = 0.02  # of the transactions end with the death of their process
 
 
@@ -85,6 +86,7 @@ class Running:
 def record(repo: txstore.Repository, isolation: str, workload: str, without: str = "") -> tuple[list[Txn], int]:
     """Return a history, and how many of its processes were killed."""
     history = [set_up(repo, workload)]
+    optimized: list[Txn] = []
     chance = random.Random(7)
     clients = [Running(repo, number, isolation, workload, without) for number in range(PROCESSES)]
     going: dict[Connection | Any, Running] = {client.pipe: client for client in clients}
@@ -94,6 +96,8 @@ def record(repo: txstore.Repository, isolation: str, workload: str, without: str
             assert time.monotonic() < deadline, "the clients don't come to an end"
             for pipe in wait(list(going), timeout=TIMEOUT):
                 client = going.pop(pipe)
+                if chance.random() < OPTIMIZED:
+                    optimized += optimize(repo)
                 if client.hear():
                     if client.about is None or chance.random() >= KILLED or client.kill():
                         going[client.pipe] = client
@@ -106,7 +110,7 @@ def record(repo: txstore.Repository, isolation: str, workload: str, without: str
             client.pipe.close()
     for client in clients:
         history += client.history
-    return [*history, read_all(repo, workload)], sum(client.deaths for client in clients)
+    return [*history, *optimized, read_all(repo, workload)], sum(client.deaths for client in clients)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
