@@ -175,7 +175,7 @@ def _seq_versions(key: str, writers: list[Txn]) -> list[Version]:
     """Order the versions of what is written blindly by the seqs of the commits."""
     versions = [Version(None if key[0] == "r" else False, None)]
     for txn in sorted(writers, key=lambda txn: txn.commit or 0):
-        ops = [op for op in txn.ops if key in written(op)]
+        ops = [op for op in txn.ops if key in written(op) or (op.kind == "clear" and key.startswith(op.key + "/"))]
         state: dict[str, Any] = {}
         for op in ops:
             apply(op, state)

@@ -107,7 +107,12 @@ def must_conflict(txn: Txn, history: list[Txn], isolation: str) -> bool:
         return False  # nothing would change
     since = [other for other in history if other.commit is not None and other.commit > txn.base]
     changed = {key for other in since for op in other.ops for key in written(op)}
-    cleared_since = tuple(prefix for other in since for prefix in _staged(other)[1])
+    cleared_since = tuple(
+        prefix
+        for other in since
+        for prefix in _staged(other)[1]
+        if any(key.startswith(prefix) for key in states[other.base])  # else there was nothing to delete
+    )
     if any(key in changed or key.startswith(cleared_since) for key in mine):
         return True
     if any(key not in base and key.startswith(tuple(cleared)) for key in head):
@@ -132,10 +137,12 @@ def _staged(txn: Txn) -> tuple[set[str], set[str]]:
 
 
 def _first_listings(txn: Txn) -> Iterator[Op]:
-    """Yield the listings of what the transaction has not cleared before: they are of the base."""
-    cleared = set()
+    """Yield the listings that are of the base: nothing that was staged before has answered them."""
+    cleared, made = set(), set()
     for op in txn.ops:
         if op.kind == "clear":
             cleared.add(op.key)
-        elif op.kind in ("list", "any") and op.key not in cleared:
+        elif op.kind == "make":
+            made.add(op.key.rpartition("/")[0])
+        elif op.kind in ("list", "any") and op.key not in cleared and not (op.kind == "any" and op.key in made):
             yield op
