@@ -109,7 +109,7 @@ MISSES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "whether there are any, where some were staged": (
         lambda m: (m.__setitem__("e/own", b"1"), m.has_keys_below("e")), lambda m: m.__setitem__("e/new", b"1")),
     "a listing beside": (lambda m: list(m.list_dir("d")), lambda m: m.__setitem__("d2/new", b"1")),
-    "absent, and deleted": (lambda m: m.get("e/new"), lambda m: m.delete_dir("e")),
+    "absent, and deleted": (lambda m: m.get("d/new"), lambda m: m.delete_dir("d")),
     "a child that is replaced": (
         lambda m: list(m.list_dir("d")), lambda m: (m.delete_dir("d/y"), m.__setitem__("d/y/other", b"1"))),
     "what was staged before it was read": (
