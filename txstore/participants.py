@@ -98,8 +98,8 @@ class Tail:
             head = self._commits.storage.read_range(self.path, 0, format.HEAD_SIZE)
         except FileNotFoundError:
             return False
-        if len(head) < format.HEAD_SIZE:
-            return False  # it is being created
+        if len(head) < format.HEAD_SIZE or not any(head):
+            return False  # it is being created, or a power loss has taken what was never synced
         try:
             found = format.decode_head(head)
         except encoding.MalformedError as error:
