@@ -93,5 +93,7 @@ class Identity:
     def make_durable(self) -> None:
         """Sync what another process may have created without doing so (I1)."""
         self._storage.sync_file(names.FORMAT)
+        with contextlib.suppress(FileNotFoundError):  # somebody has taken it away: that hides nothing
+            self._storage.sync_file(names.GUARD)
         for name in ("commits", "", ".."):
             self._storage.sync_directory(name)

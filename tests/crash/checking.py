@@ -28,16 +28,24 @@ def look(tree: Tree, world: World, *, boot: int, lost_power: bool, go_on: bool =
     `world` is what had been promised when it was taken. On the machine the image is that of `boot`.
     """
     SYSTEM.turn_on(Disk(tree), boot=boot, seed=_SEED)
+    promised = world.promised(durable_only=lost_power)
+    try:
+        found = _look(world, promised, lost_power=lost_power)
+        if go_on:
+            _resume(world, found)
+            _go_on(world, lost_power=lost_power)
+    except (txstore.CorruptionError, txstore.RepositoryNotFoundError) as error:
+        if not (lost_power and _is_scratch(getattr(error, "path", names.FORMAT), world, promised)):
+            raise
+        _look_at_promised(world, promised)
+        return Looked(0, True)
+    return Looked(len(found), False)
+
+
+def _look(world: World, promised: list[str], *, lost_power: bool) -> list[str]:
     with Process():
-        promised = world.promised(durable_only=lost_power)
-        try:
-            repo = world.open()
-            found = _history(repo, world, promised)
-        except (txstore.CorruptionError, txstore.RepositoryNotFoundError) as error:
-            if not (lost_power and _is_scratch(getattr(error, "path", names.FORMAT), world)):
-                raise
-            _look_at_promised(world, promised)
-            return Looked(0, True)
+        repo = world.open()
+        found = _history(repo, world, promised)
         _compare(repo, world, found, every=True)
         if found:
             _check_faults(repo, found, lost_power=lost_power)
@@ -45,10 +53,7 @@ def look(tree: Tree, world: World, *, boot: int, lost_power: bool, go_on: bool =
             assert repo.tags[tag.what].id == tag.commit, f"the tag {tag.what} is another"
         if promised:
             assert SYSTEM.disk.tree().get(f"data.tx/{names.GUARD}") == records.encode_guard(), "no guard"
-    if go_on:
-        _resume(world, found)
-        _go_on(world, lost_power=lost_power)
-    return Looked(len(found), False)
+        return found
 
 
 def _history(repo: txstore.Repository, world: World, promised: list[str]) -> list[str]:
@@ -72,7 +77,7 @@ def _compare(repo: txstore.Repository, world: World, found: list[str], *, every:
         assert dict(repo.mapping()) == world.state(found), "the head holds something else"
 
 
-def _is_scratch(path: str, world: World) -> bool:
+def _is_scratch(path: str, world: World, promised: list[str]) -> bool:
     """Tell whether damage at a path can only concern commits that were not to survive.
 
     One that was made with `durability="none"` may be in its slot without content, until a durable one has followed.
@@ -81,18 +86,23 @@ def _is_scratch(path: str, world: World) -> bool:
         return False
     if path.startswith(names.commits_directory("main")):
         slot = names.parse_slot(path.rpartition("/")[2])
-        durable = max((number for number, promise in enumerate(world.commits) if promise.durable), default=-1)
-        return slot is not None and slot > durable
-    return path == names.FORMAT and not world.promised(durable_only=True)
+        return slot is not None and slot >= _safe(world, promised)
+    return path == names.FORMAT and not promised
+
+
+def _safe(world: World, promised: list[str]) -> int:
+    """How many slots are safe: a durable commit makes all durable that are below it."""
+    order = [promise.commit for promise in world.commits]
+    return max((order.index(commit) for commit in promised), default=-1) + 1
 
 
 def _look_at_promised(world: World, promised: list[str]) -> None:
     """Where the newest is damaged, what is below it can still be read."""
-    for slot in range(len(promised)):
-        found = list(promised[: slot + 1])
+    order = list(dict.fromkeys(promise.commit for promise in world.commits))
+    for slot in range(_safe(world, promised)):
         repo = world.open()
-        if repo.commit(slot).id == promised[slot]:
-            assert dict(repo.mapping(slot)) == world.state(found)
+        assert repo.commit(slot).id == order[slot]
+        assert dict(repo.mapping(slot)) == world.state(order[: slot + 1])
 
 
 def _check_faults(repo: txstore.Repository, found: list[str], *, lost_power: bool) -> None:
@@ -126,9 +136,23 @@ def _resume(world: World, found: list[str]) -> None:
             for key, value in staged.items():
                 assert tx.get(key) == value, f"{key} is not staged any more"
             tx.leave()
-            tx = repo.engine.existing(name)
-            changes = {key: bytes(tx[key]) for key in tx.changes()["set"]}
-            world.commit(tx, changes)
+            world.end(tx)
+            finish(world, repo, name, staged)
+
+
+def finish(world: World, repo: txstore.Repository, name: str, staged: dict[str, bytes]) -> None:
+    """Commit a transaction with a name. What a process was doing when it died is done again."""
+    tx = repo.engine.existing(name)
+    try:
+        world.commit(tx, {key: bytes(tx[key]) for key in tx.changes()["set"]})
+    except txstore.ParticipantLostError as error:
+        assert not set(error.keys) & set(staged), f"what was left in good order is lost: {error.keys}"
+        tx = repo.engine.named(name)
+        for key in error.keys:
+            tx[key] = world.value()
+        tx.leave()
+        tx = repo.engine.existing(name)
+        world.commit(tx, {key: bytes(tx[key]) for key in tx.changes()["set"]})
 
 
 def _go_on(world: World, *, lost_power: bool) -> None:

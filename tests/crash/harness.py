@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tests.crash.checking import look
@@ -58,6 +58,34 @@ def record(workload: Workload, *, omitted: frozenset[str] = frozenset(), sites: 
     return Recording(world, disk)
 
 
+def after_kill(
+    recording: Recording,
+    step: int,
+    follow_up: Callable[[World], None],
+    workload: Workload,
+    omitted: frozenset[str] = frozenset(),
+) -> Recording:
+    """Kill all programs after a step; others go on, on the same disk, in the same boot."""
+    disk = Disk(recording.disk.start, recording.disk.steps[:step])
+    SYSTEM.turn_on(disk, boot=1, seed=2)
+    SYSTEM.has_noreplace = workload.has_noreplace
+    SYSTEM.omitted, SYSTEM.wants_sites = omitted, bool(omitted)
+    world = recording.world.as_of(step)
+    try:
+        follow_up(world)
+    except BaseException as error:
+        error.add_note(_note(recording, step, "killed; then " + follow_up.__name__))
+        raise
+    finally:
+        forget_all()
+    return Recording(world, disk, first=step)
+
+
+def _note(recording: Recording, number: int, what: str) -> str:
+    step = recording.disk.steps[number - 1]
+    return f"after step {number}, {step.call} {step.path} ({step.site}): {what}"
+
+
 def images(recording: Recording, counts: Counts, *, seed: int, most: int) -> Iterator[tuple[int, Image, bool]]:
     """Yield what may be left after each step, with the number of steps, and whether only the programs died."""
     chance = random.Random(seed)
@@ -98,11 +126,8 @@ def explore(recording: Recording, *, seed: int = 1, most: int = 2, share: float 
             looked = look(image.tree, world, boot=boot, lost_power=not killed)
         except BaseException as error:
             forget_all()
-            step = recording.disk.steps[number - 1]
-            error.add_note(
-                f"after step {number}, {step.call} {step.path} ({step.site}); "
-                f"{'killed' if killed else f'power lost, boot {boot}'}; kept: {image.kept}"
-            )
+            how = "killed" if killed else f"power lost, boot {boot}; kept: {image.kept}"
+            error.add_note(_note(recording, number, how))
             raise
         counts.refused += looked.refused
         counts.commits[looked.commits] += 1

@@ -50,6 +50,7 @@ class Process:
         self._joined: dict[bytes, Any] = {}
         self._participants = type(staging._participants)()
         self._patches: list[Any] = []
+        self._outer: Process | None = None
 
     def __enter__(self) -> Process:
         self._patches = [
@@ -59,13 +60,13 @@ class Process:
         ]
         for patch in self._patches:
             patch.start()
-        SYSTEM.process = self
+        self._outer, SYSTEM.process = SYSTEM.process, self
         return self
 
     def __exit__(self, *_: object) -> None:
         for patch in self._patches:
             patch.stop()
-        SYSTEM.process = None
+        SYSTEM.process = self._outer
 
     def die(self) -> None:
         """Let go of everything at once, as when killed."""
