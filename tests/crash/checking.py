@@ -148,9 +148,7 @@ def finish(world: World, repo: txstore.Repository, name: str, staged: dict[str, 
     except txstore.ParticipantLostError as error:
         assert not set(error.keys) & set(staged), f"what was left in good order is lost: {error.keys}"
         tx = repo.engine.named(name)
-        for key in error.keys:
-            tx[key] = world.value()
-        tx.leave()
+        world.leave(tx, name, {key: world.value() for key in error.keys})
         tx = repo.engine.existing(name)
         world.commit(tx, {key: bytes(tx[key]) for key in tx.changes()["set"]})
 
