@@ -82,8 +82,12 @@ class Identity:
         for name in ("", *names.DIRECTORIES):
             self._storage.make_directory(name, durable=durable)
         if not exists:
-            with contextlib.suppress(FileExistsError):
+            try:
                 self._storage.write_once(names.GUARD, records.encode_guard(), durable=durable)
+            except FileExistsError:
+                if durable:  # who has written it may have died before it was
+                    self._storage.sync_file(names.GUARD)
+                    self._storage.sync_directory("")
             # Last: whoever finds format.json finds all the rest.
             with contextlib.suppress(FileExistsError):
                 self._storage.write_once(names.FORMAT, RepositoryFormat(os.urandom(16)).encode(), durable=durable)

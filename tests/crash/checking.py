@@ -27,7 +27,7 @@ def look(tree: Tree, world: World, *, boot: int, lost_power: bool, go_on: bool =
 
     `world` is what had been promised when it was taken. On the machine the image is that of `boot`.
     """
-    SYSTEM.turn_on(Disk(tree), boot=boot, seed=_SEED)
+    SYSTEM.turn_on(Disk(tree), boot=boot, seed=_SEED + boot)
     promised = world.promised(durable_only=lost_power)
     try:
         found = _look(world, promised, lost_power=lost_power)
@@ -51,8 +51,10 @@ def _look(world: World, promised: list[str], *, lost_power: bool) -> list[str]:
             _check_faults(repo, found, lost_power=lost_power)
         for tag in world.tags:
             assert repo.tags[tag.what].id == tag.commit, f"the tag {tag.what} is another"
-        if promised:
-            assert SYSTEM.disk.tree().get(f"data.tx/{names.GUARD}") == records.encode_guard(), "no guard"
+        if repo.exists():
+            guarded = SYSTEM.disk.tree().get(f"data.tx/{names.GUARD}") == records.encode_guard()
+            assert guarded or world.unguarded or (_has_scratch(world) and not promised), "no guard"
+            world.unguarded |= not guarded
         return found
 
 
@@ -82,12 +84,16 @@ def _is_scratch(path: str, world: World, promised: list[str]) -> bool:
 
     One that was made with `durability="none"` may be in its slot without content, until a durable one has followed.
     """
-    if all(made.durable for made in world.made.values()):
+    if not _has_scratch(world):
         return False
     if path.startswith(names.commits_directory("main")):
         slot = names.parse_slot(path.rpartition("/")[2])
         return slot is not None and slot >= _safe(world, promised)
     return path == names.FORMAT and not promised
+
+
+def _has_scratch(world: World) -> bool:
+    return not all(made.durable for made in world.made.values())
 
 
 def _safe(world: World, promised: list[str]) -> int:

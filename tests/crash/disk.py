@@ -22,7 +22,7 @@ Nothing is assumed of the order in which different files and directories come to
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 SECTOR = 512
@@ -158,10 +158,21 @@ def _alter(content: bytearray, change: Write | Resize) -> None:
         content.extend(bytes(change.length - len(content)))
 
 
+OLD, HOLLOW, TORN = "as it was synced", "as long as it was, but empty", "torn"
+
+
+class Choice(NamedTuple):
+    """What a loss of power keeps of what was not durable."""
+
+    kept: str  # in words, for whoever has to look into a failure
+    names: Sequence[int]  # of the changes of names, by their numbers
+    contents: Mapping[int, str]  # how those files are that are not as they were
+
+
 class Image(NamedTuple):
     """What one loss of power has left."""
 
-    kept: str  # how it was chosen, for whoever has to look into a failure
+    kept: str
     tree: Tree
     identity: int  # equal for equal images of one record
 
@@ -209,45 +220,80 @@ class PowerLoss:
             self._versions[inode] = found
         return found
 
-    def all_kept(self) -> Image:
-        """What is there when only the programs have died, or the system came to write everything."""
-        return self._image("everything", range(len(self.names)), {})
+    def all_kept(self, replaced: Mapping[str, bytes | None] | None = None) -> Image:
+        """What is there when only the programs have died, or the system came to write everything.
 
-    def images(self, chance: random.Random, most: int) -> Iterator[Image]:
-        """Yield images: the systematic ones first, then random ones. Some of them may be equal."""
+        `replaced`: other contents of some files, by path; None deletes.
+        """
+        image = self._image("everything", range(len(self.names)), {})
+        if not replaced:
+            return image
+        directories, files = image.tree
+        for path, content in replaced.items():
+            directory, name = self._find(directories, path)
+            if directory is None or name not in directories[directory]:
+                continue
+            if content is None:
+                del directories[directory][name]
+            else:
+                files[directories[directory][name]] = content
+        return Image(f"everything, but {replaced}", image.tree, hash((image.identity, *replaced.values())))
+
+    @staticmethod
+    def _find(directories: dict[int, dict[str, int]], path: str) -> tuple[int | None, str]:
+        *parents, name = path.split("/")
+        directory: int | None = ROOT
+        for parent in parents:
+            directory = None if directory is None else directories[directory].get(parent)
+        return directory, name
+
+    def versions_of(self, path: str) -> list[bytes]:
+        """Return the contents that a file has had since its last sync, none if it is not there."""
+        directories = self._image("everything", range(len(self.names)), {}).tree[0]
+        directory, name = self._find(directories, path)
+        inode = None if directory is None else directories[directory].get(name)
+        return [] if inode is None else self.versions(inode)
+
+    def choices(self, chance: random.Random, most: int) -> list[Choice]:
+        """Return what may be kept: the systematic choices first, then random ones. Some lead to equal images."""
         count = len(self.names)
         every = range(count)
-        zeros = {inode: self._hollow(inode) for inode in self.contents}
-        old = {inode: self.versions(inode)[0] for inode in self.contents}
-        yield self._image("what was synced", (), old)
-        yield self.all_kept()
-        yield self._image("all names, only synced contents", every, old)
-        yield self._image("all names and sizes, only synced contents", every, zeros)
-        for omitted in every:
-            # The last ones first: they are what is being built upon just now.
-            kept = [number for number in every if number != count - 1 - omitted]
-            yield self._image(f"all but {self.names[count - 1 - omitted]}", kept, {})
-        for number in reversed(every):
-            yield self._image(f"of names only {self.names[number]}", (number,), {})
-        for inode in self.contents:
-            yield self._image(f"all but the content of {inode}", every, {inode: old[inode]})
-            yield self._image(f"all but the content of {inode}, sized", every, {inode: zeros[inode]})
-            yield self._image(f"{inode} torn", every, {inode: self._torn(inode, chance)})
-        for end in reversed(every):
-            yield self._image(f"the first {end} names", range(end), {})
-            yield self._image(f"the first {end} names, torn", range(end), self._all_torn(chance))
-        directories = sorted({change.directory for change in self.names})
-        for directory in directories:
+        files = list(self.contents)
+        hollow, old = dict.fromkeys(files, HOLLOW), dict.fromkeys(files, OLD)
+        found = [
+            Choice("what was synced", (), old),
+            Choice("everything", every, {}),
+            Choice("all names, only synced contents", every, old),
+            Choice("all names and sizes, only synced contents", every, hollow),
+        ]
+        for number in every:
+            kept = [other for other in every if other != number]
+            found.append(Choice(f"all but {self.names[number]}", kept, {}))
+            found.append(Choice(f"of names only {self.names[number]}", (number,), {}))
+            found.append(Choice(f"the first {number} names", range(number), {}))
+            torn = {inode: TORN for inode in files if chance.random() < 0.7}  # noqa: PLR2004
+            found.append(Choice(f"the first {number} names, torn", range(number), torn))
+        for inode in files:
+            for how in (OLD, HOLLOW, TORN):
+                found.append(Choice(f"everything, but file {inode} is {how}", every, {inode: how}))
+        for directory in {change.directory for change in self.names}:
             kept = [number for number in every if self.names[number].directory != directory]
-            yield self._image(f"all but the names in {directory}", kept, {})
-        if count or self.contents:
-            for _ in range(most):
-                likely = chance.choice((0.2, 0.5, 0.8))
-                kept = [number for number in every if chance.random() < likely]
-                yield self._image(f"names {kept}, torn at random", kept, self._all_torn(chance))
+            found.append(Choice(f"all but the names in {directory}", kept, {}))
+        for _ in range(most if count or files else 0):
+            likely = chance.choice((0.2, 0.5, 0.8))
+            kept = [number for number in every if chance.random() < likely]
+            torn = {inode: chance.choice((OLD, HOLLOW, TORN)) for inode in files if chance.random() < 0.7}  # noqa: PLR2004
+            found.append(Choice(f"names {kept}, files {torn}", kept, torn))
+        return found
 
-    def _all_torn(self, chance: random.Random) -> dict[int, bytes]:
-        return {inode: self._torn(inode, chance) for inode in self.contents if chance.random() < 0.7}  # noqa: PLR2004
+    def image(self, choice: Choice, chance: random.Random) -> Image:
+        contents = {inode: self._content(inode, how, chance) for inode, how in choice.contents.items()}
+        return self._image(choice.kept, choice.names, contents)
+
+    def _content(self, inode: int, how: str, chance: random.Random) -> bytes:
+        if how == OLD:
+            return self.versions(inode)[0]
+        return self._hollow(inode) if how == HOLLOW else self._torn(inode, chance)
 
     def _hollow(self, inode: int) -> bytes:
         """The file has its new size, and nothing in it that was not synced."""
@@ -266,7 +312,7 @@ class PowerLoss:
             torn += part.ljust(min(run, length - len(torn)), b"\0")
         return bytes(torn[:length])
 
-    def _image(self, kept: str, names: Iterator[int] | range | list[int] | tuple[int, ...], contents: dict[int, bytes]) -> Image:
+    def _image(self, kept: str, names: Sequence[int], contents: Mapping[int, bytes]) -> Image:
         entries = {inode: dict(found) for inode, found in self._directories.items()}
         for number in names:
             change = self.names[number]

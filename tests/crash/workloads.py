@@ -10,7 +10,7 @@ import pytest
 import txstore
 from tests.crash.disk import ROOT, Disk, Tree
 from tests.crash.system import SYSTEM, Process
-from tests.crash.world import World
+from tests.crash.world import Made, Promise, World
 
 
 def first_commit(world: World) -> None:
@@ -74,6 +74,23 @@ def cooperative(world: World) -> None:
     world.put(owner, {"c": world.value()})
 
 
+_COPIED = {"a": b"copied"}
+
+
+def _copied_commit(world: World) -> None:
+    tx = world.open().engine.begin()
+    tx["a"] = _COPIED["a"]
+    tx.commit()
+
+
+def cooperative_on_copy(world: World) -> None:
+    """The same on a repository that has a commit, and whose empty directories are missing."""
+    (found,) = world.open().log()
+    world.made[found.id] = Made(_COPIED, (), True)
+    world.commits.append(Promise(0, found.id, found.id, True))
+    cooperative(world)
+
+
 def named(world: World) -> None:
     """A transaction with a name, of two processes one after the other; a third commits it."""
     world.put(world.open(), {"a": world.value()})
@@ -134,6 +151,24 @@ def scratch(world: World) -> None:
     world.put(fast, {"a": world.value(700)})
 
 
+def on_scratch(world: World) -> None:
+    """What was made without durability gets a tag, and a durable transaction with a name on top of it."""
+    fast = world.open("none")
+    commit = world.put(fast, {"a": world.value(900)})
+    world.tag(world.open(), "one", commit)
+
+
+def named_on_scratch(world: World) -> None:
+    world.put(world.open("none"), {"a": world.value(900)})
+    with Process():
+        repo = world.open()
+        staged = {"b": world.value()}
+        world.leave(repo.engine.named("run"), "run", staged)
+        tx = repo.engine.existing("run")
+        world.end(tx)
+        world.commit(tx, staged)
+
+
 def large(world: World) -> None:
     """Commits of more than a megabyte are synced before the lock is taken, too."""
     repo = world.open()
@@ -159,20 +194,27 @@ def rivals(seed: int) -> Callable[[World], None]:
     return rivals
 
 
-def restored() -> Tree:
-    """A repository without commits, copied by a tool that does not copy empty directories."""
+def copied(write: Callable[[World], object] | None = None) -> Tree:
+    """A repository that was copied, after `write`, by a tool that does not copy empty directories."""
     SYSTEM.turn_on(Disk(), boot=1)
-    World().open().engine.commits.identity.create(durable=True)
+    world = World()
+    world.open().engine.commits.identity.create(durable=True)
+    if write is not None:
+        write(world)
     directories, files = SYSTEM.disk.directories, SYSTEM.disk.files
-    root = directories[ROOT]["data.tx"]
-    kept = {name: inode for name, inode in directories[root].items() if inode in files}
-    return {ROOT: {"data.tx": root}, root: kept}, {inode: bytes(files[inode]) for inode in kept.values()}
+    full = {inode for inode, found in directories.items() if any(below in files for below in found.values())}
+    full |= {inode for inode, found in directories.items() if full & set(found.values())}
+    kept = {
+        inode: {name: below for name, below in directories[inode].items() if below in files or below in full}
+        for inode in {ROOT} | full
+    }
+    return kept, {inode: bytes(content) for inode, content in files.items()}
 
 
 @dataclass(frozen=True)
 class Workload:
     run: Callable[[World], None]
-    start: Callable[[], Tree] | None = None  # what is on the disk before; nothing
+    start: Callable[[], Tree] | None = None  # what is on the disk before; else nothing
     has_noreplace: bool = True  # a rename that does not replace; else a link and an unlink
 
 
@@ -186,12 +228,14 @@ WORKLOADS: dict[str, Workload] = {
     "named first": Workload(named_first),
     "tags": Workload(tags),
     "scratch": Workload(scratch),
+    "tag on scratch": Workload(on_scratch),
+    "named on scratch": Workload(named_on_scratch),
     "large": Workload(large),
     "rivals 1": Workload(rivals(1)),
     "rivals 2": Workload(rivals(2)),
     "rivals 3": Workload(rivals(3)),
-    "restored": Workload(first_commit, restored),
-    "restored, cooperative": Workload(cooperative, restored),
+    "copied": Workload(first_commit, copied),
+    "copied with a commit": Workload(cooperative_on_copy, lambda: copied(_copied_commit)),
     "links": Workload(several_processes, has_noreplace=False),
     "links, named": Workload(named, has_noreplace=False),
 }

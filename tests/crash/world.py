@@ -49,6 +49,7 @@ class World:
     tags: list[Promise] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     ending: dict[str, int] = field(default_factory=dict)  # transactions with a name, and since which step
+    unguarded: bool = False  # a power loss has taken the guard, before anything was to survive
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def as_of(self, step: int) -> World:
@@ -61,6 +62,15 @@ class World:
             parts=[part for part in self.parts if part.step <= step],
             ending={transaction: since for transaction, since in self.ending.items() if since <= step},
         )
+
+    def rebased(self) -> World:
+        """The same, before anything is done to another disk."""
+        world = self.as_of(1 << 60)
+        world.commits = [promise._replace(step=0) for promise in world.commits]
+        world.tags = [promise._replace(step=0) for promise in world.tags]
+        world.parts = [part._replace(step=0) for part in world.parts]
+        world.ending = dict.fromkeys(world.ending, 0)
+        return world
 
     def promised(self, *, durable_only: bool) -> list[str]:
         return [promise.commit for promise in self.commits if promise.durable or not durable_only]
