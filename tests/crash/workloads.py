@@ -177,6 +177,23 @@ def large(world: World) -> None:
     world.put(repo, {"b": world.value()})
 
 
+def overtaken(world: World) -> None:
+    """Before a commit is made durable by its directory's sync, another follows it, and another one that."""
+    world.put(world.open(), {"a": world.value()})
+
+    def overtake(left: int) -> Callable[[str, str, str], None]:
+        def before(call: str, path: str, site: str) -> None:
+            if call == "sync names" and path.endswith("commits/main"):
+                SYSTEM.before = overtake(left - 1) if left > 1 else None
+                world.put(world.open(), {"a": world.value(), f"b/{left}": world.value(100)})
+
+        return before
+
+    SYSTEM.before = overtake(2)
+    world.put(world.open(), {"a": world.value(), "b/3": world.value(100)})
+    world.put(world.open(), {"a": world.value()})
+
+
 def rivals(seed: int) -> Callable[[World], None]:
     def rivals(world: World) -> None:
         """Two processes commit at once, each three times, from the very first commit on."""
@@ -231,6 +248,7 @@ WORKLOADS: dict[str, Workload] = {
     "tag on scratch": Workload(on_scratch),
     "named on scratch": Workload(named_on_scratch),
     "large": Workload(large),
+    "overtaken": Workload(overtaken),
     "rivals 1": Workload(rivals(1)),
     "rivals 2": Workload(rivals(2)),
     "rivals 3": Workload(rivals(3)),

@@ -1,0 +1,48 @@
+"""The harness finds every bug that is put into the product: else it would not be one, or the harness would see too little."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.crash.follow_ups import FOLLOW_UPS
+from tests.crash.harness import after_kill, explore, record
+from tests.crash.seeded import EDITS, OMITTED, SUPERFLUOUS, Edit, Omitted, edited
+from tests.crash.system import simulated
+from tests.crash.workloads import WORKLOADS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")
+
+
+def run(bug: Omitted | Edit) -> None:
+    omitted = (bug.site,) if isinstance(bug, Omitted) else ()
+    workload = WORKLOADS[bug.workload]
+    recording = record(workload, omitted=omitted)
+    if bug.follow_up is None:
+        explore(recording, few=True)  # which most of them do not survive
+        explore(recording, most=6)
+        return
+    for step in range(1, len(recording.disk.steps) + 1):
+        explore(after_kill(recording, step, FOLLOW_UPS[bug.follow_up], workload, omitted), most=1, about=60, seed=step)
+
+
+@pytest.mark.parametrize("bug", OMITTED, ids=str)
+def test_a_call_that_is_left_out_is_missed(bug: Omitted) -> None:
+    with simulated(), pytest.raises(Exception, match=""):  # whatever shows it
+        run(bug)
+
+
+@pytest.mark.parametrize("bug", EDITS, ids=str)
+def test_a_check_that_is_left_out_is_missed(bug: Edit) -> None:
+    with simulated(), edited(bug), pytest.raises(Exception, match=""):
+        run(bug)
+
+
+def test_every_sync_is_one_of_these() -> None:
+    """A new sync of the product needs a line in the table, with a workload in which leaving it out does harm."""
+    known = tuple(bug.site for bug in OMITTED) + tuple(SUPERFLUOUS)
+    with simulated():
+        steps = [step for workload in WORKLOADS.values() for step in record(workload, sites=True).disk.steps]
+    found = {step.site for step in steps if step.call in ("sync", "sync names")}
+    assert sorted(site for site in found if not site.startswith(known)) == []
