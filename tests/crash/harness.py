@@ -18,8 +18,6 @@ _OTHER_BOOTS = (2, 0)
 _HINT = "data.tx/heads/main"
 #: How often an image is looked at of a second loss of power, after the first.
 _AGAIN = 0.1
-#: What was synced, everything, names without contents, sizes without contents.
-_FEW = 4
 #: About so many choices lead to one image that differs from the others.
 _EQUAL = 3
 
@@ -106,10 +104,8 @@ def _note(recording: Recording, number: int, what: str) -> str:
     return f"after step {number}, {step.call} {step.path} ({step.site}): {what}"
 
 
-def explore(
-    recording: Recording, *, seed: int = 1, most: int = 2, about: int | None = None, few: bool = False
-) -> Counts:
-    """Look at what may be left after each step, or at a sample of `about` so many images; `few`: the plainest.
+def explore(recording: Recording, *, seed: int = 1, most: int = 2, about: int | None = None) -> Counts:
+    """Look at what may be left after each step, or at a sample of `about` so many images.
 
     Raises at the first that is wrong, with a note that says which it is.
     """
@@ -128,7 +124,7 @@ def explore(
             continue
         counts.points += 1
         world = recording.world.as_of(number)
-        for image, killed in _sample(loss, chance, most, share, few):
+        for image, killed in _sample(loss, chance, most, share):
             counts.images += 1
             key = image.identity, len(world.commits), killed
             if key not in seen:
@@ -148,9 +144,7 @@ def _count(recording: Recording, most: int) -> tuple[int, int]:
     return total, len(recording.disk.steps) - recording.first
 
 
-def _sample(
-    loss: PowerLoss, chance: random.Random, most: int, share: float, few: bool
-) -> Iterator[tuple[Image, bool]]:
+def _sample(loss: PowerLoss, chance: random.Random, most: int, share: float) -> Iterator[tuple[Image, bool]]:
     """Yield images, and whether only the programs were killed."""
     if chance.random() < share:
         yield loss.all_kept(), True
@@ -158,7 +152,7 @@ def _sample(
     for content in chance.sample(hints := [*loss.versions_of(_HINT), b"", None], min(2, len(hints))):
         if chance.random() < share:
             yield loss.all_kept(replaced={_HINT: content}), True
-    for choice in loss.choices(chance, most)[: _FEW if few else None]:
+    for choice in loss.choices(chance, most):
         if chance.random() < share:
             yield loss.image(choice, chance), False
 

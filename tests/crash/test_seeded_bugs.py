@@ -20,7 +20,8 @@ def run(bug: Omitted | Edit) -> None:
     workload = WORKLOADS[bug.workload]
     recording = record(workload, omitted=omitted)
     if bug.follow_up is None:
-        explore(recording, few=True)  # which most of them do not survive
+        for seed in range(4):  # most of them are found soon
+            explore(recording, about=60, seed=seed)
         explore(recording, most=6)
         return
     for step in range(1, len(recording.disk.steps) + 1):
