@@ -127,7 +127,12 @@ def _resume(world: World, found: list[str]) -> None:
     """What was left in a transaction with a name is there, for the next process that gives the name."""
     for name in dict.fromkeys(part.name for part in world.parts):
         part = [part for part in world.parts if part.name == name][-1]
-        staged = {key: value for each in world.parts if each.transaction == part.transaction for key, value in each.staged.items()}
+        staged = {
+            key: value
+            for each in world.parts
+            if each.transaction == part.transaction
+            for key, value in each.staged.items()
+        }
         with Process():
             repo = world.open()
             tx = repo.engine.named(name)

@@ -22,6 +22,7 @@ class Omitted(NamedTuple):
     site: str
     workload: str
     follow_up: str | None = None  # of other processes, after those of the workload were killed
+    killed_after: str = ""  # the call that they were killed after: how its site begins; any
 
     def __str__(self) -> str:
         return self.site.replace("LocalStorage.", "")
@@ -59,7 +60,9 @@ OMITTED = [
     Omitted(f"{_NAMES} .staging < {_STORAGE}Staging.seal", "named"),
     Omitted(f"{_NAMES} .staging < {_STORAGE}SharedTransaction.seal", "named first"),
     Omitted(f"{_NAMES} .staging < {_STORAGE}SharedTransaction.end < Staging.discard", "named first"),
-    Omitted(f"{_NAMES} .staging < {_STORAGE}reclaim_staging", "named first", "commit and tag"),
+    Omitted(
+        f"{_NAMES} .staging < {_STORAGE}reclaim_staging", "named first", "commit and tag", "unlink .staging/*.sealed"
+    ),
     # Renames and links.
     Omitted("rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot", "first commit"),
     Omitted("rename format.json", "first commit"),
@@ -87,6 +90,7 @@ class Edit(NamedTuple):
     new: str
     workload: str
     follow_up: str | None = None
+    killed_after: str = ""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.old}"
@@ -98,13 +102,10 @@ EDITS = [
     Edit("commits:Commits._is_whole", "header.slot - header.pending", "header.slot", "overtaken"),
     Edit("commits:Commits.pending", "return max(0, header.slot - max(vouched, self._durable_slot))", "return 0", "scratch"),
     Edit("commits:Commits._follow_hint", "hint.boot == self.storage.boot() != 0", "True", "overtaken"),
-    Edit("commits:Commits._follow_hint", "found.header.id != hint.commit_id", "False", "overtaken"),
     Edit("commits:Commits.is_fit_parent", "parent.header.synced and", "", "scratch"),
-    Edit("commits:Commits.settle", "hint.commit_id == stored.header.id", "True", "overtaken"),
     Edit("commits:Commits.take_slot", "there.hash != stored.hash", "False", "overtaken"),
     Edit("commits:Commits.take_slot", "if there.has_parent_of(stored):", "if True:", "overtaken"),
-    Edit("commits:Commits.read", "footer.file_length != size", "False", "scratch"),
-    Edit("commits:Stored.follows", "(self.header.parent_id, self.header.parent_hash) == parent", "self.header.parent_id == parent[0]", "named first", "commit and tag"),
+    Edit("commits:Stored.follows", "(self.header.parent_id, self.header.parent_hash) == parent", "self.header.parent_id == parent[0]", "named first", "commit and tag", "rename commits"),
     Edit("committer:Committer.run", "self.commits.write_hint(stored, durable=False)", "self.commits.write_hint(stored, durable=True)", "overtaken"),
     Edit("participants:SharedTransaction._take_over", "committed = self.find_commit()", "committed = None", "named"),
     Edit("participants:SharedTransaction._rename_record", "except FileExistsError:", "except NotADirectoryError:", "links, named"),

@@ -18,14 +18,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the simulated s
 def run(bug: Omitted | Edit) -> None:
     omitted = (bug.site,) if isinstance(bug, Omitted) else ()
     workload = WORKLOADS[bug.workload]
-    recording = record(workload, omitted=omitted)
-    if bug.follow_up is None:
-        for seed in range(4):  # most of them are found soon
-            explore(recording, about=60, seed=seed)
-        explore(recording, most=6)
+    recording = record(workload, omitted=omitted, sites=True)
+    if bug.follow_up is not None:
+        for number, step in enumerate(recording.disk.steps, 1):
+            if step.site.startswith(bug.killed_after):
+                followed = after_kill(recording, number, FOLLOW_UPS[bug.follow_up], workload, omitted)
+                explore(followed, most=6)
         return
-    for step in range(1, len(recording.disk.steps) + 1):
-        explore(after_kill(recording, step, FOLLOW_UPS[bug.follow_up], workload, omitted), most=1, about=60, seed=step)
+    for seed in range(4):  # most of them are found soon
+        explore(recording, about=60, seed=seed)
+    explore(recording, most=6)
 
 
 @pytest.mark.parametrize("bug", OMITTED, ids=str)
