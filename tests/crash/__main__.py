@@ -1,4 +1,4 @@
-"""Lose the power a given number of times, and say how often that was survived: `python -m tests.crash --images 100000`."""
+"""Lose the power again and again, and say how often that was survived: `python -m tests.crash --images 100000`."""
 
 from __future__ import annotations
 

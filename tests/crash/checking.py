@@ -11,7 +11,6 @@ from tests.crash.world import World
 from txstore import encoding, names, records
 from txstore.maintenance import Fault
 
-
 _SEED = 1 << 20  # of what these processes draw: nothing that the workloads have drawn
 
 
@@ -157,7 +156,8 @@ def finish(world: World, repo: txstore.Repository, name: str, staged: dict[str, 
     try:
         world.commit(tx, {key: bytes(tx[key]) for key in tx.changes()["set"]})
     except txstore.ParticipantLostError as error:
-        assert not set(error.keys) & set(staged), f"what was left in good order is lost: {error.keys}"
+        if set(error.keys) & set(staged):
+            raise AssertionError("what was left in good order is lost") from error
         tx = repo.engine.named(name)
         world.leave(tx, name, {key: world.value() for key in error.keys})
         tx = repo.engine.existing(name)

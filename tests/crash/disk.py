@@ -1,19 +1,21 @@
 """A disk in memory that remembers what was done to it, and what a loss of power may leave of that.
 
-The model. Each call of a program does one or two of these things to the disk: it changes the names in a directory (a name
-enters it, leaves it, or moves inside it), it changes the content of a file (writes bytes, changes its size), or it syncs
-the content of one file, or the names of one directory. Nothing else makes anything durable. What POSIX promises is
-taken, and no more; ext4, XFS and btrfs leave a part of what is generated here:
+The model. Each call of a program does one or two of these things to the disk: it changes the names in a directory (a
+name enters it, leaves it, or moves inside it), it changes the content of a file (writes bytes, changes its size), or
+it syncs the content of one file, or the names of one directory. Nothing else makes anything durable. What POSIX
+promises is taken, and no more; ext4, XFS and btrfs leave a part of what is generated here:
 
-- What was done before the sync of the file or directory that it was done to, is there. A sync of a file does not make its
-  name durable, nor does that of a directory the content of the files in it, nor its own name in the directory above.
-- Of what has happened to the names of directories since, any subset is there, each part of it in the order that it happened
-  in. So a file whose content is durable may have no name, or two, or one that it was given before. What moves inside one
-  directory moves at once. A move from one directory to another is two changes, of which either may be there alone: such a
-  file can be lost. (File systems with a journal leave what happened up to some moment: this is generated as well.)
-- The content of a file that was not synced is, in each sector of 512 bytes by itself, what it was after any of the writes
-  since its last sync, or before them. Its size is any that it has had since. Where it had no content it is zero: a file
-  may have the right size and hold nothing. A sector is never half old and half new.
+- What was done before the sync of the file or directory that it was done to, is there. A sync of a file does not make
+  its name durable, nor does that of a directory the content of the files in it, nor its own name in the directory
+  above.
+- Of what has happened to the names of directories since, any subset is there, each part of it in the order that it
+  happened in. So a file whose content is durable may have no name, or two, or one that it was given before. What
+  moves inside one directory moves at once. A move from one directory to another is two changes, of which either may
+  be there alone: such a file can be lost. (File systems with a journal leave what happened up to some moment: this is
+  generated as well.)
+- The content of a file that was not synced is, in each sector of 512 bytes by itself, what it was after any of the
+  writes since its last sync, or before them. Its size is any that it has had since. Where it had no content it is
+  zero: a file may have the right size and hold nothing. A sector is never half old and half new.
 - What is made of inodes and names is consistent: a journal, or `fsck`, sees to that. A file that has no name is gone.
 
 Nothing is assumed of the order in which different files and directories come to the disk.
@@ -271,7 +273,7 @@ class PowerLoss:
             found.append(Choice(f"all but {self.names[number]}", kept, {}))
             found.append(Choice(f"of names only {self.names[number]}", (number,), {}))
             found.append(Choice(f"the first {number} names", range(number), {}))
-            torn = {inode: TORN for inode in files if chance.random() < 0.7}  # noqa: PLR2004
+            torn = {inode: TORN for inode in files if chance.random() < 0.7}
             found.append(Choice(f"the first {number} names, torn", range(number), torn))
         for inode in files:
             for how in (OLD, HOLLOW, TORN):
@@ -282,7 +284,7 @@ class PowerLoss:
         for _ in range(most if count or files else 0):
             likely = chance.choice((0.2, 0.5, 0.8))
             kept = [number for number in every if chance.random() < likely]
-            torn = {inode: chance.choice((OLD, HOLLOW, TORN)) for inode in files if chance.random() < 0.7}  # noqa: PLR2004
+            torn = {inode: chance.choice((OLD, HOLLOW, TORN)) for inode in files if chance.random() < 0.7}
             found.append(Choice(f"names {kept}, files {torn}", kept, torn))
         return found
 

@@ -1,4 +1,4 @@
-"""How much was tried, for a table: counts that tests add to, written to the file that TXSTORE_RELIABILITY_JSON names."""
+"""How much was tried: counts that tests add to, written to the file that TXSTORE_RELIABILITY_JSON names."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from unittest import mock
 
 import txstore
 from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Step, Sync, SyncNames, Write
-from txstore import forking, sharing, staging, storage
 from txstore import engine as engine_module
+from txstore import forking, sharing, staging, storage
 from txstore.errors import LocksUnavailableError
 from txstore.transaction import Transaction
 
@@ -56,7 +56,7 @@ class Process:
         self._patches = [
             mock.patch.object(engine_module, "_joined", self._joined),
             mock.patch.object(staging, "_participants", self._participants),
-            mock.patch.object(staging, "at_exit", lambda _: None),
+            mock.patch.object(staging, "at_exit"),
         ]
         for patch in self._patches:
             patch.start()

@@ -1,7 +1,7 @@
 """Each call of the system fails in its turn: the error is clear, nothing acknowledged is lost, and everybody goes on.
 
-Faults of the staged files and of a full disk are also in `tests/bad_input/test_full_disk.py`, those of transactions with
-a name, with their life cycle, in `tests/processes/test_named_deaths.py`; here it is every single call, whoever makes it.
+Real full disks are in `tests/bad_input/test_full_disk.py`, transactions with a name on a disk that fails in
+`tests/processes/test_named_deaths.py`; here it is every single call, whoever makes it.
 """
 
 from __future__ import annotations

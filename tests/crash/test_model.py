@@ -1,4 +1,4 @@
-"""The simulated disk: what it promises, and what it may take; and that the product does the same on it as on a real one."""
+"""The simulated disk: what it promises, and what it may take. The product does the same on it as on a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness finds every bug that is put into the product: else it would not be one, or the harness would see too little."""
+"""The harness finds every bug that is put into the product: else it would see too little, or it would be no bug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is going on when the power is lost: a table of workloads. A new one is a function here, and a line in the table."""
+"""What is going on when the power is lost. A new workload is a function here, and a line in the table at the end."""
 
 from __future__ import annotations
 
