@@ -85,8 +85,7 @@ class Identity:
             try:
                 self._storage.write_once(names.GUARD, records.encode_guard(), durable=durable)
             except FileExistsError:
-                if durable:  # who has written it may have died before it was
-                    self._storage.sync_file(names.GUARD)
+                if durable:  # who has written it may have died before its name was
                     self._storage.sync_directory("")
             # Last: whoever finds format.json finds all the rest.
             with contextlib.suppress(FileExistsError):

@@ -51,10 +51,15 @@ def _look(world: World, promised: list[str], *, lost_power: bool) -> list[str]:
         for tag in world.tags:
             assert repo.tags[tag.what].id == tag.commit, f"the tag {tag.what} is another"
         if repo.exists():
-            guarded = SYSTEM.disk.tree().get(f"data.tx/{names.GUARD}") == records.encode_guard()
+            guarded = _is_guarded(repo)
             assert guarded or world.unguarded or (_has_scratch(world) and not promised), "no guard"
             world.unguarded |= not guarded
         return found
+
+
+def _is_guarded(repo: txstore.Repository) -> bool:
+    storage = repo.engine.storage
+    return storage.exists(names.GUARD) and storage.read(names.GUARD) == records.encode_guard()
 
 
 def _history(repo: txstore.Repository, world: World, promised: list[str]) -> list[str]:

@@ -16,8 +16,10 @@ from tests.crash.world import World
 #: The machine was booted anew, or can't tell one boot from another: what was seen may be gone.
 _OTHER_BOOTS = (2, 0)
 _HINT = "data.tx/heads/main"
+#: How often others go on with an image, which costs more than to read it.
+_GO_ON = 0.5
 #: How often an image is looked at of a second loss of power, after the first.
-_AGAIN = 0.1
+_AGAIN = 0.2
 #: About so many choices lead to one image that differs from the others.
 _EQUAL = 3
 
@@ -104,8 +106,12 @@ def _note(recording: Recording, number: int, what: str) -> str:
     return f"after step {number}, {step.call} {step.path} ({step.site}): {what}"
 
 
-def explore(recording: Recording, *, seed: int = 1, most: int = 2, about: int | None = None) -> Counts:
+def explore(
+    recording: Recording, *, seed: int = 1, most: int = 2, about: int | None = None, go_on: float = _GO_ON
+) -> Counts:
     """Look at what may be left after each step, or at a sample of `about` so many images.
+
+    In a share `go_on` of them other processes go on.
 
     Raises at the first that is wrong, with a note that says which it is.
     """
@@ -129,7 +135,7 @@ def explore(recording: Recording, *, seed: int = 1, most: int = 2, about: int | 
             key = image.identity, len(world.commits), killed
             if key not in seen:
                 seen.add(key)
-                _look_at(recording, number, image, killed, chance, counts)
+                _look_at(recording, number, image, killed, chance, counts, go_on)
     return counts
 
 
@@ -158,14 +164,21 @@ def _sample(loss: PowerLoss, chance: random.Random, most: int, share: float) -> 
 
 
 def _look_at(
-    recording: Recording, number: int, image: Image, killed: bool, chance: random.Random, counts: Counts
+    recording: Recording,
+    number: int,
+    image: Image,
+    killed: bool,
+    chance: random.Random,
+    counts: Counts,
+    share: float,
 ) -> None:
     boot = 1 if killed else chance.choice(_OTHER_BOOTS)
     how = "killed" if killed else f"power lost, boot {boot}"
     try:
         world = recording.world.as_of(number).rebased()
-        looked = look(image.tree, world, boot=boot, lost_power=not killed)
-        if not looked.refused and chance.random() < _AGAIN:
+        go_on = chance.random() < share
+        looked = look(image.tree, world, boot=boot, lost_power=not killed, go_on=go_on)
+        if go_on and not looked.refused and chance.random() < _AGAIN:
             _lose_again(Recording(world, SYSTEM.disk), chance, counts)
     except BaseException as error:
         forget_all()

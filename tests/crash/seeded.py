@@ -39,6 +39,7 @@ OMITTED = [
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Identity.create", "first commit"),
     Omitted(f"{_NAMES} . < {_STORAGE}LocalStorage.write_once < Identity.create", "first commit"),
     Omitted(f"{_NAMES} . < LocalStorage.make_directory < Identity.create", "copied with a commit"),
+    Omitted(f"{_NAMES} . < {_STORAGE}Identity.create", "first commit", "commit and tag", "rename zarr.json"),
     Omitted("sync zarr.json < LocalStorage.sync_file < Identity.make_durable", "scratch"),
     Omitted("sync format.json < LocalStorage.sync_file < Identity.make_durable", "scratch"),
     Omitted(f"{_NAMES} . < {_STORAGE}Identity.make_durable", "scratch"),
@@ -52,6 +53,7 @@ OMITTED = [
     # Packs of several processes.
     Omitted(f"{_SYNC}.n < LocalStorage.sync_file < Committer._publish_packs", "cooperative"),
     Omitted(f"{_NAMES} packs/* < {_STORAGE}Committer._publish_packs", "cooperative"),
+    Omitted(f"{_NAMES} packs < {_STORAGE}Committer._publish_packs", "named", "resume", "mkdir packs/"),
     # Tags.
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_tag", "tags"),
     Omitted(f"{_NAMES} tags < {_STORAGE}LocalStorage.write_once < Commits.write_tag", "tags"),
@@ -79,8 +81,16 @@ OMITTED = [
 ]
 
 #: Syncs without which nothing that can be seen differs, and why they are made all the same.
+_LATER = "the first durable commit syncs it once more (Identity.make_durable)"
+_SEAL = "nothing is promised of a part before it is sealed, which syncs the same directory"
 SUPERFLUOUS = {
     f"{_SYNC}.0 < PackWriter.sync < Committer._sync < Committer.run": "so that little is left to sync inside the lock",
+    f"{_NAMES} the parent < LocalStorage.make_directory": _LATER,
+    f"{_NAMES} commits < LocalStorage.make_directory": _LATER,
+    f"{_NAMES} .staging < {_STORAGE}LocalStorage.write_once < SharedTransaction.publish": _SEAL,
+    f"{_NAMES} .staging < {_STORAGE}LocalStorage.write_once < find_or_begin": _SEAL,
+    f"{_NAMES} .staging < {_STORAGE}SharedTransaction.end < Staging.settle": "the history tells what was committed",
+    f"{_NAMES} packs < LocalStorage.make_directory": "the committer syncs `packs` itself: it may be another's",
 }
 
 
@@ -141,14 +151,6 @@ EDITS = [
         "named on scratch",
     ),
     Edit("reclaiming:reclaim_staging", "is_unfinished or file in doomed", "is_unfinished", "first commit"),
-    Edit(
-        "identity:Identity.create",
-        'self._storage.sync_directory("")',
-        "pass",
-        "first commit",
-        "commit and tag",
-        "rename zarr.json",
-    ),
     Edit("identity:Identity._why_not_found", "not self._is_guarded()", "True", "first commit"),
 ]
 

@@ -56,7 +56,7 @@ class Process:
         self._patches = [
             mock.patch.object(engine_module, "_joined", self._joined),
             mock.patch.object(staging, "_participants", self._participants),
-            mock.patch.object(staging, "at_exit"),
+            mock.patch.object(staging, "at_exit", _ignore),
         ]
         for patch in self._patches:
             patch.start()
@@ -71,6 +71,10 @@ class Process:
     def die(self) -> None:
         """Let go of everything at once, as when killed."""
         SYSTEM.close_all(self)
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 class _Open:
@@ -349,27 +353,30 @@ def _class_of(path: str) -> str:
 SYSTEM = System()
 
 
-class _Os:
-    """What of `os` the storage may use. What is not here is a call that the simulation has to learn first."""
-
-    _same = frozenset(("path", "sep", "name", "strerror", "geteuid", "urandom"))
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._same or name.startswith(("O_", "SEEK_")):
-            return getattr(os, name)
-        return getattr(SYSTEM, name)
-
-
-class _Local:
-    map_file = staticmethod(lambda path: SYSTEM.map_file(path))
-    allocate = staticmethod(lambda *arguments: SYSTEM.allocate(*arguments))
-    start_writeback = staticmethod(lambda *arguments: SYSTEM.start_writeback(*arguments))
-    rename_noreplace = staticmethod(lambda *arguments: SYSTEM.rename_noreplace(*arguments))
+#: What of `os` the storage may use. What is not here is a call that the simulation has to learn first.
+_CALLS = (
+    "open", "close", "lseek", "pread", "pwrite", "pwritev", "ftruncate", "fsync", "fdatasync", "fstat", "stat",
+    "listdir", "mkdir", "rmdir", "unlink", "link",
+)  # fmt: skip
+_SAME = ("path", "sep", "name", "strerror", "geteuid")
+_os = SimpleNamespace(
+    **{name: getattr(SYSTEM, name) for name in _CALLS},
+    **{name: value for name, value in vars(os).items() if name in _SAME or name.startswith(("O_", "SEEK_"))},
+    urandom=SYSTEM.randbytes,
+)
+_local = SimpleNamespace(
+    map_file=SYSTEM.map_file,
+    allocate=SYSTEM.allocate,
+    start_writeback=SYSTEM.start_writeback,
+    rename_noreplace=SYSTEM.rename_noreplace,
+)
 
 
 class _Fcntl:
+    fcntl = SYSTEM.fcntl
+
     def __getattr__(self, name: str) -> Any:
-        return SYSTEM.fcntl if name == "fcntl" else getattr(fcntl, name)
+        return getattr(fcntl, name)
 
 
 class SimulatedStorage(storage.LocalStorage):
@@ -389,12 +396,12 @@ class SimulatedStorage(storage.LocalStorage):
 def simulated() -> Iterator[System]:
     """Let `txstore` work on the simulated machine."""
     patches = [
-        mock.patch.object(storage, "os", _Os()),
+        mock.patch.object(storage, "os", _os),
         mock.patch.object(storage, "fcntl", _Fcntl()),
-        mock.patch.object(storage, "local", _Local()),
-        mock.patch.object(storage, "open", lambda path, mode: SYSTEM.open_file(path, mode), create=True),
-        mock.patch.object(sharing, "os", _Os()),
-        mock.patch.object(os, "urandom", lambda length: SYSTEM.randbytes(length)),
+        mock.patch.object(storage, "local", _local),
+        mock.patch.object(storage, "open", SYSTEM.open_file, create=True),
+        mock.patch.object(sharing, "os", _os),
+        mock.patch.object(os, "urandom", SYSTEM.randbytes),
         mock.patch.object(engine_module, "open_storage", lambda url, options: SimulatedStorage(url)),
     ]
     with contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ from tests.crash.workloads import WORKLOADS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")
 
-IMAGES = int(os.environ.get("TXSTORE_CRASH_IMAGES", "1500"))
+IMAGES = int(os.environ.get("TXSTORE_CRASH_IMAGES", "1000"))
 _EACH = IMAGES // 2 // len(WORKLOADS)
 _EACH_FOLLOWED = IMAGES // 2 // len(WORKLOADS) // len(FOLLOW_UPS)
 _KILLS = 3  # at so many steps, at least
