@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash import reliability
 from tests.crash.follow_ups import FOLLOW_UPS
-from tests.crash.harness import after_kill, explore, record
+from tests.crash.harness import Recording, after_kill, explore, record
 from tests.crash.seeded import EDITS, OMITTED, SUPERFLUOUS, Edit, Omitted, edited
 from tests.crash.system import simulated
 from tests.crash.workloads import WORKLOADS
@@ -30,14 +30,17 @@ def run(bug: Omitted | Edit) -> None:
     omitted = (bug.site,) if isinstance(bug, Omitted) else ()
     workload = WORKLOADS[bug.workload]
     recording = record(workload, omitted=omitted, sites=True)
-    if bug.follow_up is not None:
-        for number, step in enumerate(recording.disk.steps, 1):
-            if step.site.startswith(bug.killed_after):
-                followed = after_kill(recording, number, FOLLOW_UPS[bug.follow_up], workload, omitted)
-                explore(followed, most=6, go_on=1.0)
+    if bug.follow_up is None:
+        look_everywhere(recording)
         return
-    for seed in range(4):  # most of them are found soon
-        explore(recording, about=60, seed=seed, go_on=0.8)
+    for number, step in enumerate(recording.disk.steps, 1):
+        if step.site.startswith(bug.killed_after):
+            look_everywhere(after_kill(recording, number, FOLLOW_UPS[bug.follow_up], workload, omitted))
+
+
+def look_everywhere(recording: Recording) -> None:
+    for seed in range(10):  # most bugs are found soon
+        explore(recording, about=40, seed=seed, go_on=0.5)
     explore(recording, most=6, go_on=1.0)
 
 
