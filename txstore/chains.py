@@ -162,7 +162,17 @@ def _without_lost(links: Sequence[Link], lost: Collection[int]) -> Sequence[Link
         if base is not None:
             kept.append(base._replace(sequence=seen.sequence))
             needed.append(base.seen)
-    return kept
+    present = {link.participant for link in kept}
+    return [_without_seen(link) if _is_gone(link.seen, lost, present) else link for link in kept]
+
+
+def _is_gone(seen: Seen, lost: Collection[int], present: Collection[int]) -> bool:
+    """Tell whether a power loss has taken what was seen. Whoever built on it has the work of all in his own frame."""
+    return isinstance(seen, Predecessor) and seen.participant in lost and seen.participant not in present
+
+
+def _without_seen(link: Link) -> Link:
+    return link._replace(seen=format.SEEN_BASE)
 
 
 def _are_equal(links: Sequence[Link], equal: Callable[[Link, Link], bool]) -> bool:

@@ -90,6 +90,18 @@ class Stored:
             author=h.author, message=h.message, properties=h.properties, statistics=h.statistics.as_dict(),
         )  # fmt: skip
 
+    def follows(self, below: Stored | None) -> bool:
+        """Tell whether `below`, or nothing, is the parent that the header names.
+
+        The id is not enough: after a power loss, a transaction with a name is committed again, under the same one.
+        """
+        parent = (encoding.NO_ID, encoding.NO_ID) if below is None else (below.header.id, below.hash)
+        return (self.header.parent_id, self.header.parent_hash) == parent
+
+    def has_parent_of(self, other: Stored) -> bool:
+        mine, theirs = self.header, other.header
+        return (mine.parent_id, mine.parent_hash) == (theirs.parent_id, theirs.parent_hash)
+
     def hint(self, *, durable: bool, boot: int) -> Hint:
         f = self.footer
         return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable, boot)
@@ -146,9 +158,8 @@ class Commits:
         newest = self._newest
         found = self._follow_hint(branch, newest) or self._search(branch, newest)
         while True:
-            slot, parent_id = (0, encoding.NO_ID) if found is None else (found.header.slot + 1, found.header.id)
-            above = self.read(branch, slot)
-            if above is None or above.header.parent_id != parent_id:  # nothing, or an orphan: not followed
+            above = self.read(branch, 0 if found is None else found.header.slot + 1)
+            if above is None or not above.follows(found):  # nothing, or an orphan: not followed
                 break
             found = above
         # `newest` is what was known when the search began: another thread may have found a newer one since.
@@ -207,7 +218,7 @@ class Commits:
             if header.slot <= floor:
                 return True  # a vacuum, which is durable before it deletes anything, may have removed what was below
             below = self.read(header.branch, header.slot - 1) if header.slot else None
-            if header.parent_id != (encoding.NO_ID if below is None else below.header.id):
+            if not stored.follows(below):
                 return False
             if header.synced:
                 vouched = max(vouched, header.slot - header.pending)
@@ -417,8 +428,8 @@ class Commits:
             there = self._read_back(header, error)
             if there is None:
                 raise
-            if there.header.id != header.id:
-                if there.header.parent_id == header.parent_id:
+            if there.hash != stored.hash:
+                if there.has_parent_of(stored):
                     raise SlotTakenError from error
                 self._move_aside(there)
                 self.take_slot(source, stored)

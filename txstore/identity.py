@@ -82,8 +82,11 @@ class Identity:
         for name in ("", *names.DIRECTORIES):
             self._storage.make_directory(name, durable=durable)
         if not exists:
-            with contextlib.suppress(FileExistsError):
+            try:
                 self._storage.write_once(names.GUARD, records.encode_guard(), durable=durable)
+            except FileExistsError:
+                if durable:  # who has written it may have died before its name was
+                    self._storage.sync_directory("")
             # Last: whoever finds format.json finds all the rest.
             with contextlib.suppress(FileExistsError):
                 self._storage.write_once(names.FORMAT, RepositoryFormat(os.urandom(16)).encode(), durable=durable)
@@ -93,5 +96,7 @@ class Identity:
     def make_durable(self) -> None:
         """Sync what another process may have created without doing so (I1)."""
         self._storage.sync_file(names.FORMAT)
+        with contextlib.suppress(FileNotFoundError):  # somebody has taken it away: that hides nothing
+            self._storage.sync_file(names.GUARD)
         for name in ("commits", "", ".."):
             self._storage.sync_directory(name)

@@ -59,7 +59,8 @@ def find_or_begin(commits: Commits, record: TransactionRecord) -> SharedTransact
             return found
         durable = record.durability == "fsync"
         if durable:
-            commits.identity.make_durable()  # it may have been created without
+            # I1: a record that is durable refers to its base. Both may have been made without.
+            commits.make_durable(None if record.base is None else commits.read(record.branch, record.base[0]))
         shared = SharedTransaction.publish(commits, record)
         try:
             commits.storage.write_once(names.named_path(record.name), record.id.hex().encode(), durable=durable)

@@ -98,8 +98,8 @@ class Tail:
             head = self._commits.storage.read_range(self.path, 0, format.HEAD_SIZE)
         except FileNotFoundError:
             return False
-        if len(head) < format.HEAD_SIZE:
-            return False  # it is being created
+        if len(head) < format.HEAD_SIZE or not any(head):
+            return False  # it is being created, or a power loss has taken what was never synced
         try:
             found = format.decode_head(head)
         except encoding.MalformedError as error:
@@ -213,16 +213,32 @@ class SharedTransaction:
             self._held = self._hold_record()
         committed = None
         try:
-            self._storage.rename_noreplace(names.open_path(self.id), names.sealed_path(self.id))
-        except FileNotFoundError:  # it is sealed: by this process, or by one that died
-            if self.is_named:
+            is_new = self._rename_record(names.open_path(self.id), names.sealed_path(self.id))
+            if self.is_named and not is_new:  # it is sealed: by this process, or by one that died
                 committed = self._take_over()
+            if self.is_named and committed is None and self.record.durability == "fsync":
+                # Or, after a power loss, a transaction could be open whose commit is there.
+                self._storage.sync_directory(names.STAGING)
         except BaseException:
             if self.is_named:
                 self.close()  # before it is known whether it was committed, nobody may unseal it
             raise
         if committed is not None:
             raise _ended(committed)
+
+    def _rename_record(self, old: str, new: str) -> bool:
+        """Give the record its other name; return False if it has that already.
+
+        Where a rename is a link and an unlink, one who died between the two has left both.
+        """
+        try:
+            self._storage.rename_noreplace(old, new)
+        except FileNotFoundError:
+            return False
+        except FileExistsError:
+            self._storage.delete(old)
+            return False
+        return True
 
     def _hold_record(self) -> StagedFile:
         """Hold the record of a transaction with a name: only who does so renames it.
@@ -314,8 +330,7 @@ class SharedTransaction:
         if self._held is None:
             return
         try:
-            with contextlib.suppress(FileNotFoundError):
-                self._storage.rename_noreplace(names.sealed_path(self.id), names.open_path(self.id))
+            self._rename_record(names.sealed_path(self.id), names.open_path(self.id))
         finally:
             if self.is_named:
                 self.close()

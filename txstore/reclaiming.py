@@ -24,10 +24,15 @@ def reclaim_staging(commits: Commits) -> None:
     kept = {transaction for transaction in shared if _is_alive(storage, transaction, if_gone=True)}
     # A record that was renamed while they were listed may be missing from the list: it is looked for once more.
     kept |= {transaction for transaction in set(staged.values()) - shared if _is_alive(storage, transaction)}
+    doomed = {file for file, transaction in staged.items() if transaction not in kept}
     with contextlib.suppress(OSError):  # this serves tidiness; a later writer tries again
+        if any(not file.endswith(".0") for file in doomed):
+            # One who died ending a transaction with a name had deleted its record, and perhaps not synced that: after a
+            # power loss the transaction must not be found with half of its packs.
+            storage.sync_directory(names.STAGING)
         for file in files:
             is_unfinished = file.endswith(names.NEW) and names.parse_named(file) is None
-            if is_unfinished or (file in staged and staged[file] not in kept):
+            if is_unfinished or file in doomed:
                 storage.reclaim(f"{names.STAGING}/{file}")
         for transaction in shared - kept:
             for path in (names.open_path(transaction), names.sealed_path(transaction)):

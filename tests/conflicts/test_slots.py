@@ -385,7 +385,7 @@ def test_the_head_is_found_without_a_hint(open_repo: OpenRepo) -> None:
 
 
 SYNCS = ("file.sync", "sync_file", "sync_directory", "rename_noreplace")
-REPOSITORY = ["sync format.json", "sync commits", "sync ", "sync .."]
+REPOSITORY = ["sync format.json", "sync zarr.json", "sync commits", "sync ", "sync .."]
 
 
 def syncs(storage: Watched) -> list[str]:

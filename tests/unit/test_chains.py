@@ -126,6 +126,15 @@ def test_what_is_built_on_is_kept_in_whatever_order_it_was_read():
         assert resolve(read, lost=[DEAD, DEAD + 1, DEAD + 2]) == chain[-1]
 
 
+def test_what_was_built_on_may_be_gone_with_one_who_died():
+    # A power loss has taken what DEAD wrote, which was never synced; A had built on it, and holds the work.
+    chain = [link(A, 1, at(DEAD, 1)), link(B, 1, at(A, 1))]
+    assert resolve(chain, lost=[DEAD]) == chain[-1]
+    assert resolve(chain, lost=[DEAD, A]) == chain[-1]
+    assert resolve(chain) is None
+    assert resolve([*chain, link(A + B, 1)], lost=[DEAD]) is None
+
+
 def test_what_was_lost_after_somebody_had_built_on_it_is_left_out():
     # DEAD wrote frame 1, which A has seen, and once more before it died.
     assert resolve([link(DEAD, 2), link(A, 1, at(DEAD, 1))], lost=[DEAD]) == link(A, 1, at(DEAD, 1))

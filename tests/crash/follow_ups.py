@@ -1,0 +1,65 @@
+"""What another process does after programs were killed: on the same disk, where much of theirs is not durable yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.crash.checking import finish
+from tests.crash.system import Process
+from tests.crash.world import World
+
+
+def commit_and_tag(world: World) -> None:
+    with Process():
+        repo = world.open()
+        commit = world.put(repo, {"followed/0": world.value(), "followed/1": world.value(300)})
+        world.tag(repo, "followed", commit)
+
+
+def cooperate(world: World) -> None:
+    """Commit what two processes have staged: the directories of `packs` may be new, and not durable."""
+    with Process():
+        repo = world.open()
+        tx = repo.begin()
+        changes = {"followed/1": world.value(), "followed/2": world.value(600)}
+        tx["followed/1"] = changes["followed/1"]
+        shared = tx.share()
+        with Process() as worker:
+            theirs = world.open().engine.join(shared, repo.engine.commits.identity.id)
+            theirs["followed/2"] = changes["followed/2"]
+            theirs.seal()
+            theirs._finalizer.detach()
+        worker.die()
+        world.commit(tx, changes)
+
+
+def resume(world: World) -> None:
+    """Go on with the transaction that has a name, or begin one; commit it."""
+    with Process():
+        repo = world.open()
+        found = {commit.id for commit in repo.log()} if repo.exists() else set()
+        tx = repo.engine.named("run")
+        assert tx.id not in found, "it was committed, and goes on"
+        world.leave(tx, "run", {"followed/1": world.value(300)})
+        world.end(tx)
+        finish(world, repo, "run", {})
+
+
+def roll_back(world: World) -> None:
+    """Give a transaction with a name up, and begin another one with that name."""
+    with Process():
+        repo = world.open()
+        tx = repo.engine.named("run")
+        tx.leave()
+        tx = repo.engine.existing("run")
+        world.end(tx)
+        tx.rollback()
+        world.put(repo, {"followed/1": world.value()})
+
+
+FOLLOW_UPS: dict[str, Callable[[World], None]] = {
+    "commit and tag": commit_and_tag,
+    "cooperate": cooperate,
+    "resume": resume,
+    "roll back": roll_back,
+}

@@ -1,0 +1,183 @@
+"""Bugs to be put into the product, one at a time: syncs and renames that are left out, and checks that are not made.
+
+Each names the workload, and what follows it, in which the harness has to find it. A sync that the harness could not
+miss would be one that nobody needs, or one that the harness knows too little to need; those of the first kind are
+listed with the reason why. Checks against damage that no crash does are in `tests/bad_input`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from types import ModuleType
+from typing import NamedTuple
+from unittest import mock
+
+
+class Omitted(NamedTuple):
+    """Calls that are not made: those whose site begins like this."""
+
+    site: str
+    workload: str
+    follow_up: str | None = None  # of other processes, after those of the workload were killed
+    killed_after: str = ""  # the call that they were killed after: how its site begins; any
+
+    def __str__(self) -> str:
+        return self.site.replace("LocalStorage.", "")
+
+
+_NAMES = "sync names"
+_STORAGE = "LocalStorage.sync_directory < "
+_SYNC = "sync .staging/*"
+
+OMITTED = [
+    # What makes a repository.
+    Omitted(f"{_SYNC}.new < LocalStorage.write_once < Identity.create", "first commit"),
+    Omitted(f"{_NAMES} . < {_STORAGE}LocalStorage.write_once < Identity.create", "first commit"),
+    Omitted(f"{_NAMES} . < LocalStorage.make_directory < Identity.create", "copied with a commit"),
+    Omitted(f"{_NAMES} . < {_STORAGE}Identity.create", "first commit", "commit and tag", "rename zarr.json"),
+    Omitted("sync zarr.json < LocalStorage.sync_file < Identity.make_durable", "scratch"),
+    Omitted("sync format.json < LocalStorage.sync_file < Identity.make_durable", "scratch"),
+    Omitted(f"{_NAMES} . < {_STORAGE}Identity.make_durable", "scratch"),
+    Omitted(f"{_NAMES} commits < {_STORAGE}Identity.make_durable", "scratch"),
+    Omitted(f"{_NAMES} the parent < {_STORAGE}Identity.make_durable", "scratch"),
+    # A commit.
+    Omitted(f"{_SYNC}.0 < PackWriter.sync < Committer._sync", "first commit"),
+    Omitted(f"{_NAMES} commits/main < {_STORAGE}Commits.settle", "first commit"),
+    Omitted("sync commits/main/N < LocalStorage.sync_file < Commits.make_durable", "scratch"),
+    Omitted(f"{_NAMES} commits/main < {_STORAGE}Commits.make_durable", "tag on scratch"),
+    # Packs of several processes.
+    Omitted(f"{_SYNC}.n < LocalStorage.sync_file < Committer._publish_packs", "cooperative"),
+    Omitted(f"{_NAMES} packs/* < {_STORAGE}Committer._publish_packs", "cooperative"),
+    Omitted(f"{_NAMES} packs < {_STORAGE}Committer._publish_packs", "named", "resume", "mkdir packs/"),
+    # Tags.
+    Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_tag", "tags"),
+    Omitted(f"{_NAMES} tags < {_STORAGE}LocalStorage.write_once < Commits.write_tag", "tags"),
+    # Transactions with a name.
+    Omitted(f"{_SYNC}.new < LocalStorage.write_once < SharedTransaction.publish", "named"),
+    Omitted(f"{_SYNC}.new < LocalStorage.write_once < find_or_begin", "named"),
+    Omitted(f"{_SYNC}.n < PackWriter.sync < Staging.seal", "named"),
+    Omitted(f"{_NAMES} .staging < {_STORAGE}Staging.seal", "named"),
+    Omitted(f"{_NAMES} .staging < {_STORAGE}SharedTransaction.seal", "named first"),
+    Omitted(f"{_NAMES} .staging < {_STORAGE}SharedTransaction.end < Staging.discard", "named first"),
+    Omitted(
+        f"{_NAMES} .staging < {_STORAGE}reclaim_staging", "named first", "commit and tag", "unlink .staging/*.sealed"
+    ),
+    # Renames and links.
+    Omitted("rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot", "first commit"),
+    Omitted("rename format.json", "first commit"),
+    Omitted("rename zarr.json", "first commit"),
+    Omitted("rename tags/*", "tags"),
+    Omitted("rename .staging/*.open < LocalStorage.rename_noreplace < LocalStorage.write_once", "named"),
+    Omitted("rename .staging/*.sealed", "named first"),
+    Omitted("rename .staging/named-run", "named"),
+    Omitted("rename locks/commit", "first commit"),
+    Omitted("rename locks/staging", "named"),
+    Omitted("link packs/*/*", "cooperative"),
+]
+
+#: Syncs without which nothing that can be seen differs, and why they are made all the same.
+_LATER = "the first durable commit syncs it once more (Identity.make_durable)"
+_SEAL = "nothing is promised of a part before it is sealed, which syncs the same directory"
+SUPERFLUOUS = {
+    f"{_SYNC}.0 < PackWriter.sync < Committer._sync < Committer.run": "so that little is left to sync inside the lock",
+    f"{_NAMES} the parent < LocalStorage.make_directory": _LATER,
+    f"{_NAMES} commits < LocalStorage.make_directory": _LATER,
+    f"{_NAMES} .staging < {_STORAGE}LocalStorage.write_once < SharedTransaction.publish": _SEAL,
+    f"{_NAMES} .staging < {_STORAGE}LocalStorage.write_once < find_or_begin": _SEAL,
+    f"{_NAMES} .staging < {_STORAGE}SharedTransaction.end < Staging.settle": "the history tells what was committed",
+    f"{_NAMES} packs < LocalStorage.make_directory": "the committer syncs `packs` itself: it may be another's",
+}
+
+
+class Edit(NamedTuple):
+    """A few words of a function that become others."""
+
+    where: str  # module:qualified name
+    old: str
+    new: str
+    workload: str
+    follow_up: str | None = None
+    killed_after: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.old}"
+
+
+EDITS = [
+    Edit("commits:Commits.head", "not above.follows(found)", "False", "overtaken"),
+    Edit("commits:Commits._is_whole", "not stored.follows(below)", "False", "overtaken"),
+    Edit("commits:Commits._is_whole", "header.slot - header.pending", "header.slot", "overtaken"),
+    Edit(
+        "commits:Commits.pending",
+        "return max(0, header.slot - max(vouched, self._durable_slot))",
+        "return 0",
+        "scratch",
+    ),
+    Edit("commits:Commits._follow_hint", "hint.boot == self.storage.boot() != 0", "True", "overtaken"),
+    Edit("commits:Commits.is_fit_parent", "parent.header.synced and", "", "scratch"),
+    Edit("commits:Commits.take_slot", "there.hash != stored.hash", "False", "overtaken"),
+    Edit("commits:Commits.take_slot", "if there.has_parent_of(stored):", "if True:", "overtaken"),
+    Edit(
+        "commits:Stored.follows",
+        "(self.header.parent_id, self.header.parent_hash) == parent",
+        "self.header.parent_id == parent[0]",
+        "named first",
+        "commit and tag",
+        "rename commits",
+    ),
+    Edit(
+        "committer:Committer.run",
+        "self.commits.write_hint(stored, durable=False)",
+        "self.commits.write_hint(stored, durable=True)",
+        "overtaken",
+    ),
+    Edit("participants:SharedTransaction._take_over", "committed = self.find_commit()", "committed = None", "named"),
+    Edit(
+        "participants:SharedTransaction._rename_record",
+        "except FileExistsError:",
+        "except NotADirectoryError:",
+        "links, named",
+    ),
+    Edit("participants:Tail._check_head", "or not any(head)", "", "named"),
+    Edit(
+        "named:find_or_begin",
+        "commits.make_durable(None if record.base is None else commits.read(record.branch, record.base[0]))",
+        "commits.identity.make_durable()",
+        "named on scratch",
+    ),
+    Edit("reclaiming:reclaim_staging", "is_unfinished or file in doomed", "is_unfinished", "first commit"),
+    Edit("identity:Identity._why_not_found", "not self._is_guarded()", "True", "first commit"),
+]
+
+
+@contextlib.contextmanager
+def edited(edit: Edit) -> Iterator[None]:
+    """Let a function of the product be another one."""
+    name, _, qualified = edit.where.partition(":")
+    module = importlib.import_module(f"txstore.{name}")
+    owner, _, attribute = qualified.rpartition(".")
+    holder = getattr(module, owner) if owner else module
+    found = inspect.getattr_static(holder, attribute)
+    source = textwrap.dedent(inspect.getsource(getattr(holder, attribute)))
+    if source.count(edit.old) < 1:
+        raise LookupError(f"{edit.where} does not say {edit.old!r} any more: bring the table up to date")
+    made: dict[str, object] = {}
+    exec(compile(source.replace(edit.old, edit.new), f"<edited {edit.where}>", "exec"), vars(module), made)
+    function = made[attribute]
+    if isinstance(found, classmethod | staticmethod):
+        function = type(found)(function.__func__)
+    # A function is known by name to the modules that have imported it, too.
+    holders = [holder] if owner else [each for each in _modules() if vars(each).get(attribute) is found]
+    with contextlib.ExitStack() as stack:
+        for each in holders:
+            stack.enter_context(mock.patch.object(each, attribute, function))
+        yield
+
+
+def _modules() -> list[ModuleType]:
+    return [module for name, module in list(sys.modules.items()) if name.startswith("txstore.")]

@@ -1,0 +1,421 @@
+"""The system calls that `txstore.storage` makes, over a simulated disk: its own code runs on top of them.
+
+So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
+replaced are the names `os`, `open`, `fcntl` and `local` in the module `storage`, and `os` in `sharing`. Locks of open
+file descriptions are granted as the kernel does; chunk-key locks and watches there are none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import posixpath
+import random
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import txstore
+from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Step, Sync, SyncNames, Write
+from txstore import engine as engine_module
+from txstore import forking, sharing, staging, storage
+from txstore.errors import LocksUnavailableError
+from txstore.transaction import Transaction
+
+if sys.platform == "linux":
+    import fcntl
+
+PREFIX = "/simulated/"
+URL = PREFIX + "data.tx"
+_PACKAGE = os.path.dirname(txstore.__file__) + os.sep
+_FIRST_DESCRIPTOR = 1 << 40  # no descriptor of the real system
+_OUTER = 4  # frames that a site names
+_FLOCK = "hhqqi4x"
+
+
+class ProgramDied(BaseException):
+    """The simulated program was killed in the middle of a call: nothing that it does from now on has any effect."""
+
+
+class Process:
+    """What `txstore` keeps for each process, for one simulated one. Entered, it is the one that runs."""
+
+    def __init__(self) -> None:
+        self._joined: dict[bytes, Any] = {}
+        self._participants = type(staging._participants)()
+        self._patches: list[Any] = []
+        self._outer: Process | None = None
+
+    def __enter__(self) -> Process:
+        self._patches = [
+            mock.patch.object(engine_module, "_joined", self._joined),
+            mock.patch.object(staging, "_participants", self._participants),
+            mock.patch.object(staging, "at_exit", _ignore),
+        ]
+        for patch in self._patches:
+            patch.start()
+        self._outer, SYSTEM.process = SYSTEM.process, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for patch in self._patches:
+            patch.stop()
+        SYSTEM.process = self._outer
+
+    def die(self) -> None:
+        """Let go of everything at once, as when killed."""
+        SYSTEM.close_all(self)
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+class _Open:
+    """An open file description."""
+
+    def __init__(self, inode: int, path: str, process: Process | None) -> None:
+        self.inode = inode
+        self.path = path
+        self.process = process
+
+
+class System:
+    """The one simulated machine. `turn_on` gives it a disk; what ran on it before is gone then."""
+
+    def __init__(self) -> None:
+        self.turn_on(Disk(), boot=1)
+
+    def turn_on(self, disk: Disk, *, boot: int, seed: int = 0) -> None:
+        self.disk = disk
+        self.boot = boot
+        self.process: Process | None = None
+        self.before: Callable[[str, str, str], object] | None = None  # each call: its name, path and site
+        self.after: Callable[[str, str, str], object] | None = None
+        self.wait: Callable[[], None] | None = None  # for a lock that another holds
+        self.omitted: tuple[str, ...] = ()  # how the sites begin whose calls do nothing
+        self.wants_sites = False
+        self.writes_at_most = sys.maxsize  # bytes, in one call
+        self.has_noreplace = True
+        self.calls, self.most_calls = 0, 20_000
+        self._chance = random.Random(seed)
+        self._open: dict[int, _Open] = {}
+        self._locks: dict[int, list[tuple[_Open, int, float, int]]] = {}
+        self._descriptor = _FIRST_DESCRIPTOR
+
+    def close_all(self, process: Process | None) -> None:
+        for descriptor, found in list(self._open.items()):
+            if found.process is process:
+                self.close(descriptor)
+
+    # --- calls
+
+    def _begin(self, call: str, path: str) -> str:
+        """Let happen what a test wants to happen instead of a call, or before it; return where it comes from."""
+        self.calls += 1
+        if self.calls > self.most_calls:
+            raise AssertionError(f"{call} {path} is call {self.calls}: there is no end to it")
+        site = self._site(call, path) if self.wants_sites else ""
+        if self.before is not None:
+            self.before(call, path, site)
+        return site
+
+    def _finish(self, call: str, path: str, site: str, *changes: Change) -> None:
+        if changes and not site.startswith(self.omitted):
+            self.disk.record(Step(call, path, site, changes))
+        if self.after is not None:
+            self.after(call, path, site)
+
+    def _do(self, call: str, path: str, *changes: Change) -> None:
+        self._finish(call, path, self._begin(call, path), *changes)
+
+    def _site(self, call: str, path: str) -> str:
+        frames = []
+        frame: Any = sys._getframe(1)
+        while frame is not None and len(frames) < _OUTER:
+            code = frame.f_code
+            if code.co_filename.startswith(_PACKAGE) and not code.co_name.startswith("<"):
+                name = code.co_qualname
+                inside = name.startswith(("_", "LocalStagedFile", "PackWriter._", "LocalStorage._"))
+                if not (frames and name in frames[-1]) and not inside:
+                    line = f":{frame.f_lineno - code.co_firstlineno}" if name == "Committer.run" else ""
+                    frames.append(name + line)
+            frame = frame.f_back
+        return f"{call} {_class_of(path)} < {' < '.join(frames)}"
+
+    def _split(self, path: str) -> tuple[int, str]:
+        """Return the directory that a path lies in, and its name there."""
+        path = posixpath.normpath(path)
+        if not path.startswith(PREFIX):
+            if path == PREFIX.rstrip("/"):
+                return ROOT, "."
+            raise FileNotFoundError(errno.ENOENT, f"outside of the simulated disk: {path}", path)
+        directory = ROOT
+        *parents, name = path[len(PREFIX) :].split("/")
+        for parent in parents:
+            inode = self.disk.directories[directory].get(parent)
+            if inode is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if inode not in self.disk.directories:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            directory = inode
+        return directory, name
+
+    def _find(self, path: str) -> int:
+        directory, name = self._split(path)
+        inode = directory if name == "." else self.disk.directories[directory].get(name)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return inode
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        site = self._begin("open", path)
+        directory, name = self._split(path)
+        inode = directory if name == "." else self.disk.directories[directory].get(name)
+        if inode is not None and flags & os.O_EXCL:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        if inode is None:
+            if not flags & os.O_CREAT:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            inode = self.disk.new_inode()
+            self._finish("create", path, site, Enter(directory, name, inode))
+        if inode in self.disk.directories and flags & (os.O_RDWR | os.O_WRONLY):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self._descriptor += 1
+        self._open[self._descriptor] = _Open(inode, path, self.process)
+        return self._descriptor
+
+    def open_file(self, path: str, mode: str) -> io.BytesIO:
+        self._begin("open", path)
+        return io.BytesIO(self._content(self._find(path), path))
+
+    def _content(self, inode: int, path: str) -> bytes | bytearray:
+        if inode in self.disk.directories:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return self.disk.files[inode]
+
+    def _opened(self, descriptor: int) -> _Open:
+        try:
+            return self._open[descriptor]
+        except KeyError:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
+
+    def close(self, descriptor: int) -> None:
+        found = self._open.pop(descriptor, None)
+        if found is not None:  # else it was open when the power was lost
+            locks = self._locks.get(found.inode, [])
+            locks[:] = [lock for lock in locks if lock[0] is not found]
+
+    def lseek(self, descriptor: int, offset: int, whence: int) -> int:
+        return len(self.disk.files[self._opened(descriptor).inode]) + offset  # only ever from the end
+
+    def pread(self, descriptor: int, length: int, offset: int) -> bytes:
+        found = self._opened(descriptor)
+        return bytes(self.disk.files[found.inode][offset : offset + length])
+
+    def pwrite(self, descriptor: int, content: Any, offset: int) -> int:
+        return self.pwritev(descriptor, [content], offset)
+
+    def pwritev(self, descriptor: int, parts: Sequence[Any], offset: int) -> int:
+        found = self._opened(descriptor)
+        content = b"".join(parts)[: self.writes_at_most]
+        self._do("write", found.path, Write(found.inode, offset, content))
+        return len(content)
+
+    def ftruncate(self, descriptor: int, length: int) -> None:
+        found = self._opened(descriptor)
+        self._do("truncate", found.path, Resize(found.inode, length))
+
+    def fsync(self, descriptor: int) -> None:
+        found = self._opened(descriptor)
+        is_directory = found.inode in self.disk.directories
+        change = SyncNames(found.inode) if is_directory else Sync(found.inode)
+        self._do("sync names" if is_directory else "sync", found.path, change)
+
+    fdatasync = fsync
+
+    def fstat(self, descriptor: int) -> Any:
+        return SimpleNamespace(st_nlink=self.disk.names_of(self._opened(descriptor).inode))
+
+    def stat(self, path: str) -> Any:
+        self._begin("stat", path)
+        return SimpleNamespace(st_mode=0o40755 if self._find(path) in self.disk.directories else 0o100644)
+
+    def listdir(self, path: str) -> list[str]:
+        self._begin("list", path)
+        inode = self._find(path)
+        if inode not in self.disk.directories:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return list(self.disk.directories[inode])
+
+    def mkdir(self, path: str) -> None:
+        site = self._begin("mkdir", path)
+        directory, name = self._free(path)
+        self._finish("mkdir", path, site, Enter(directory, name, self.disk.new_inode()))
+
+    def rmdir(self, path: str) -> None:
+        self._do("rmdir", path, Leave(*self._split(path)))
+
+    def unlink(self, path: str) -> None:
+        site = self._begin("unlink", path)
+        if self._find(path) in self.disk.directories:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self._finish("unlink", path, site, Leave(*self._split(path)))
+
+    def link(self, source: str, target: str) -> None:
+        site = self._begin("link", target)
+        inode = self._find(source)
+        directory, name = self._free(target)
+        self._finish("link", target, site, Enter(directory, name, inode))
+
+    def _free(self, path: str) -> tuple[int, str]:
+        directory, name = self._split(path)
+        if name == "." or name in self.disk.directories[directory]:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        return directory, name
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        if not self.has_noreplace:
+            self.link(source, target)
+            with contextlib.suppress(OSError):
+                self.unlink(source)
+            return
+        site = self._begin("rename", target)
+        inode = self._find(source)
+        old_directory, old = self._split(source)
+        directory, name = self._free(target)
+        changes: tuple[Change, ...] = (Move(directory, old, name, inode),)
+        if old_directory != directory:
+            changes = (Enter(directory, name, inode), Leave(old_directory, old))
+        self._finish("rename", target, site, *changes)
+
+    def map_file(self, path: str) -> bytes:
+        self._begin("map", path)
+        return bytes(self._content(self._find(path), path))
+
+    def allocate(self, descriptor: int, offset: int, length: int) -> bool:
+        found = self._opened(descriptor)
+        if offset + length > len(self.disk.files[found.inode]):
+            self._do("allocate", found.path, Resize(found.inode, offset + length))
+        return True
+
+    def start_writeback(self, descriptor: int, offset: int, length: int) -> None:
+        self._opened(descriptor)
+
+    # --- locks
+
+    def fcntl(self, descriptor: int, command: int, argument: bytes) -> bytes:
+        found = self._opened(descriptor)
+        kind, _, start, length, _ = struct.unpack(_FLOCK, argument)
+        end = start + length if length else float("inf")
+        held = self._locks.setdefault(found.inode, [])
+        if kind == fcntl.F_UNLCK:
+            held[:] = [lock for lock in held if lock[0] is not found or lock[1] < start or lock[2] > end]
+            return argument
+        while other := next((lock for lock in held if _conflict(lock, found, start, end, kind)), None):
+            if command == fcntl.F_OFD_GETLK:
+                return struct.pack(_FLOCK, other[3], 0, 0, 0, -1)
+            if command == fcntl.F_OFD_SETLK:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), found.path)
+            if self.wait is None:
+                raise AssertionError(f"{found.path} is locked, and nobody is there to unlock it")
+            self.wait()
+        if command == fcntl.F_OFD_GETLK:
+            return struct.pack(_FLOCK, fcntl.F_UNLCK, 0, 0, 0, 0)
+        held.append((found, start, end, kind))
+        return argument
+
+    def randbytes(self, length: int) -> bytes:
+        return self._chance.randbytes(length)
+
+
+def _conflict(lock: tuple[_Open, int, float, int], mine: _Open, start: int, end: float, kind: int) -> bool:
+    exclusive = fcntl.F_WRLCK in (lock[3], kind)
+    return exclusive and lock[0] is not mine and lock[1] < end and start < lock[2]
+
+
+def _class_of(path: str) -> str:
+    """Return a path without what differs from one file of its kind to the next."""
+    path = posixpath.normpath(path)
+    if path == PREFIX.rstrip("/"):
+        return "the parent"
+    path = path.removeprefix(URL).removeprefix("/") or "."
+    path = re.sub(r"\b[0-9a-f]{2}(?=/|$)|\b[0-9a-f]{16,}", "*", re.sub(r"\b\d{10}\b", "N", path))
+    return re.sub(r"(?<=\*\.)[1-9]\d*$", "n", re.sub(r"^tags/.*", "tags/*", path))
+
+
+SYSTEM = System()
+
+
+#: What of `os` the storage may use. What is not here is a call that the simulation has to learn first.
+_CALLS = (
+    "open", "close", "lseek", "pread", "pwrite", "pwritev", "ftruncate", "fsync", "fdatasync", "fstat", "stat",
+    "listdir", "mkdir", "rmdir", "unlink", "link",
+)  # fmt: skip
+_SAME = ("path", "sep", "name", "strerror", "geteuid")
+_os = SimpleNamespace(
+    **{name: getattr(SYSTEM, name) for name in _CALLS},
+    **{name: value for name, value in vars(os).items() if name in _SAME or name.startswith(("O_", "SEEK_"))},
+    urandom=SYSTEM.randbytes,
+)
+_local = SimpleNamespace(
+    map_file=SYSTEM.map_file,
+    allocate=SYSTEM.allocate,
+    start_writeback=SYSTEM.start_writeback,
+    rename_noreplace=SYSTEM.rename_noreplace,
+)
+
+
+class _Fcntl:
+    fcntl = SYSTEM.fcntl
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(fcntl, name)
+
+
+class SimulatedStorage(storage.LocalStorage):
+    """A local storage on the simulated disk. Chunk-key locks are not on that."""
+
+    def boot(self) -> int:
+        return SYSTEM.boot
+
+    def watch(self, path: str) -> int:
+        raise OSError(errno.ENOSYS, "no watches on the simulated disk")
+
+    def lock_directory(self) -> str:
+        raise LocksUnavailableError(self.url, "they are not on the simulated disk")
+
+
+@contextlib.contextmanager
+def simulated() -> Iterator[System]:
+    """Let `txstore` work on the simulated machine."""
+    patches = [
+        mock.patch.object(storage, "os", _os),
+        mock.patch.object(storage, "fcntl", _Fcntl()),
+        mock.patch.object(storage, "local", _local),
+        mock.patch.object(storage, "open", SYSTEM.open_file, create=True),
+        mock.patch.object(sharing, "os", _os),
+        mock.patch.object(os, "urandom", SYSTEM.randbytes),
+        mock.patch.object(engine_module, "open_storage", lambda url, options: SimulatedStorage(url)),
+    ]
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        try:
+            yield SYSTEM
+        finally:
+            forget_all()
+            SYSTEM.turn_on(Disk(), boot=1)
+
+
+def forget_all() -> None:
+    """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
+    for thing in list(forking._objects):
+        if isinstance(thing, Transaction) and thing._staging.url == URL:
+            thing._finalizer.detach()

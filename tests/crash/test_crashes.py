@@ -1,0 +1,49 @@
+"""The power is lost after every step of every workload: what was acknowledged is there, and the repository goes on.
+
+TXSTORE_CRASH_IMAGES says how many images are looked at, about; where it is not given, a sample that takes some seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+import pytest
+
+from tests.crash import reliability
+from tests.crash.follow_ups import FOLLOW_UPS
+from tests.crash.harness import Counts, after_kill, explore, record
+from tests.crash.system import simulated
+from tests.crash.workloads import WORKLOADS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")
+
+IMAGES = int(os.environ.get("TXSTORE_CRASH_IMAGES", "1000"))
+_EACH = IMAGES // 2 // len(WORKLOADS)
+_EACH_FOLLOWED = IMAGES // 2 // len(WORKLOADS) // len(FOLLOW_UPS)
+_KILLS = 3  # at so many steps, at least
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_power_is_lost(name: str) -> None:
+    with simulated():
+        counts = explore(record(WORKLOADS[name]), about=_EACH)
+    assert counts.looked > _EACH // 5
+    reliability.add("power lost", counts)
+
+
+@pytest.mark.parametrize("follow_up", FOLLOW_UPS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_programs_are_killed_and_then_power_is_lost(name: str, follow_up: str) -> None:
+    """Who goes on in the same boot finds what is not durable, and builds on it."""
+    counts = Counts()
+    chance = random.Random(f"{name} {follow_up}")
+    with simulated():
+        recording = record(WORKLOADS[name])
+        steps = range(1, len(recording.disk.steps) + 1)
+        kills = min(len(steps), max(_KILLS, _EACH_FOLLOWED // 20))
+        for step in chance.sample(steps, kills):
+            followed = after_kill(recording, step, FOLLOW_UPS[follow_up], WORKLOADS[name])
+            counts.add(explore(followed, about=_EACH_FOLLOWED // kills, seed=step))
+    reliability.add("killed, then power lost", counts)

@@ -1,0 +1,206 @@
+"""What was written during a workload, and what of it was promised: the reference that images are compared with."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import txstore
+from tests.crash.system import SYSTEM, URL, Process
+from txstore.transaction import Transaction
+
+State = dict[str, bytes]
+
+
+class Made(NamedTuple):
+    """A commit that was tried: what it changes, relative to the one before it."""
+
+    changes: Mapping[str, bytes | None]
+    deleted: tuple[str, ...]  # paths, before the changes
+    durable: bool
+
+
+class Promise(NamedTuple):
+    """Something that was said to be done, when so many steps had been recorded."""
+
+    step: int
+    what: str  # a commit id; the name of a tag
+    commit: str
+    durable: bool
+
+
+class Part(NamedTuple):
+    """What a process has left in a transaction with a name, before it sealed its part."""
+
+    step: int
+    name: str
+    transaction: str
+    staged: Mapping[str, bytes]
+
+
+@dataclass
+class World:
+    made: dict[str, Made] = field(default_factory=dict)
+    commits: list[Promise] = field(default_factory=list)
+    tags: list[Promise] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    ending: dict[str, int] = field(default_factory=dict)  # transactions with a name, and since which step
+    unguarded: bool = False  # a power loss has taken the guard, before anything was to survive
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def as_of(self, step: int) -> World:
+        """What had been promised then. What was only tried may have been done."""
+        return replace(
+            self,
+            made=dict(self.made),
+            commits=[promise for promise in self.commits if promise.step <= step],
+            tags=[promise for promise in self.tags if promise.step <= step],
+            parts=[part for part in self.parts if part.step <= step],
+            ending={transaction: since for transaction, since in self.ending.items() if since <= step},
+        )
+
+    def rebased(self) -> World:
+        """The same, before anything is done to another disk."""
+        world = self.as_of(1 << 60)
+        world.commits = [promise._replace(step=0) for promise in world.commits]
+        world.tags = [promise._replace(step=0) for promise in world.tags]
+        world.parts = [part._replace(step=0) for part in world.parts]
+        world.ending = dict.fromkeys(world.ending, 0)
+        return world
+
+    def promised(self, *, durable_only: bool) -> list[str]:
+        return [promise.commit for promise in self.commits if promise.durable or not durable_only]
+
+    def state(self, ids: list[str]) -> State:
+        """What a commit holds with these ancestors, oldest first, itself included."""
+        state: State = {}
+        for commit in ids:
+            made = self.made[commit]
+            for path in made.deleted:
+                state = {key: value for key, value in state.items() if not key.startswith(path + "/")}
+            for key, value in made.changes.items():
+                if value is None:
+                    state.pop(key, None)
+                else:
+                    state[key] = value
+        return state
+
+    # --- writing
+
+    def open(self, durability: str = "fsync") -> txstore.Repository:
+        """Open the repository as a new process does."""
+        return txstore.Repository(URL, durability=durability)
+
+    def value(self, length: int = 8) -> bytes:
+        """Return bytes that were not written before."""
+        return random.Random(next(self.numbers)).randbytes(length)
+
+    def put(
+        self,
+        repo: txstore.Repository,
+        changes: Mapping[str, bytes | None],
+        deleted: tuple[str, ...] = (),
+        tx: Transaction | None = None,
+    ) -> str:
+        """Commit; return the id."""
+        tx = tx or repo.begin()
+        for path in deleted:
+            tx.delete_dir(path)
+        for key, value in changes.items():
+            if value is None:
+                tx.delete(key)
+            else:
+                tx.set(key, value)
+        return self.commit(tx, changes, deleted)
+
+    def commit(self, tx: Transaction, changes: Mapping[str, bytes | None], deleted: tuple[str, ...] = ()) -> str:
+        """Commit what is staged already."""
+        durable = tx._staging.record.durability == "fsync"
+        self.made[tx.id] = Made(dict(changes), deleted, durable)
+        tx.commit()
+        self.commits.append(Promise(len(SYSTEM.disk.steps), tx.id, tx.id, durable))
+        return tx.id
+
+    def tag(self, repo: txstore.Repository, name: str, commit: str) -> None:
+        repo.tags[name] = commit
+        self.tags.append(Promise(len(SYSTEM.disk.steps), name, commit, True))
+        if commit not in self.promised(durable_only=True):  # a tag makes its commit durable
+            self.commits.append(Promise(len(SYSTEM.disk.steps), commit, commit, True))
+
+    def leave(self, tx: Transaction, name: str, staged: Mapping[str, bytes]) -> None:
+        """Stage into a transaction with a name, and leave it."""
+        for key, value in staged.items():
+            tx.set(key, value)
+        tx.leave()
+        self.parts.append(Part(len(SYSTEM.disk.steps), name, tx.id, dict(staged)))
+
+    def end(self, tx: Transaction) -> None:
+        """Note that a transaction with a name is about to be ended."""
+        self.ending.setdefault(tx.id, len(SYSTEM.disk.steps))
+
+    # --- several processes
+
+    def take_turns(self, seed: int, *programs: Callable[[], object]) -> None:
+        """Run programs as if at once: before each call of the system, another one may come next."""
+        Turns(seed, programs).run()
+
+
+class Turns:
+    """Threads of which one runs at a time; which one, a seed decides."""
+
+    _SWITCH = 0.3
+    _DEADLINE = 30.0  # seconds, for a thread to get its turn
+
+    def __init__(self, seed: int, programs: tuple[Callable[[], object], ...]) -> None:
+        self._chance = random.Random(seed)
+        self._programs = programs
+        self._turn = threading.Condition()
+        self._present = 0
+        self._left = set(range(len(programs)))
+        self._me = threading.local()
+        self._errors: list[BaseException] = []
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._run, args=(number,)) for number in range(len(self._programs))]
+        SYSTEM.before, before = lambda *_: self._pass_on(self._SWITCH), SYSTEM.before
+        SYSTEM.wait = lambda: self._pass_on(1.0)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            SYSTEM.before, SYSTEM.wait = before, None
+        if self._errors:
+            raise self._errors[0]
+
+    def _run(self, number: int) -> None:
+        self._me.number = number
+        try:
+            self._await()
+            with Process():
+                pass
+            self._programs[number]()
+        except BaseException as error:  # noqa: BLE001 - it is raised again by `run`
+            self._errors.append(error)
+        with self._turn:
+            self._left.discard(number)
+            if self._left:
+                self._present = self._chance.choice(sorted(self._left))
+            self._turn.notify_all()
+
+    def _pass_on(self, likely: float) -> None:
+        if self._chance.random() < likely and len(self._left) > 1:
+            with self._turn:
+                self._present = self._chance.choice(sorted(self._left - {self._me.number}))
+                self._turn.notify_all()
+            self._await()
+
+    def _await(self) -> None:
+        with self._turn:
+            if not self._turn.wait_for(lambda: self._present == self._me.number, self._DEADLINE):
+                raise TimeoutError("the other programs do not come to an end")
