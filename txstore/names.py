@@ -11,6 +11,11 @@ LOCKS = "locks"
 PACKS = "packs"
 DIRECTORIES = (STAGING, "commits", "commits/main", "heads", "packs", "tags", LOCKS)
 
+QUARANTINE = "quarantine"
+FLOOR = "floor"
+#: All that lies at the top of a repository.
+TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, *(name.partition("/")[0] for name in DIRECTORIES)})
+
 NEW = ".new"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 

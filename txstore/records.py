@@ -33,7 +33,8 @@ _ID = re.compile("[0-9a-f]{32}")
 class Hint:
     """Where the search for the head begins.
 
-    `durable`: this commit and all before it are known to be. `boot`: of the machine that has seen them, 0 if not known.
+    `durable` is the place (see `Storage.place`) where this commit and all before it are known to be durable, 0 if they
+    are not. `boot` is of the machine that has seen them, mixed with the place; 0 if not known.
     """
 
     slot: int
@@ -41,7 +42,7 @@ class Hint:
     file_length: int
     header_offset: int
     header_length: int
-    durable: bool
+    durable: int
     boot: int = 0
 
     def encode(self) -> bytes:
@@ -56,7 +57,7 @@ class Hint:
     def decode(cls, data: bytes) -> Hint:
         fixed = checked("hint", data, HINT_SIZE, b"TXSTHEAD")
         _, slot, commit_id, size, offset, length, durable, boot = HINT.unpack(fixed)
-        return cls(slot, commit_id, size, offset, length, durable == 1, boot)
+        return cls(slot, commit_id, size, offset, length, durable, boot)
 
 
 @dataclass(frozen=True, slots=True)

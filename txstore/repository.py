@@ -14,11 +14,11 @@ from txstore.commits import MAIN, Commit, Commits
 from txstore.engine import Engine, Position
 from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError
 from txstore.following import follow
-from txstore.maintenance import Report, verify
 from txstore.named import NamedTransaction, transactions
 from txstore.regions import Lock
 from txstore.snapshot import Snapshot
 from txstore.transaction import Transaction
+from txstore.verifying import Report, verify
 
 if TYPE_CHECKING:
     from txstore.store import TxStore

@@ -98,6 +98,9 @@ class Storage(Protocol):
     def rename_noreplace(self, source: str, target: str) -> None:
         """Move a file in one step; FileExistsError if the target exists."""
 
+    def replace(self, source: str, target: str) -> None:
+        """Move a file in one step, in the place of the target if there is one."""
+
     def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
         """Create a small file with this content, in one step; FileExistsError if it exists."""
 
@@ -115,6 +118,9 @@ class Storage(Protocol):
 
     def boot(self) -> int:
         """Return a number of this boot of the machine, 0 if not known: until it ends no file is lost that was seen."""
+
+    def place(self) -> int:
+        """Return a number that tells this directory from a copy of it, not 0; 0 if there is no repository."""
 
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> contextlib.AbstractContextManager[None]:
         """Take turns with other processes and threads. Serves fairness, never correctness.
@@ -272,6 +278,9 @@ class LocalStorage:
     def rename_noreplace(self, source: str, target: str) -> None:
         local.rename_noreplace(self._file(source), self._file(target))
 
+    def replace(self, source: str, target: str) -> None:
+        os.replace(self._file(source), self._file(target))
+
     def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
         temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
         file = self.create(temporary)
@@ -305,6 +314,15 @@ class LocalStorage:
     def boot(self) -> int:
         return _boot()
 
+    def place(self) -> int:
+        # No copy has both the number and the time of change of the original's inode, whatever the file system. Not the
+        # device: its number may change with each boot.
+        try:
+            status = os.stat(self._file(names.FORMAT))
+        except OSError:
+            return 0
+        return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) or 1
+
     @contextmanager
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
         if sys.platform != "linux":
@@ -323,6 +341,9 @@ class LocalStorage:
             finally:
                 # Closing is not enough: a child that was forked meanwhile has the description open, too.
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_ALL)
+
+
+_U64 = (1 << 64) - 1
 
 
 class LocalStagedFile:
