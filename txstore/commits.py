@@ -416,9 +416,13 @@ class Commits:
                 # A crash between link and unlink left both names. The lock keeps the slot as it was just read.
                 self.storage.rename_noreplace(orphan.path, f"{aside}-{os.urandom(4).hex()}")
 
-    def write_hint(self, stored: Stored, *, durable: bool) -> None:
+    def hint(self, stored: Stored, *, durable: bool) -> Hint:
+        """Return the hint that names a commit, true of this directory in this boot."""
         place = self.storage.place()
-        hint = stored.hint(durable=place if durable else 0, boot=self._boot(place))
+        return stored.hint(durable=place if durable else 0, boot=self._boot(place))
+
+    def write_hint(self, stored: Stored, *, durable: bool) -> None:
+        hint = self.hint(stored, durable=durable)
         # The commit stands whatever becomes of the hint.
         with contextlib.suppress(OSError):
             self.storage.write_in_place(names.hint_path(stored.header.branch), hint.encode())

@@ -31,6 +31,10 @@ _HEADER_MOST = 64 << 10
 _TAIL = 1 << 20
 
 
+#: So much of a damaged frame is searched for the one bit.
+_FRAME_START_MOST = 512
+
+
 class Part(NamedTuple):
     """What belongs at an offset of a file."""
 
@@ -134,7 +138,7 @@ def as_merged(section: bytes, name: RunName) -> bytes:
 
 
 def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> list[Part]:
-    """Return the beginnings of those frames that are damaged and whose keys the commit's run tells."""
+    """Return the beginnings of damaged frames, where but one bit has changed, or the commit's run has the key."""
     run = commits.storage.read_range(stored.path, stored.header.runs[0].offset, stored.header.runs[0].length)
     opened = native.Run(run, stored.header.seq)
     tables = [stored.header.name, *map(PackName.decode, opened.packs)]
@@ -152,6 +156,10 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
             sequence = frame.sequence
             continue
         stop = walk[i + 1][0] if i + 1 < len(walk) else end
+        if (turned := _turned_back(window, position, stop, sequence + 1)) is not None:
+            parts.append(turned)
+            sequence += 1
+            continue
         found: list[Part] = []
         at = position
         for offset, key, length, checksum in [ref for ref in refs if position < ref[0] <= stop]:
@@ -162,6 +170,19 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
         if at == stop:  # else something lay there that no ref leads to
             parts += found
     return parts
+
+
+def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part | None:
+    """Return header, key and predecessor of a frame, if they are whole once one bit is turned and it ends at `stop`."""
+    content = bytes(window.at(start, min(_FRAME_START_MOST, stop - start)))
+    for turned in _with_one_bit_turned(content):
+        try:
+            frame = format.decode_frame(memoryview(turned), start, begin=start, size=stop)
+        except encoding.MalformedError:
+            continue
+        if (frame.sequence, frame.end) == (sequence, stop):
+            return Part(start, turned[: frame.head_end - start])
+    return None
 
 
 def _frame_start(

@@ -272,10 +272,8 @@ class _Repairer:
                         self._write_small(fault.path, content, "restored: no other commit's tag is like it")
         path = names.hint_path(MAIN)
         if head is not None and any(fault.path == path and fault.part == "hint" for fault in faults):
-            self._keep(path)
             commits.make_durable(head)
-            commits.write_hint(head, durable=True)
-            self._note(path, "written anew")
+            self._write_small(path, commits.hint(head, durable=True).encode(), "written anew")
 
     # --- writing
 

@@ -20,7 +20,7 @@ from txstore.repairing import verify_and_repair
 from txstore.storage import open_storage
 from txstore.verifying import Report, verify
 
-SAMPLE = 500
+SAMPLE = 200
 Tree = dict[str, bytes]
 
 
