@@ -141,6 +141,15 @@ class SnapshotExpiredError(TxStoreError):
         super().__init__(f"commit {commit} is no longer kept: take store.latest()")
 
 
+class BackupError(TxStoreError):
+    """A repository can't be backed up to this place: choose another."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(f"{url}: no backup of the repository can go here: {reason}")
+
+
 class RepositoryNotFoundError(TxStoreError, FileNotFoundError):
     """There is no repository here: look at the path."""
 

@@ -126,9 +126,9 @@ class Runs:
         """Open the pack that a ref names: its run's file, or one of the run's table."""
         return self._packs.get(self._open[run].pack(number))
 
-    def pack_name(self, found: Found) -> PackName:
-        """Return the pack that a ref names."""
-        return self._open[found.run].pack(found.pack)
+    def pack_name(self, run: int, number: int) -> PackName:
+        """Return which pack a ref names."""
+        return self._open[run].pack(number)
 
     def lookup(self, key: bytes) -> Found | None:
         """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it."""

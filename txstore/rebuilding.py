@@ -43,7 +43,10 @@ class Part(NamedTuple):
 
 
 class Rebuilt(NamedTuple):
-    """A run that was made anew. `is_sure`: it holds as many keys and bytes as the commit says that it wrote."""
+    """A run that was made anew. `is_sure`: it holds as many keys and bytes as the commit says that it wrote.
+
+    Else it may hold more: what was equal, or absent, in the base.
+    """
 
     section: bytes
     is_sure: bool
@@ -77,8 +80,10 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
         counted = len(values), len(entries) - len(values), len(prefixes), sum(entry[3] for entry in values)
         found = Rebuilt(section, counted == header.statistics.as_tuple()[:4])
         if found.is_sure:
-            break
-    return found
+            return found
+    # What a commit has not staged, but copied, is not among its frames with all that it was.
+    complete = header.statistics.keys_set + header.statistics.keys_deleted == header.runs[0].entries <= len(entries)
+    return found if complete and not packs else None
 
 
 def _stage(staged: StagedKeys, participant: int, frame: format.Frame) -> None:

@@ -30,7 +30,7 @@ from txstore.format import PackName, RunName
 from txstore.index import names_of
 from txstore.keys import check_name, decode_key, encode_key
 from txstore.pack import Packs
-from txstore.records import TransactionRecord
+from txstore.records import Tag, TransactionRecord
 from txstore.snapshot import Snapshot
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -107,6 +107,9 @@ class Verifier:
         self._readers: dict[bytes, set[tuple[int, int]]] = {}  # of those, from which slot to which they are read
         self._known: set[str] = set()  # files that are accounted for
         self._brought: dict[str, int] = {}  # the slot that a pack came with
+        self._floor = 0
+        self._tagged: set[int] = set()  # slots
+        self._oldest: dict[int, Snapshot] = {}  # by slot, of those looked into
 
     def run(self) -> Report:
         self._check_small_files()
@@ -115,6 +118,7 @@ class Verifier:
         except (TxStoreError, OSError) as error:
             self._add_error(error, names.FORMAT, part="format")
             return self.report
+        self._check_tags()
         self._check_chain()
         slots = sorted(self._ids)
         values = Values()
@@ -126,7 +130,6 @@ class Verifier:
                 self._check_run(key, listed, values)
         finally:
             values.close()
-        self._check_tags()
         self._check_staging()
         self._check_names()
         if self.report.faults:
@@ -166,6 +169,10 @@ class Verifier:
                 if named not in (None, (stored.header.id, stored.hash)):
                     self._add(Fault(path, f"this is not the parent that slot {slot + 1} names", part="link"))
             child = stored
+        for slot in slots:
+            if slot < floor and slot in self._tagged and (stored := self._read_quietly(slot)) is not None:
+                self._ids[slot] = stored.header.id  # a vacuum has kept it; who is damaged is reported with the tag
+        self._floor = floor
 
     def _read_quietly(self, slot: int) -> Stored | None:
         try:
@@ -230,8 +237,9 @@ class Verifier:
         try:
             checked = check_frames(self.storage, name, repository_id, end, values)
         except FileNotFoundError:
-            self._add(Fault(name.path, "the file is missing", part="missing"))
             self._damaged.add(name.id)
+            if slot >= self._floor:  # else what of it is still read, is found missing by the refs
+                self._add(Fault(name.path, "the file is missing", part="missing"))
             return
         except OSError as error:
             self._add_error(error, name.path)
@@ -277,10 +285,10 @@ class Verifier:
                 if kind != format.REF_PACK or pack is None:
                     continue
                 if not values.has(pack.id, offset, length, checksum):
-                    self._check_ref(values, pack, encoded, offset, length, checksum)
+                    self._check_ref(values, pack, encoded, offset, length, checksum, listed.first)
 
     def _check_ref(
-        self, values: Values, pack: PackName, encoded: bytes, offset: int, length: int, checksum: int
+        self, values: Values, pack: PackName, encoded: bytes, offset: int, length: int, checksum: int, first: int
     ) -> None:
         """Look at a value itself: its frame is damaged, or its pack lies below the floor and was not walked."""
         key = encoded.decode(errors="backslashreplace")
@@ -290,7 +298,7 @@ class Verifier:
         try:
             found = Window(self.storage, pack.path).checksum(offset, length)
         except FileNotFoundError:
-            if pack.path not in self._known:
+            if pack.path not in self._known and self._is_read(first, pack, encoded, offset):
                 self._known.add(pack.path)
                 self._add(Fault(pack.path, "the file is missing", part="missing"))
             return
@@ -300,6 +308,14 @@ class Verifier:
         self._known.add(pack.path)
         if found != checksum:
             self._add(Fault(pack.path, "the value has a wrong checksum", offset, key, part="value"))
+
+    def _is_read(self, slot: int, pack: PackName, encoded: bytes, offset: int) -> bool:
+        """Tell whether the oldest commit that lists a run sees a value of it: else none does, and it may be gone."""
+        if slot not in self._oldest:
+            self._oldest = {slot: Snapshot(self.commits.read(MAIN, slot), Packs(self.storage), self.storage.url)}
+        runs = self._oldest[slot].runs
+        found = runs.lookup(encoded)
+        return found is not None and (found.offset, runs.pack_name(found.run, found.pack)) == (offset, pack)
 
     # --- the other files
 
@@ -316,13 +332,23 @@ class Verifier:
         for name in sorted(self.storage.list("tags")):
             try:
                 check_name("tag", name)
-                self.commits.by_tag(name)
+                self._tagged.add(self.commits.by_tag(name).header.slot)
             except KeyFormatError:
                 continue  # told by `_check_names`
             except UnsupportedFormatError as error:
                 self._add_error(error, error.path)
             except (TxStoreError, OSError) as error:
                 self._add_error(error, names.tag_path(name), part="tag")
+        for name in sorted(self.storage.list(f"{names.FLOOR}/{MAIN}")):
+            path = f"{names.FLOOR}/{MAIN}/{name}"
+            try:
+                Tag.decode(self.storage.read(path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._add_error(error, path)
+            except encoding.MalformedError as error:
+                self._add(Fault(path, error.reason, part="floor"))
 
     def _check_staging(self) -> None:
         for file in sorted(self.storage.list(names.STAGING)):
@@ -391,7 +417,7 @@ class Verifier:
                 found = snapshot.runs.lookup(encode_key(key))
                 if found is None or found.kind != format.REF_PACK:
                     return False
-                return found.offset == offset and snapshot.runs.pack_name(found).path == path
+                return found.offset == offset and snapshot.runs.pack_name(found.run, found.pack).path == path
             except (TxStoreError, OSError):
                 return None
 

@@ -45,8 +45,8 @@ def restore(path: Path, tree: Tree) -> None:
             (path / name).write_bytes(content)
 
 
-def read_all(path: Path, contents: small.Contents, *, slots_may_be_gone: bool = False) -> tuple[int, bool]:
-    """Read every key of every commit, and list it: what was written, or an error. How many errors; is the head whole?"""
+def read_all(path: Path, contents: small.Contents) -> tuple[int, bool]:
+    """Read and list every commit: what was written, or an error. Returns how many errors; if the head is whole."""
     errors, head_is_whole = 0, True
     for slot in [*range(len(contents)), None]:
         content = contents[-1 if slot is None else slot]
@@ -54,8 +54,6 @@ def read_all(path: Path, contents: small.Contents, *, slots_may_be_gone: bool = 
         try:
             repo = txstore.Repository(path)
             snapshot = repo.mapping(at=slot)
-            if slot is None and slots_may_be_gone:
-                content = contents[min(repo.head().slot, len(contents) - 1)]
             found = list(snapshot)
         except txstore.TxStoreError:
             errors += 1

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "txstore"
 LAYERS = [
     "__main__",
     "cli",
+    "cli_maintenance",
     "cli_transactions",
     "cli_output",
     "demo",
@@ -25,6 +26,7 @@ LAYERS = [
     "store",
     "session",
     "draining",
+    "backup",
     "repairing",
     "verifying",
     "rebuilding",
