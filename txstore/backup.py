@@ -161,13 +161,13 @@ class _BackUp:
         ours = {one.path for one in stored}
         packs: dict[str, int | None] = {}
         for one in stored:
-            for name, end in self._packs_of(one):
-                path = name.path
+            for pack, end in self._packs_of(one):
+                path = pack.path
                 if path in ours or path in packs or self.target.exists(path):
                     continue
                 if end is not None or self.source.exists(path):  # else a vacuum has found that nobody reads it
                     packs[path] = end
-        older = [self._of_pack(path, end) for path, end in sorted(packs.items())]
+        older = [self._of_pack(*found) for found in sorted(packs.items())]
         newer = [self._of_commit(one) for one in stored if not self.target.exists(one.path)]
         self._total = sum(copy.length for copy in (*older, *newer))
         for copies in (older, newer):

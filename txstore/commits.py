@@ -164,12 +164,12 @@ class Commits:
             # copy: what was true of the original need not be true of it.
             place = self.storage.place()
             is_durable = hint.durable == place != 0
+            self._is_copy = hint.durable not in (0, place)
             if (
                 found is None
                 or found.header.id != hint.commit_id
                 or not (is_durable or hint.boot == self._boot(place) != 0 or self._is_whole(found, newest))
             ):
-                self._is_copy = hint.durable not in (0, place)
                 return None
         if is_durable and found is not None and hint.slot > self._durable_slot and self.is_durable(hint):
             self._durable_slot = hint.slot

@@ -38,8 +38,10 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
     if before.ok:
         return before
     with storage.lock(names.COMMIT_LOCK):  # nobody commits meanwhile
-        repairs = _Repairer(storage).run()
+        repairer = _Repairer(storage)
+        repairs = repairer.run()
     report = verify(Commits(storage), progress)
+    report.faults += repairer.lost
     left = {(fault.path, fault.part, fault.offset, fault.key) for fault in report.faults}
     report.repairs = repairs
     report.repaired = [f for f in before.faults if (f.path, f.part, f.offset, f.key) not in left]
@@ -50,6 +52,7 @@ class _Repairer:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.repairs: list[Repair] = []
+        self.lost: list[Fault] = []  # commits that were durable, and were moved away
         self._lost: dict[tuple[bytes, int], tuple[RunName, Rebuilt]] = {}  # runs for which there is no room in place
 
     def run(self) -> list[Repair]:
@@ -135,9 +138,19 @@ class _Repairer:
 
     def _drop_from(self, first: int, slots: Iterable[int], reason: str) -> None:
         """Move the newest commits away, the newest first, so that what is left is at any time a history."""
+        commits = Commits(self.storage)
+        with contextlib.suppress(OSError, encoding.MalformedError):
+            hint = commits.read_hint(MAIN)
+            if hint.slot >= first and commits.is_durable(hint):
+                told = f"commit {hint.commit_id.hex()} was durable here; what is left of it lies in {names.QUARANTINE}/"
+                self.lost.append(Fault(names.commit_path(MAIN, hint.slot), told, part="missing"))
         for slot in sorted(slots, reverse=True):
             if slot >= first:
                 self._move_away(names.commit_path(MAIN, slot), f"{reason}: the head is slot {first - 1} again")
+        with contextlib.suppress(CorruptionError):  # else a repair is not done, or there is more to do
+            head = commits.head(MAIN)
+            content = b"" if head is None else commits.hint(head, durable=False).encode()
+            self._write_small(names.hint_path(MAIN), content, "names the head again")
 
     # --- packs
 
