@@ -79,9 +79,9 @@ class Stored:
             author=h.author, message=h.message, properties=h.properties, statistics=h.statistics.as_dict(),
         )  # fmt: skip
 
-    def hint(self, *, durable: int, boot: int) -> Hint:
+    def hint(self, *, durable: bool, boot: int, place: int) -> Hint:
         f = self.footer
-        return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable, boot)
+        return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable, boot, place)
 
 
 class SlotTakenError(Exception):
@@ -154,7 +154,7 @@ class Commits:
             hint = self.read_hint(branch)
         except (OSError, encoding.MalformedError):
             return None  # it is only a hint: the slots are the truth
-        is_durable = hint.durable != 0
+        is_durable = hint.durable
         if newest is not None and newest.header.id == hint.commit_id:
             # A commit never changes; but is it still there?
             found = newest if self.storage.exists(newest.path) else None
@@ -163,12 +163,14 @@ class Commits:
             # All that was below it when the hint was written is there, unless the power was lost since, or this is a
             # copy: what was true of the original need not be true of it.
             place = self.storage.place()
-            is_durable = hint.durable == place != 0
-            self._is_copy = hint.durable not in (0, place)
+            is_here = hint.place == place != 0
+            is_durable = is_here and hint.durable
+            is_of_boot = is_here and hint.boot == self.storage.boot() != 0
+            self._is_copy = hint.place not in (0, place)
             if (
                 found is None
                 or found.header.id != hint.commit_id
-                or not (is_durable or hint.boot == self._boot(place) != 0 or self._is_whole(found, newest))
+                or not (is_durable or is_of_boot or self._is_whole(found, newest))
             ):
                 return None
         if is_durable and found is not None and hint.slot > self._durable_slot and self.is_durable(hint):
@@ -181,12 +183,7 @@ class Commits:
 
     def is_durable(self, hint: Hint) -> bool:
         """Tell whether a hint says, of this directory, that its commit is durable."""
-        return hint.durable != 0 and hint.durable == self.storage.place()
-
-    def _boot(self, place: int) -> int:
-        """Return a number of this directory in this boot of the machine; 0 if not known."""
-        boot = self.storage.boot()
-        return encoding.crc32c(place.to_bytes(4, "little"), boot) or 1 if boot and place else 0
+        return hint.durable and hint.place == self.storage.place() != 0
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
         """Find a commit near the head without a hint: the highest one whose chain of parents is whole."""
@@ -197,7 +194,7 @@ class Commits:
         return None
 
     def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
-        """Tell whether a slot is missing. In a copy any may be: what a commit vouches for was true of the original."""
+        """Tell whether a slot is missing. In a copy any may be: what commits vouch for was true of the original."""
         header, slots = stored.header, set(self.slots(stored.header.branch))
         first = header.floor if known is None else max(header.floor, known.header.slot)
         return any(slot not in slots for slot in range(first, header.slot))
@@ -208,7 +205,7 @@ class Commits:
         A commit that was synced vouches for all below it but those that it calls pending (I1); one made with
         `durability="none"` vouches for nothing.
         """
-        if self._has_gaps(stored, known):
+        if self._is_copy and self._has_gaps(stored, known):
             return False
         vouched = 0  # what lies below this slot was durable when a commit was made that we have met
         while known is None or stored.header.id != known.header.id:
@@ -418,8 +415,7 @@ class Commits:
 
     def hint(self, stored: Stored, *, durable: bool) -> Hint:
         """Return the hint that names a commit, true of this directory in this boot."""
-        place = self.storage.place()
-        return stored.hint(durable=place if durable else 0, boot=self._boot(place))
+        return stored.hint(durable=durable, boot=self.storage.boot(), place=self.storage.place())
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
         hint = self.hint(stored, durable=durable)

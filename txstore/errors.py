@@ -130,7 +130,7 @@ class CorruptionError(TxStoreError):
         self.reason = reason
         where = path + (f" at byte {offset}" if offset is not None else "")
         what = f" (key {key!r})" if key is not None else ""
-        super().__init__(f"{where}{what}: {reason}. Run repo.verify() and restore the file from a backup")
+        super().__init__(f"{where}{what}: {reason}. Run repo.verify(repair=True), or restore the file from a backup")
 
 
 class SnapshotExpiredError(TxStoreError):

@@ -33,8 +33,8 @@ _ID = re.compile("[0-9a-f]{32}")
 class Hint:
     """Where the search for the head begins.
 
-    `durable` is the place (see `Storage.place`) where this commit and all before it are known to be durable, 0 if they
-    are not. `boot` is of the machine that has seen them, mixed with the place; 0 if not known.
+    `durable`: this commit and all before it are known to be. `boot`: of the machine that has seen them, 0 if not known.
+    `place`: where that is true, see `Storage.place`.
     """
 
     slot: int
@@ -42,22 +42,23 @@ class Hint:
     file_length: int
     header_offset: int
     header_length: int
-    durable: int
+    durable: bool
     boot: int = 0
+    place: int = 0  # even
 
     def encode(self) -> bytes:
         return with_checksum(
             HINT.pack(
                 b"TXSTHEAD", self.slot, self.commit_id, self.file_length,
-                self.header_offset, self.header_length, self.durable, self.boot,
+                self.header_offset, self.header_length, self.place | self.durable, self.boot,
             )
         )  # fmt: skip
 
     @classmethod
     def decode(cls, data: bytes) -> Hint:
         fixed = checked("hint", data, HINT_SIZE, b"TXSTHEAD")
-        _, slot, commit_id, size, offset, length, durable, boot = HINT.unpack(fixed)
-        return cls(slot, commit_id, size, offset, length, durable, boot)
+        _, slot, commit_id, size, offset, length, place, boot = HINT.unpack(fixed)
+        return cls(slot, commit_id, size, offset, length, place & 1 == 1, boot, place & ~1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class Storage(Protocol):
         """Return a number of this boot of the machine, 0 if not known: until it ends no file is lost that was seen."""
 
     def place(self) -> int:
-        """Return a number that tells this directory from a copy of it, not 0; 0 if there is no repository."""
+        """Return an even number that tells this directory from a copy of it; 0 if there is no repository."""
 
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> contextlib.AbstractContextManager[None]:
         """Take turns with other processes and threads. Serves fairness, never correctness.
@@ -321,7 +321,7 @@ class LocalStorage:
             status = os.stat(self._file(names.FORMAT))
         except OSError:
             return 0
-        return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) or 1
+        return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) & ~1 or 2
 
     @contextmanager
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
