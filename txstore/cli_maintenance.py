@@ -61,16 +61,16 @@ def verify(
     if as_json:
         print_json({"ok": report.ok, **asdict(report)})
     else:
-        _print(report)
+        _print(report, repair)
     if not report.ok:
         raise typer.Exit(1)
 
 
-def _print(report: Report) -> None:
-    for repair in report.repairs:
-        typer.echo(f"REPAIR {printable(str(repair))}")
+def _print(report: Report, repair: bool) -> None:
+    for done in report.repairs:
+        typer.echo(f"REPAIR {printable(str(done))}")
     for fault in report.faults:
-        left = " It can't be repaired: restore the file from a backup." if report.repairs or report.repaired else ""
+        left = " It can't be repaired: restore the file from a backup." if repair else ""
         typer.echo(f"FAULT {printable(str(fault))}{left}")
     repaired = f", {len(report.repaired)} repaired," if report.repaired else ""
     typer.echo(
