@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from txstore import format, names
-from txstore.checking import Fault, check_frames, check_sections, frames_end, open_run
+from txstore.checking import check_frames, check_sections, frames_end, open_run
 from txstore.commits import MAIN, Commits, Stored
 from txstore.encoding import MalformedError
 from txstore.errors import BackupError, CorruptionError, RepositoryNotFoundError
+from txstore.faults import Fault
 from txstore.format import PackName, RunName
 from txstore.index import names_of
 from txstore.records import Tag

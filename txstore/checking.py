@@ -9,7 +9,7 @@ import mmap
 import tempfile
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,45 +17,13 @@ from txstore import encoding, format
 from txstore._native import index
 from txstore.commits import Stored
 from txstore.encoding import crc32c
+from txstore.faults import Fault
 from txstore.format import Frame, PackName, RunName
 from txstore.storage import Storage
 
 _WINDOW = 1 << 20
 #: The longest beginning of a frame: header, key, predecessor, and the padding before the value.
 _FRAME_HEAD_MOST = format.FRAME_SIZE + (1 << 16) + format.PREDECESSOR.size + format.ALIGNMENT
-#: So many ids of commits are told of each fault.
-COMMITS_TOLD = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing that is wrong.
-
-    `part` says what it is: "format", "guard", "hint", "tag" and "staging" are small files; "head", "frame", "value",
-    "padding", "run" and "header" (footer included) are parts of packs; a "ref" leads nowhere; a file is "missing",
-    "unreadable", "unknown", or an "orphan", which is not in the history; a "link" between commits does not hold.
-    `commits` are the ids of the first of the `commit_count` commits that it touches, the oldest first.
-    """
-
-    path: str
-    reason: str
-    offset: int | None = None
-    key: str | None = None
-    part: str = "header"
-    commits: tuple[str, ...] = ()
-    commit_count: int = 0
-
-    def __str__(self) -> str:
-        where = self.path + (f" at byte {self.offset}" if self.offset is not None else "")
-        what = where + (f" (key {self.key!r})" if self.key is not None else "") + f": {self.reason}"
-        if self.commit_count:
-            shown = ", ".join(commit[:12] for commit in self.commits)
-            more = self.commit_count - len(self.commits)
-            what += f" [commits: {shown}" + (f" and {more:,} more]" if more else "]")
-        return what
-
-
-Note = Callable[[Fault], None]
 
 
 class Window:

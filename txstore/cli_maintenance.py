@@ -22,9 +22,9 @@ from txstore import repairing
 from txstore.backup import back_up
 from txstore.cli_output import JsonOption, PathArgument, new_console, print_json, printable, reporting_errors_as
 from txstore.commits import Commits
-from txstore.errors import CorruptionError, RepositoryNotFoundError
+from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
+from txstore.faults import Report
 from txstore.storage import open_storage
-from txstore.verifying import Report
 from txstore.verifying import verify as verify_commits
 
 
@@ -56,6 +56,9 @@ def verify(
             raise RepositoryNotFoundError(storage.url)
     except CorruptionError:
         pass  # that is what we are to tell, and may be able to repair
+    except UnsupportedFormatError:
+        if not repair:
+            raise
     with _progress("verify") as tell:
         report = repairing.verify_and_repair(storage, tell) if repair else verify_commits(commits, tell)
     if as_json:

@@ -180,7 +180,7 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
 def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part | None:
     """Return header, key and predecessor of a frame, if they are whole once one bit is turned and it ends at `stop`."""
     content = bytes(window.at(start, min(_FRAME_START_MOST, stop - start)))
-    for turned in _with_one_bit_turned(content):
+    for turned in with_one_bit_turned(content):
         try:
             frame = format.decode_frame(memoryview(turned), start, begin=start, size=stop)
         except encoding.MalformedError:
@@ -249,7 +249,7 @@ def _ends(tail: bytes, begin: int) -> Iterator[tuple[int, int, int | None]]:
     while (at := tail.rfind(b"TXSTFOOT", 0, starts[-1] if len(starts) > 1 else None)) >= 0:
         starts.append(at)
     for start in starts:
-        for content in _with_one_bit_turned(tail[start : start + format.FOOTER_SIZE]) if start >= 0 else ():
+        for content in with_one_bit_turned(tail[start : start + format.FOOTER_SIZE]) if start >= 0 else ():
             try:
                 footer = Footer.decode(content)
             except encoding.MalformedError:
@@ -269,10 +269,10 @@ def _corrected(encoded: bytes, checksum: int | None) -> Iterator[bytes]:
     if checksum is None or crc32c(encoded) == checksum:
         yield encoded
     elif len(encoded) <= _HEADER_MOST:
-        yield from (content for content in _with_one_bit_turned(encoded) if crc32c(content) == checksum)
+        yield from (content for content in with_one_bit_turned(encoded) if crc32c(content) == checksum)
 
 
-def _with_one_bit_turned(content: bytes) -> Iterator[bytes]:
+def with_one_bit_turned(content: bytes) -> Iterator[bytes]:
     """Yield some bytes as they are, then with each of their bits turned."""
     yield content
     turned = bytearray(content)

@@ -11,21 +11,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from txstore import encoding, format, index, names, rebuilding, records
-from txstore.checking import Fault, Window, check_frames, check_sections, frames_end, open_run, walk_frames
+from txstore.checking import Window, check_frames, check_sections, frames_end, open_run, walk_frames
 from txstore.commits import MAIN, Commits, Stored
 from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError
+from txstore.faults import Fault, Repair, Report
 from txstore.format import Footer, Header, PackName, RunName, Section
 from txstore.index import names_of
 from txstore.pack import PackWriter
 from txstore.rebuilding import Part, Rebuilt
 from txstore.records import RepositoryFormat
-from txstore.storage import StagedFile, Storage
-from txstore.verifying import Progress, Repair, Report, Verifier, verify
-
-_COPIED = 1 << 20
+from txstore.replacing import Replacer
+from txstore.storage import Storage
+from txstore.verifying import Progress, Verifier, verify
 
 
 def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Report:
@@ -51,7 +51,7 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
 class _Repairer:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.repairs: list[Repair] = []
+        self._files = Replacer(storage)
         self.lost: list[Fault] = []  # commits that were durable, and were moved away
         self._lost: dict[tuple[bytes, int], tuple[RunName, Rebuilt]] = {}  # runs for which there is no room in place
 
@@ -63,34 +63,37 @@ class _Repairer:
         except UnsupportedFormatError:
             raise
         except TxStoreError:
-            return self.repairs  # nothing says which repository this is
+            return self._files.repairs  # nothing says which repository this is
         self._repair_ends(commits)
         self._repair_packs(commits)
         self._drop_torn_commits()
         self._commit_lost_runs()
         self._repair_small_files()
-        return self.repairs
-
-    def _note(self, path: str, action: str) -> None:
-        self.repairs.append(Repair(path, action))
+        return self._files.repairs
 
     # --- what makes a repository of a directory
 
     def _repair_identity(self) -> None:
-        try:
-            RepositoryFormat.decode(self.storage.read(names.FORMAT))
-        except encoding.NewerFormatError as error:
-            supported = f"version {encoding.VERSION}"
-            raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=supported) from error
-        except (encoding.MalformedError, FileNotFoundError):
-            found = set(self._repository_ids())
-            if len(found) == 1:
-                self._write_small(names.FORMAT, RepositoryFormat(found.pop()).encode(), "rebuilt from the packs")
         content: bytes | None = None
+        with contextlib.suppress(FileNotFoundError):
+            content = self.storage.read(names.FORMAT)
+        try:
+            RepositoryFormat.decode(content or b"")
+        except encoding.MalformedError as error:
+            restored = _format_with_one_bit_turned(content or b"")
+            found = set(self._repository_ids())
+            if restored is None and isinstance(error, encoding.NewerFormatError):
+                supported = f"version {encoding.VERSION}"
+                raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=supported) from error
+            if restored is None and len(found) == 1:
+                restored = RepositoryFormat(found.pop()).encode()
+            if restored is not None:
+                self._files.write_small(names.FORMAT, restored, "restored")
+        content = None
         with contextlib.suppress(FileNotFoundError):
             content = self.storage.read(names.GUARD)
         if content != records.encode_guard():
-            self._write_small(names.GUARD, records.encode_guard(), "written anew")
+            self._files.write_small(names.GUARD, records.encode_guard(), "written anew")
 
     def _repository_ids(self) -> Iterable[bytes]:
         commits = Commits(self.storage)
@@ -131,7 +134,7 @@ class _Repairer:
                 )
             if found is None:
                 return None
-            self._rewrite(path, [found[0]], found[1], lambda _: True, action)
+            self._files.rewrite(path, [found[0]], found[1], lambda _: True, action)
         except CorruptionError:
             return None
         return _read(commits, slot)
@@ -146,11 +149,11 @@ class _Repairer:
                 self.lost.append(Fault(names.commit_path(MAIN, hint.slot), told, part="missing"))
         for slot in sorted(slots, reverse=True):
             if slot >= first:
-                self._move_away(names.commit_path(MAIN, slot), f"{reason}: the head is slot {first - 1} again")
+                self._files.move_away(names.commit_path(MAIN, slot), f"{reason}: the head is slot {first - 1} again")
         with contextlib.suppress(CorruptionError):  # else a repair is not done, or there is more to do
             head = commits.head(MAIN)
             content = b"" if head is None else commits.hint(head, durable=False).encode()
-            self._write_small(names.hint_path(MAIN), content, "names the head again")
+            self._files.write_small(names.hint_path(MAIN), content, "names the head again")
 
     # --- packs
 
@@ -193,7 +196,7 @@ class _Repairer:
                     left += check_sections(self.storage, stored, path)
                 return len(left) < len(faults) or not left
 
-            self._rewrite(name.path, parts, size, is_better, "heads, padding or frame headers restored")
+            self._files.rewrite(name.path, parts, size, is_better, "heads, padding or frame headers restored")
         except (TxStoreError, OSError, ValueError):
             return
 
@@ -223,7 +226,7 @@ class _Repairer:
         size = stored.footer.file_length
         action = f"{kind} run rebuilt in its place"
         try:
-            self._rewrite(stored.path, [Part(run.offset, section)], size, is_whole, action)
+            self._files.rewrite(stored.path, [Part(run.offset, section)], size, is_whole, action)
         except (TxStoreError, OSError, ValueError):
             return False
         return True
@@ -247,7 +250,7 @@ class _Repairer:
             return
         stored = _write_runs(commits, head, listed, {n: rebuilding.as_merged(r.section, n) for n, r in lost.items()})
         paths = ", ".join(sorted({name.pack.path for name in lost if name.pack is not None}))
-        self._note(stored.path, f"a new commit, with the runs rebuilt that are damaged in {paths}")
+        self._files.note(stored.path, f"a new commit, with the runs rebuilt that are damaged in {paths}")
 
     # --- commits made without fsync that the power was lost over
 
@@ -277,88 +280,24 @@ class _Repairer:
             head = commits.head(MAIN)
         for fault in faults:
             if fault.part in ("unknown", "orphan"):
-                self._move_away(fault.path, "moved away: it is not part of the repository")
+                self._files.move_away(fault.path, "moved away: it is not part of the repository")
             elif fault.part == "tag":
                 with contextlib.suppress(OSError):
                     content = rebuilding.tag(commits, self.storage.read(fault.path), head)
                     if content is not None:
-                        self._write_small(fault.path, content, "restored: no other commit's tag is like it")
+                        self._files.write_small(fault.path, content, "restored: no other commit's tag is like it")
         path = names.hint_path(MAIN)
         if head is not None and any(fault.path == path and fault.part == "hint" for fault in faults):
             commits.make_durable(head)
-            self._write_small(path, commits.hint(head, durable=True).encode(), "written anew")
+            self._files.write_small(path, commits.hint(head, durable=True).encode(), "written anew")
 
-    # --- writing
 
-    def _rewrite(
-        self, path: str, parts: list[Part], length: int, is_better: Callable[[str], bool], action: str
-    ) -> None:
-        """Put a copy of a file, changed in parts, in its place. Raises `ValueError` if the copy is no better."""
-        temporary, file = self._new_file()
-        try:
-            window = Window(self.storage, path)
-            for offset in range(0, length, _COPIED):
-                file.write(offset, [bytes(window.at(offset, min(_COPIED, length - offset)))])
-            for part in parts:
-                file.write(part.offset, [part.content])
-            file.truncate(length)
-            file.sync()
-            if not is_better(temporary):
-                raise ValueError(f"{path} would be no better")
-            self._keep(path)
-            self.storage.replace(temporary, path)
-        except BaseException:
-            self.storage.delete(temporary)
-            raise
-        finally:
-            file.close()
-        self.storage.sync_directory(os.path.dirname(path))
-        self._note(path, action)
-
-    def _write_small(self, path: str, content: bytes, action: str) -> None:
-        temporary, file = self._new_file()
-        try:
-            file.write(0, [content])
-            file.sync()
-            self._keep(path)
-            self.storage.replace(temporary, path)
-        except BaseException:
-            self.storage.delete(temporary)
-            raise
-        finally:
-            file.close()
-        self.storage.sync_directory(os.path.dirname(path))
-        self._note(path, action)
-
-    def _new_file(self) -> tuple[str, StagedFile]:
-        self.storage.make_directory(names.STAGING, durable=False)
-        path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"  # the next writer deletes what a dead process left
-        return path, self.storage.create(path)
-
-    def _keep(self, path: str) -> None:
-        """Give a file a second name in the quarantine."""
-        with contextlib.suppress(FileNotFoundError):
-            self._quarantine(path, self.storage.link)
-
-    def _move_away(self, path: str, action: str) -> None:
-        try:
-            self._quarantine(path, self.storage.rename_noreplace)
-        except OSError:
-            return
-        self._note(path, action)
-
-    def _quarantine(self, path: str, put: Callable[[str, str], object]) -> None:
-        target, number = f"{names.QUARANTINE}/{path}", 0
-        self.storage.make_directory(os.path.dirname(target), durable=True)
-        while True:
-            try:
-                put(path, target if not number else f"{target}.{number}")
-                break
-            except FileExistsError:
-                number += 1
-        self.storage.sync_directory(os.path.dirname(target))
-        if put == self.storage.rename_noreplace:
-            self.storage.sync_directory(os.path.dirname(path))
+def _format_with_one_bit_turned(content: bytes) -> bytes | None:
+    for turned in rebuilding.with_one_bit_turned(content):
+        with contextlib.suppress(encoding.MalformedError):
+            RepositoryFormat.decode(turned)
+            return turned
+    return None
 
 
 def _read(commits: Commits, slot: int) -> Stored | None:

@@ -14,13 +14,14 @@ from txstore.backup import Backup, back_up
 from txstore.commits import MAIN, Commit, Commits
 from txstore.engine import Engine, Position
 from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError
+from txstore.faults import Report
 from txstore.following import follow
 from txstore.named import NamedTransaction, transactions
 from txstore.regions import Lock
 from txstore.repairing import verify_and_repair
 from txstore.snapshot import Snapshot
 from txstore.transaction import Transaction
-from txstore.verifying import Report, verify
+from txstore.verifying import verify
 
 if TYPE_CHECKING:
     from txstore.store import TxStore

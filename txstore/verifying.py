@@ -5,17 +5,11 @@ Two passes: the frames of all packs, then the runs, whose refs must lead to them
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import NamedTuple
 
 from txstore import encoding, format, names, records
 from txstore.checking import (
-    COMMITS_TOLD,
     Checked,
-    Fault,
     Values,
     Window,
     check_frames,
@@ -26,44 +20,16 @@ from txstore.checking import (
 )
 from txstore.commits import MAIN, Commits, Stored
 from txstore.errors import CorruptionError, KeyFormatError, TxStoreError, UnsupportedFormatError
-from txstore.format import PackName, RunName
+from txstore.faults import Fault, Report
+from txstore.format import PackName
 from txstore.index import names_of
-from txstore.keys import check_name, decode_key, encode_key
+from txstore.keys import check_name, decode_key
 from txstore.pack import Packs
 from txstore.records import Tag, TransactionRecord
 from txstore.snapshot import Snapshot
+from txstore.tracing import Listed, Tracer
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-#: So many commits are looked at for a value of which it is not known where it was written.
-_LOOKED_AT_MOST = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """One thing that was done: `path` is the file that it was done to."""
-
-    path: str
-    action: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.action}"
-
-
-@dataclass(slots=True)
-class Report:
-    """What `verify` found. After repairs: what is left, what was done, and the faults that are gone."""
-
-    commits: int = 0
-    values: int = 0
-    refs: int = 0
-    bytes: int = 0
-    faults: list[Fault] = field(default_factory=list)
-    repairs: list[Repair] = field(default_factory=list)
-    repaired: list[Fault] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.faults
 
 
 def verify(commits: Commits, progress: Progress | None = None) -> Report:
@@ -84,22 +50,14 @@ def _floor(commits: Commits) -> int | None:
     return None if head is None else head.header.floor
 
 
-class _Listed(NamedTuple):
-    """A run, and the slots of the first and last commit that list it: those between them do, too."""
-
-    name: RunName
-    first: int
-    last: int
-
-
 class Verifier:
-    """One walk. `runs` and `damaged_packs` serve those who repair."""
+    """One walk."""
 
     def __init__(self, commits: Commits, progress: Progress | None = None) -> None:
         self.commits = commits
         self.storage = commits.storage
         self.report = Report()
-        self.runs: dict[tuple[bytes, int], _Listed] = {}
+        self.runs: dict[tuple[bytes, int], Listed] = {}
         self._progress = progress
         self._total = 0
         self._ids: dict[int, bytes] = {}  # by slot, of the commits that can be read
@@ -133,7 +91,8 @@ class Verifier:
         self._check_staging()
         self._check_names()
         if self.report.faults:
-            self.report.faults = [self._with_commits(fault) for fault in self.report.faults]
+            tracer = Tracer(self.commits, self._ids, list(self.runs.values()), self._readers, self._brought)
+            self.report.faults = [tracer.with_commits(fault) for fault in self.report.faults]
         return self.report
 
     # --- the history
@@ -228,7 +187,7 @@ class Verifier:
                 continue
             key = (name.pack.id, name.offset)
             listed = self.runs.get(key)
-            self.runs[key] = _Listed(name, slot if listed is None else listed.first, slot)
+            self.runs[key] = Listed(name, slot if listed is None else listed.first, slot)
         self._tell()
 
     def _check_pack(self, slot: int, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
@@ -261,7 +220,7 @@ class Verifier:
 
     # --- the second pass: runs
 
-    def _check_run(self, key: tuple[bytes, int], listed: _Listed, values: Values) -> None:
+    def _check_run(self, key: tuple[bytes, int], listed: Listed, values: Values) -> None:
         name, path = listed.name, listed.name.pack.path if listed.name.pack is not None else ""
         try:
             run, packs = open_run(self.storage, name, path)
@@ -373,60 +332,6 @@ class Verifier:
         """Report what has a name that no file of a repository has."""
         for path in unknown_names(self.commits):
             self._add(Fault(path, "no file of a repository is called so", part="unknown"))
-
-    # --- what a fault touches
-
-    def _with_commits(self, fault: Fault) -> Fault:
-        slots = sorted(self._touched(fault))
-        if not slots or fault.commits:
-            return fault
-        ids = [self._ids[slot].hex() for slot in islice(slots, COMMITS_TOLD)]
-        return Fault(fault.path, fault.reason, fault.offset, fault.key, fault.part, tuple(ids), len(slots))
-
-    def _touched(self, fault: Fault) -> set[int]:
-        """Return the slots of the commits that a fault touches."""
-        own = names.parse_slot(fault.path.rpartition("/")[2]) if fault.path.startswith("commits/") else None
-        found = {own} if own is not None else set()
-        if fault.part in ("value", "ref") and fault.key is not None and fault.offset is not None:
-            return self._readers_of(fault.path, fault.key, fault.offset)
-        if fault.part == "run" and fault.offset is not None:
-            for listed in self.runs.values():
-                if listed.name.pack is not None and (listed.name.pack.path, listed.name.offset) == (
-                    fault.path,
-                    fault.offset,
-                ):
-                    found |= set(range(listed.first, listed.last + 1))
-        elif fault.part in ("head", "missing", "unreadable"):
-            for listed in self.runs.values():
-                if listed.name.pack is not None and listed.name.pack.path == fault.path:
-                    found |= set(range(listed.first, listed.last + 1))
-            for pack_id, ranges in self._readers.items():
-                if fault.path.endswith(pack_id.hex()) or (own is not None and self._ids.get(own) == pack_id):
-                    for first, last in ranges:
-                        found |= set(range(first, last + 1))
-        return found & self._ids.keys()
-
-    def _readers_of(self, path: str, key: str, offset: int) -> set[int]:
-        """Return the slots in which a key has the value that lies there: they follow one another."""
-        packs = Packs(self.storage)
-
-        def reads(slot: int) -> bool | None:
-            try:
-                stored = self.commits.read(MAIN, slot)
-                snapshot = Snapshot(stored, packs, self.storage.url)
-                found = snapshot.runs.lookup(encode_key(key))
-                if found is None or found.kind != format.REF_PACK:
-                    return False
-                return found.offset == offset and snapshot.runs.pack_name(found.run, found.pack).path == path
-            except (TxStoreError, OSError):
-                return None
-
-        slots = sorted(self._ids)
-        begin = bisect_left(slots, self._brought.get(path, 0))
-        if begin < len(slots) and reads(slots[begin]):
-            end = bisect_left(range(begin, len(slots)), True, key=lambda i: reads(slots[i]) is not True) + begin
-            return set(slots[begin:end])
-        return {slot for slot in slots[:_LOOKED_AT_MOST] if reads(slot)}
 
     # --- noting
 

@@ -18,9 +18,10 @@ import txstore
 from tests.corruption import small
 from txstore import storage
 from txstore.commits import Commits
+from txstore.faults import Report
 from txstore.repairing import verify_and_repair
 from txstore.storage import open_storage
-from txstore.verifying import Report, verify
+from txstore.verifying import verify
 
 SAMPLE = 200
 Tree = dict[str, bytes]

@@ -16,10 +16,11 @@ from tests.corruption import small
 from tests.corruption.test_backup import Dying, Killed, contents_of, put
 from txstore import encoding, format, names
 from txstore.commits import MAIN, Commits
+from txstore.faults import Report
 from txstore.format import PackName
 from txstore.repairing import verify_and_repair
 from txstore.storage import LocalStorage, open_storage
-from txstore.verifying import Report, verify
+from txstore.verifying import verify
 
 LAST = 5
 
