@@ -169,7 +169,9 @@ def test_parts_of_packs(written, path, how):
         second = format.decode_frame(memoryview(before), first).end
         overwrite(file, first, os.urandom(40))
         overwrite(file, second, os.urandom(33))
-    assert repaired(path).ok
+    report = repaired(path)
+    assert report.ok
+    assert {fault.part for fault in report.repaired} == {how.split()[-1].removesuffix("s")}
     assert contents_of(path) == written[1]
     stored = stored_in(path, 0)
     overwrite(file, stored.header.sections[0].offset, bytes(stored.header.sections[0].length))
@@ -280,6 +282,20 @@ def test_a_header_in_the_middle_that_is_lost(written, path):
     report = repaired(path)
     assert [(fault.path, fault.part) for fault in report.faults] == [(names.commit_path(MAIN, 3), "header")]
     assert {key: bytes(value) for key, value in txstore.Repository(path).mapping().items()} == written[1][LAST]
+
+
+def test_a_header_in_the_middle_is_restored_if_the_next_commit_proves_it(written, path):
+    file, footer = commit_file(path, 3), stored_in(path, 3).footer
+    before = file.read_bytes()
+    end = footer.header_offset + footer.header_length
+    overwrite(file, end, bytes(64))
+    assert repaired(path).ok
+    assert file.read_bytes() == before
+    overwrite(file, before.index(b"delete"), b"dElete")  # the message
+    overwrite(file, end, bytes(64))
+    report = repaired(path)
+    assert [(fault.path, fault.part) for fault in report.faults] == [(names.commit_path(MAIN, 3), "header")]
+    assert report.repairs == []
 
 
 def test_small_files(written, path):
