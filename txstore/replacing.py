@@ -75,10 +75,18 @@ class Replacer:
 
     def move_away(self, path: str, action: str) -> None:
         try:
-            self._quarantine(path, self.storage.rename_noreplace)
+            self._quarantine(path, self._rename)
         except OSError:
             return
         self.note(path, action)
+
+    def _rename(self, source: str, target: str) -> None:
+        try:
+            self.storage.rename_noreplace(source, target)
+        except PermissionError:  # a directory, where a rename that replaces nothing is made of links
+            if self.storage.exists(target):
+                raise FileExistsError(target) from None
+            self.storage.replace(source, target)
 
     def _quarantine(self, path: str, put: Callable[[str, str], object]) -> None:
         target, number = f"{names.QUARANTINE}/{path}", 0
@@ -90,5 +98,4 @@ class Replacer:
             except FileExistsError:
                 number += 1
         self.storage.sync_directory(os.path.dirname(target))
-        if put == self.storage.rename_noreplace:
-            self.storage.sync_directory(os.path.dirname(path))
+        self.storage.sync_directory(os.path.dirname(path))
