@@ -55,7 +55,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 check format demo bench bench-processes torture sanitize pythons clean
+.PHONY: help test test-all test-zarr2 check format demo bench bench-processes torture fuzz sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -68,6 +68,7 @@ help:
 	@echo 'make bench       the benchmarks: a table, and JSON'
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make torture     writers killed at any point, ten thousand times'
+	@echo 'make fuzz        every decoder on ten million damaged inputs'
 	@echo 'make sanitize    the C of the lock table under the thread, address and undefined behaviour sanitizers'
 	@echo 'make clean       removes .venv and what was built'
 	@echo 'Python: $(PYTHON)'
@@ -138,6 +139,18 @@ SANITIZE_SECONDS ?= 15
 torture: $(TEST)/stamp
 	TXSTORE_KILL_ROUNDS=10000 $(TEST)/bin/python -m pytest tests/processes/test_torture.py \
 	  tests/processes/test_locktable_kills.py $(PYTEST_ARGS)
+
+# Every decoder on ten million damaged inputs; first on fewer, with the C under the address and undefined behaviour sanitizers.
+FUZZ_INPUTS ?= 10000000
+FUZZ_SANITIZED_INPUTS ?= 300000
+fuzz: $(TEST)/stamp
+	CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \
+	  $(TEST)/bin/python setup.py --quiet build_ext --build-temp build/asan-objects --build-lib build/asan
+	cp -r txstore/*.py build/asan/txstore/
+	cp txstore/_native/*.py build/asan/txstore/_native/
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/asan:. \
+	  $(TEST)/bin/python -P -m tests.fuzz --inputs $(FUZZ_SANITIZED_INPUTS)
+	$(TEST)/bin/python -m tests.fuzz --inputs $(FUZZ_INPUTS)
 
 sanitize:
 	mkdir -p build/native

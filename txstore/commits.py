@@ -11,7 +11,13 @@ from operator import index
 from typing import Any, SupportsIndex
 
 from txstore import encoding, format, names, records
-from txstore.errors import CommitNotFoundError, CommitUnknownError, CorruptionError, UnsupportedFormatError
+from txstore.errors import (
+    CommitNotFoundError,
+    CommitUnknownError,
+    CorruptionError,
+    SnapshotExpiredError,
+    UnsupportedFormatError,
+)
 from txstore.format import Footer, Header
 from txstore.identity import Identity
 from txstore.keys import check_name
@@ -68,6 +74,11 @@ class Stored:
     @property
     def path(self) -> str:
         return names.commit_path(self.header.branch, self.header.slot)
+
+    @property
+    def next(self) -> tuple[int, int, int]:
+        """Slot, seq and, at least, floor of a child."""
+        return self.header.slot + 1, self.header.seq + 1, self.header.floor
 
     @property
     def commit(self) -> Commit:
@@ -208,8 +219,12 @@ class Commits:
         if self._is_copy and self._has_gaps(stored, known):
             return False
         vouched = 0  # what lies below this slot was durable when a commit was made that we have met
+        floor = 0
         while known is None or stored.header.id != known.header.id:
             header = stored.header
+            floor = max(floor, header.floor)
+            if header.slot <= floor:
+                return True  # a vacuum, which is durable before it deletes anything, may have removed what was below
             below = self.read(header.branch, header.slot - 1) if header.slot else None
             if header.parent_id != (encoding.NO_ID if below is None else below.header.id):
                 return False
@@ -230,14 +245,34 @@ class Commits:
         files = self.storage.list(names.commits_directory(branch))
         return [slot for slot in map(names.parse_slot, files) if slot is not None]
 
+    def floor(self, branch: str) -> int:
+        """Return the lowest slot that every vacuum so far has kept."""
+        files = self.storage.list(names.floor_directory(branch))
+        return max([slot for slot in map(names.parse_slot, files) if slot is not None], default=0)
+
+    def is_kept(self, stored: Stored) -> bool:
+        """Tell whether a commit is one that no vacuum has given up: not below the floor, or tagged."""
+        header = stored.header
+        if self.floor(header.branch) <= header.slot:
+            return True
+        return any(tag.commit_id == header.id for tag in self.tags().values())
+
     def ancestors(self, stored: Stored | None) -> Iterator[Stored]:
-        """Yield a commit and those before it, newest first. Raises `CorruptionError` where the chain is broken."""
-        while stored is not None:
+        """Yield a commit and those before it that are kept, newest first.
+
+        Raises `CorruptionError` where the chain is broken.
+        """
+        if stored is None:
+            return
+        floor = max(stored.header.floor, self.floor(stored.header.branch))
+        while True:
             yield stored
             header = stored.header
-            if header.slot == 0:
+            if header.slot <= floor:
                 return
             stored = self.read(header.branch, header.slot - 1)
+            if stored is None and (floor := self.floor(header.branch)) >= header.slot:
+                return  # a vacuum has overtaken us
             if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
                 path = names.commit_path(header.branch, header.slot - 1)
                 raise CorruptionError(path, reason=f"this is not the parent that slot {header.slot} names")
@@ -260,7 +295,10 @@ class Commits:
         stored = self.read(branch, slot) if slot >= 0 else None
         if stored is None:
             head = self._existing_head(branch)
-            raise CommitNotFoundError(f"slot {slot}", hint=f"branch {branch!r} has slots 0 to {head.header.slot}")
+            floor = max(head.header.floor, self.floor(branch))
+            if 0 <= slot < floor:
+                raise SnapshotExpiredError(f"{branch}@{slot}")
+            raise CommitNotFoundError(f"slot {slot}", hint=f"branch {branch!r} has slots {floor} to {head.header.slot}")
         return stored
 
     def _existing_head(self, branch: str) -> Stored:
@@ -288,7 +326,8 @@ class Commits:
         if at.tzinfo is None:
             raise ValueError(f"{at.isoformat()} has no time zone: add one, for example at.astimezone() for local time")
         wanted = round((at - _EPOCH) / timedelta(microseconds=1))
-        low, high, found = head.header.floor, head.header.slot, None
+        floor = max(head.header.floor, self.floor(branch))
+        low, high, found = floor, head.header.slot, None
         while low <= high:  # times ascend with the slots
             middle = (low + high) // 2
             stored = self.read(branch, middle)
@@ -298,6 +337,8 @@ class Commits:
                 low, found = middle + 1, stored
             else:
                 high = middle - 1
+        if found is None and floor:
+            raise SnapshotExpiredError(f"{branch} at {at.isoformat()}")
         if found is None:
             raise CommitNotFoundError(f"commit at {at.isoformat()}", hint="the first commit is later; see repo.log()")
         return found
@@ -311,6 +352,14 @@ class Commits:
                 names.tag_path(name), reason=f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}"
             )
         return stored
+
+    def tags(self) -> dict[str, Tag]:
+        """Return all tags by their names. Raises `CorruptionError`."""
+        found = {}
+        for name in self.storage.list("tags"):
+            with contextlib.suppress(CommitNotFoundError):  # deleted meanwhile
+                found[name] = self.read_tag(name)
+        return found
 
     def read_tag(self, name: str) -> Tag:
         path = names.tag_path(check_name("tag", name))
@@ -326,7 +375,19 @@ class Commits:
         header = stored.header
         self.make_durable(stored)  # I1: the tag is
         content = Tag(header.branch, header.slot, header.id).encode()
-        self.storage.write_once(names.tag_path(check_name("tag", name)), content, durable=True)
+        path = names.tag_path(check_name("tag", name))
+        self.storage.write_once(path, content, durable=True)
+        if header.slot < self.floor(header.branch):
+            # A vacuum may have looked for tags before this one was there.
+            self.storage.delete(path)
+            raise SnapshotExpiredError(f"{header.branch}@{header.slot}")
+
+    def write_floor(self, stored: Stored) -> None:
+        """Say that what lies below the floor of a vacuum's commit, which is durable, goes now. Raises `OSError`."""
+        header = stored.header
+        content = Tag(header.branch, header.slot, header.id).encode()
+        with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
+            self.storage.write_once(names.floor_path(header.branch, header.floor), content, durable=True)
 
     # --- taking a slot
 
@@ -416,6 +477,11 @@ class Commits:
     def hint(self, stored: Stored, *, durable: bool) -> Hint:
         """Return the hint that names a commit, true of this directory in this boot."""
         return stored.hint(durable=durable, boot=self.storage.boot(), place=self.storage.place())
+
+    def give_back(self, stored: Stored) -> None:
+        """Empty a slot below the floor, which this process has just taken, and which nobody follows."""
+        self._newest = None
+        self.storage.delete(stored.path)
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
         hint = self.hint(stored, durable=durable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -20,9 +20,9 @@ from txstore.keys import check_name
 from txstore.locking import Owner, TransactionLocks
 from txstore.locks import ChunkLocks
 from txstore.named import find, find_or_begin
-from txstore.pack import Packs
 from txstore.participants import SharedTransaction
 from txstore.regions import Lock
+from txstore.retention import check_retention, fold
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging
 from txstore.storage import open_storage
@@ -38,20 +38,23 @@ class Engine:
         *,
         durability: str = "fsync",
         storage_options: dict[str, Any] | None = None,
+        retention: int | timedelta | None = None,
     ) -> None:
         check_durability(durability)
+        self.retention = retention
+        self._folding = check_retention(retention)
         self.storage = open_storage(url, storage_options)
         self.storage_options = dict(storage_options or {})
         self.durability = durability
         self.commits = Commits(self.storage)
-        self.snapshots = Snapshots(Packs(self.storage), self.url)
+        self.snapshots = Snapshots(self.commits)
 
     @property
     def url(self) -> str:
         return self.storage.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.url, self.durability, self.storage_options)
+        return _reopen, (self.url, self.durability, self.storage_options, self.retention)
 
     def exists(self) -> bool:
         """Tell whether there is a repository. Raises if something else is in its place."""
@@ -97,13 +100,20 @@ class Engine:
         staging = begin_staging(
             self.commits, base, branch=branch, durability=self.durability, message=message, properties=properties
         )
-        return Transaction(self.commits, self.snapshots, staging, locks)
+        return self._transaction(staging, locks)
 
     def owner(self) -> Owner:
         """Return a new owner of locks, for one transaction."""
         if not self.exists():
             raise LocksUnavailableError(self.url, "nothing has been written yet, so there is nothing to lock")
         return self.locks.owner()
+
+    def _transaction(self, staging: Staging, locks: TransactionLocks | None = None) -> Transaction:
+        return Transaction(self.commits, self.snapshots, staging, locks, after_commit=self._after_commit)
+
+    def _after_commit(self, made: Stored) -> None:
+        if self._folding is not None:
+            fold(self.commits, self.snapshots, made, self._folding, durable=self.durability == "fsync")
 
     # --- transactions of several processes
 
@@ -120,7 +130,7 @@ class Engine:
             staging.join_others()
             for ended in [key for key, other in _joined.items() if not other.attached and not other.is_open()]:
                 del _joined[ended]
-            return Transaction(self.commits, self.snapshots, staging, TransactionLocks(self))
+            return self._transaction(staging, TransactionLocks(self))
 
     def named(
         self,
@@ -153,13 +163,13 @@ class Engine:
             raise RepositoryNotFoundError(self.url)
         staging = self._staging_of(find(self.commits, name))
         staging.join_others()
-        return Transaction(self.commits, self.snapshots, staging)
+        return self._transaction(staging)
 
     def _join_by_name(self, shared: SharedTransaction) -> Transaction:
         staging = self._staging_of(shared)
         staging.join_others()
         staging.attach()
-        return Transaction(self.commits, self.snapshots, staging, TransactionLocks(self))
+        return self._transaction(staging, TransactionLocks(self))
 
     def _staging_of(self, shared: SharedTransaction) -> Staging:
         record = shared.record
@@ -175,8 +185,8 @@ _joined: dict[bytes, Staging] = {}
 _joining = forking.new_lock()
 
 
-def _reopen(url: str, durability: str, storage_options: dict[str, Any]) -> Engine:
-    return Engine(url, durability=durability, storage_options=storage_options)
+def _reopen(url: str, durability: str, storage_options: dict[str, Any], retention: int | timedelta | None) -> Engine:
+    return Engine(url, durability=durability, storage_options=storage_options, retention=retention)
 
 
 #: Where a handle stands, as `Position.exact` says it, that found no commit.

@@ -5,7 +5,7 @@ The table itself is in `_native` (C, and a Python twin); here are the names, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from txstore import encoding, format
 from txstore._native import index
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format import PackName, RunName
-from txstore.pack import OpenPack, Packs
+from txstore.pack import OpenPack, PackSource
 
 
 class Found(NamedTuple):
@@ -56,7 +56,7 @@ class Change(NamedTuple):
 class OpenRun:
     """A run, opened where it lies, and what was decoded of its table of packs."""
 
-    def __init__(self, name: RunName, packs: Packs) -> None:
+    def __init__(self, name: RunName, packs: PackSource) -> None:
         if name.pack is None:
             raise ValueError("the run was not placed in a file")
         self.file = name.pack
@@ -104,7 +104,7 @@ class Runs:
         self,
         names: Sequence[RunName],
         own: PackName | None,
-        packs: Packs,
+        packs: PackSource,
         known: Mapping[RunName, OpenRun] = MappingProxyType({}),
     ) -> None:
         self.names = names_of(names, own)
@@ -125,10 +125,6 @@ class Runs:
     def open_pack(self, run: int, number: int) -> OpenPack:
         """Open the pack that a ref names: its run's file, or one of the run's table."""
         return self._packs.get(self._open[run].pack(number))
-
-    def pack_name(self, run: int, number: int) -> PackName:
-        """Return which pack a ref names."""
-        return self._open[run].pack(number)
 
     def lookup(self, key: bytes) -> Found | None:
         """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it."""
@@ -155,6 +151,20 @@ class Runs:
             return [Listed._make(item) for item in index.scan(self._runs, start, stop, limit)]
         except ValueError as error:
             raise self._corrupt(error) from error
+
+    def scan_all(self) -> Iterator[Listed]:
+        """Yield all live keys, ascending."""
+        start = b""
+        while page := self.scan(start, None, 4096):
+            yield from page
+            start = page[-1].key + b"\0"
+
+    def pack_name(self, run: int, number: int) -> PackName:
+        """Return which pack a ref names."""
+        return self._open[run].pack(number)
+
+    def pack(self, name: PackName) -> OpenPack:
+        return self._packs.get(name)
 
     def _corrupt(self, error: ValueError) -> CorruptionError:
         """Say which run is damaged: a look-up goes through several."""
@@ -198,11 +208,28 @@ class Runs:
 
     def merge(self, count: int) -> bytes:
         """Merge the newest `count` runs into one section."""
-        tables = [[found.file.encode(), *found.run.packs] for found in self._open[:count]]
         try:
-            return index.merge(self._runs[:count], tables)
+            return index.merge(self._runs[:count], _tables(self._open[:count]))
         except ValueError as error:
             raise self._corrupt(error) from error
+
+    def merge_oldest(
+        self, count: int, above: Sequence[index.Run], tables: Sequence[Sequence[bytes]], *, forgotten: int
+    ) -> bytes:
+        """Merge the oldest `count` runs, and above them runs with tables of their own, into one section.
+
+        Tombstones up to seq `forgotten` are left out.
+        """
+        oldest = self._open[len(self._open) - count :]
+        runs = (*above, *[found.run for found in oldest])
+        try:
+            return index.merge(runs, [*tables, *_tables(oldest)], forgotten)
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+
+def _tables(runs: Sequence[OpenRun]) -> list[list[bytes]]:
+    return [[found.file.encode(), *found.run.packs] for found in runs]
 
 
 def names_of(runs: Sequence[RunName], own: PackName | None) -> tuple[RunName, ...]:
@@ -211,11 +238,14 @@ def names_of(runs: Sequence[RunName], own: PackName | None) -> tuple[RunName, ..
 
 
 def build(
-    entries: Iterable[tuple[bytes, int, int, int, int, int]], prefixes: Iterable[bytes], packs: Sequence[PackName] = ()
+    entries: Iterable[tuple[bytes, int, int, int, int, int] | tuple[bytes, int, int, int, int, int, int]],
+    prefixes: Iterable[bytes],
+    packs: Sequence[PackName] = (),
 ) -> bytes:
-    """Build a transaction's own run of ascending (key, ref kind, offset, length, checksum, pack).
+    """Build a run of ascending (key, ref kind, offset, length, checksum, pack), or with a seq behind that.
 
-    Pack 0 is the file that the run will lie in, the others are numbered from 1.
+    Pack 0 is the file that the run will lie in, the others are numbered from 1. Without a seq, or with 0, an entry has
+    that of the commit in whose file the run will lie.
     """
     return index.build(entries, prefixes, [pack.encode() for pack in packs])
 

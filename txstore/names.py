@@ -8,8 +8,9 @@ STAGING = ".staging"
 COMMIT_LOCK = "locks/commit"
 STAGING_LOCK = "locks/staging"
 LOCKS = "locks"
+PINS = "locks/pins"
 PACKS = "packs"
-DIRECTORIES = (STAGING, "commits", "commits/main", "heads", "packs", "tags", LOCKS)
+DIRECTORIES = (STAGING, "commits", "commits/main", "floor", "floor/main", "heads", "packs", "tags", LOCKS)
 
 QUARANTINE = "quarantine"
 FLOOR = "floor"
@@ -95,6 +96,15 @@ def data_pack_directory(pack_id: bytes) -> str:
 
 def hint_path(branch: str) -> str:
     return f"heads/{branch}"
+
+
+def floor_directory(branch: str) -> str:
+    return f"floor/{branch}"
+
+
+def floor_path(branch: str, slot: int) -> str:
+    """What says that a vacuum has removed the slots below."""
+    return f"{floor_directory(branch)}/{slot:010d}"
 
 
 def tag_path(name: str) -> str:

@@ -104,6 +104,14 @@ class ByteLocks:
         answer = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, question)
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
+    def one_held_elsewhere(self, below: int) -> int | None:
+        """Return a number below `below` that is locked, perhaps shared, by another open file, if there is any."""
+        if below <= 0:
+            return None
+        question = _flock(fcntl.F_WRLCK, 0, self._offset, below, 0)
+        answer = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, question))
+        return None if answer[0] == fcntl.F_UNLCK else max(0, int(answer[2]) - self._offset)
+
 
 class LockFiles:
     """One small file for each number, made when it is first used and then kept."""

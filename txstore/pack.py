@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txstore import encoding, forking, format
 from txstore._native import local
@@ -291,6 +291,16 @@ class OpenPack:
             raise CorruptionError(self.path, offset=offset, key=key, reason=str(error)) from error
 
 
+class MissingPackError(CorruptionError):
+    """There is no such file. Internal: what that means depends on who wanted it."""
+
+
+class PackSource(Protocol):
+    """What finished packs are opened by. Raises `CorruptionError`, and what else it can say of a missing file."""
+
+    def get(self, name: PackName) -> OpenPack: ...
+
+
 class Packs:
     """The packs of one repository that are mapped: at most `MAX_MAPS`, those mapped first go first.
 
@@ -311,7 +321,7 @@ class Packs:
             mapped = self._storage.map(name.path)
         except FileNotFoundError as error:
             # Never a missing key (I4): zarr would turn it into fill values.
-            raise CorruptionError(name.path, reason="the file is missing") from error
+            raise MissingPackError(name.path, reason="the file is missing") from error
         pack = OpenPack(name.path, mapped, name.id)
         with self._lock:
             self._open[name.id] = pack

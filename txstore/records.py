@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,9 @@ from txstore.encoding import (
     json_object,
     with_checksum,
 )
+from txstore.errors import KeyFormatError
 from txstore.format import REQUIRED_FEATURES_KNOWN
+from txstore.keys import check_name
 
 HINT = struct.Struct("<8sQ16sQQIII")
 HINT_SIZE = 64
@@ -152,21 +154,52 @@ class TransactionRecord:
         checksum = members.pop("checksum", None)
         if checksum != _json_checksum(members):
             raise MalformedError("the record of the transaction has a wrong checksum")
-        try:
-            base = members["base"]
-            return cls(
-                bytes.fromhex(members["transaction"]),
-                members["branch"],
-                None if base is None else (int(base[0]), str(base[1])),
-                members["name"],
-                members["message"],
-                members["properties"],
-                members["durability"],
-                members["owner"],
-                members["time"],
-            )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise MalformedError(f"the record of the transaction is incomplete: {error!r}") from error
+        for name, is_fit in _FIT_FOR_A_RECORD.items():
+            if name not in members or not is_fit(members[name]):
+                raise MalformedError(f"the record of the transaction has no {name} that makes sense")
+        base = members["base"]
+        return cls(
+            bytes.fromhex(members["transaction"]),
+            members["branch"],
+            None if base is None else (base[0], base[1]),
+            members["name"],
+            members["message"],
+            members["properties"],
+            members["durability"],
+            members["owner"],
+            members["time"],
+        )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _is_name(value: object) -> bool:
+    """Tell whether it may become a part of a path."""
+    try:
+        return isinstance(value, str) and check_name("name", value) == value
+    except KeyFormatError:
+        return False
+
+
+_FIT_FOR_A_RECORD: Mapping[str, Callable[[Any], bool]] = {
+    "transaction": _is_id,
+    "branch": _is_name,
+    "base": lambda base: (
+        base is None or (isinstance(base, list) and len(base) == 2 and _is_number(base[0]) and _is_id(base[1]))
+    ),
+    "name": lambda name: name is None or _is_name(name),
+    "message": lambda message: message is None or isinstance(message, str),
+    "properties": lambda properties: isinstance(properties, dict),
+    "durability": lambda durability: durability in ("fsync", "none"),
+    "owner": lambda owner: isinstance(owner, str),
+    "time": _is_number,
+}
 
 
 def _json_checksum(members: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore.backup import Backup, back_up
@@ -17,10 +17,13 @@ from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoun
 from txstore.faults import Report
 from txstore.following import follow
 from txstore.named import NamedTransaction, transactions
+from txstore.optimizing import optimize
 from txstore.regions import Lock
 from txstore.repairing import verify_and_repair
 from txstore.snapshot import Snapshot
 from txstore.transaction import Transaction
+from txstore.usage import Usage, usage
+from txstore.vacuuming import VacuumReport, vacuum
 from txstore.verifying import verify
 
 if TYPE_CHECKING:
@@ -43,6 +46,9 @@ class Repository:
         Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data.
     storage_options : dict, optional
         For remote file systems; none are supported yet.
+    retention : int or timedelta, optional
+        How many of the newest commits to keep, or for how long: whoever commits with this set folds older ones together
+        now and then. By default history is kept, and only `vacuum` gives it up. Tagged commits stay.
 
     Examples
     --------
@@ -62,8 +68,9 @@ class Repository:
         *,
         durability: str = "fsync",
         storage_options: dict[str, Any] | None = None,
+        retention: int | timedelta | None = None,
     ) -> None:
-        self.engine = Engine(url, durability=durability, storage_options=storage_options)
+        self.engine = Engine(url, durability=durability, storage_options=storage_options, retention=retention)
         self.engine.exists()  # says now if something else is in its place
 
     @property
@@ -294,6 +301,60 @@ class Repository:
         """
         self._existing()
         return back_up(self.engine.storage, destination, verify=verify, progress=progress)
+
+    # --- maintenance
+
+    def optimize(self, *, branch: str = MAIN, progress: Callable[[int, int], None] | None = None) -> Commit | None:
+        """Copy small packs, and those that are mostly out of date, into large ones, and merge the runs.
+
+        That is a commit which changes no content: others neither wait for it nor conflict with it. Nothing is deleted;
+        what is needed by no commit any more goes with the next `vacuum`.
+
+        `progress(done, total)` is called with bytes. Returns the commit, None if there was nothing to do.
+        """
+        self._existing()
+        made = optimize(
+            self.engine.commits, self.engine.snapshots, branch=branch, durable=self._durable, progress=progress
+        )
+        return None if made is None else made.commit
+
+    def vacuum(
+        self,
+        *,
+        keep: int | None = None,
+        older_than: timedelta | datetime | None = None,
+        dry_run: bool = False,
+        branch: str = MAIN,
+    ) -> VacuumReport:
+        """Delete what no commit needs that is kept: all of them, unless `keep` or `older_than` say otherwise.
+
+        Kept in any case are tagged commits, and all from the oldest on that a living process reads, or that a
+        transaction is based on. Reading a commit that is gone raises `SnapshotExpiredError`. Interrupted, it can be run
+        again.
+
+        Parameters
+        ----------
+        keep : int, optional
+            Give up all but so many of the newest commits. Those of `optimize` and `vacuum` count.
+        older_than : timedelta or datetime, optional
+            Give up commits older than this; with `keep`, only of those that it does not keep.
+        dry_run : bool
+            Change nothing; tell what would be done.
+        """
+        self._existing()
+        return vacuum(
+            self.engine.commits, self.engine.snapshots, branch=branch, durable=self._durable, keep=keep,
+            older_than=older_than, dry_run=dry_run,
+        )  # fmt: skip
+
+    def usage(self, *, branch: str = MAIN) -> Usage:
+        """Return how many bytes are live, history, staged, and needed by nothing; and the live ones by array."""
+        self._existing()
+        return usage(self.engine.commits, self.engine.snapshots, branch)
+
+    @property
+    def _durable(self) -> bool:
+        return self.engine.durability == "fsync"
 
     def _existing(self) -> Commits:
         if not self.engine.exists():

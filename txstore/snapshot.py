@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Never
 
 from txstore import format
-from txstore.commits import Commit, Stored
-from txstore.errors import CorruptionError
-from txstore.format import RunName
+from txstore.commits import Commit, Commits, Stored
+from txstore.errors import CorruptionError, SnapshotExpiredError
+from txstore.format import PackName, RunName
 from txstore.index import Found, OpenRun, Runs, names_of
 from txstore.keys import decode_key, encode_key
 from txstore.listing import Hierarchy
-from txstore.pack import Packs
+from txstore.pack import MissingPackError, OpenPack, Packs, PackSource
+from txstore.pins import Pins
+
+_NONE: Mapping[RunName, OpenRun] = MappingProxyType({})
+
+
+class _Opened:
+    """The runs that are open, of a snapshot and perhaps of others before it. It outlives the snapshot."""
+
+    __slots__ = ("runs",)
+
+    def __init__(self, runs: Mapping[RunName, OpenRun]) -> None:
+        self.runs = runs
 
 
 class Snapshot(Hierarchy):
@@ -23,16 +36,17 @@ class Snapshot(Hierarchy):
     Nothing that other processes do changes it, and it blocks nobody (I4). Values are views of mapped files; no
     descriptor is held. Safe in threads, and after a fork.
 
-    Raises `CorruptionError` where stored bytes are not what was written.
+    Raises `CorruptionError` where stored bytes are not what was written, `SnapshotExpiredError` where a vacuum has
+    removed them: never a missing key.
     """
 
     def __init__(
-        self, stored: Stored | None, packs: Packs, url: str, known: Mapping[RunName, OpenRun] = MappingProxyType({})
+        self, stored: Stored | None, packs: PackSource, url: str, known: Mapping[RunName, OpenRun] = _NONE
     ) -> None:
         self.stored = stored
         self.url = url
+        self.opened = _Opened(known)  # of this commit and others
         self._packs = packs
-        self._known = known  # runs that are open, of this commit and others
 
     @cached_property
     def run_names(self) -> tuple[RunName, ...]:
@@ -42,26 +56,27 @@ class Snapshot(Hierarchy):
     @cached_property
     def runs(self) -> Runs:
         """The runs of the commit, opened at the first use: making a snapshot can't fail."""
-        runs = Runs(self.run_names, None, self._packs, self._known)
-        self._known = runs.opened()  # and no others: they need not be kept
+        runs = Runs(self.run_names, None, self._packs, self.opened.runs)
+        self.opened.runs = runs.opened()  # and no others: they need not be kept
         return runs
 
     def runs_since(self, seq: int) -> Runs:
         """Return the runs that hold anything newer than a seq. No others are opened."""
         newer = [name for name in self.run_names if name.max_seq > seq]
-        runs = Runs(newer, None, self._packs, self._known)
-        known = {**self._known, **runs.opened()}
-        self._known = {name: known[name] for name in self.run_names if name in known}
+        runs = Runs(newer, None, self._packs, self.opened.runs)
+        known = {**self.opened.runs, **runs.opened()}
+        self.opened.runs = {name: known[name] for name in self.run_names if name in known}
         return runs
-
-    def known_runs(self) -> Mapping[RunName, OpenRun]:
-        """The runs that are open, for the snapshot of another commit: it has most of them too."""
-        return self._known
 
     @property
     def commit(self) -> Commit | None:
         """The commit, None for a repository that has none yet."""
         return None if self.stored is None else self.stored.commit
+
+    @property
+    def slot(self) -> int:
+        """The slot of the commit; -1 before the first."""
+        return -1 if self.stored is None else self.stored.header.slot
 
     @property
     def seq(self) -> int:
@@ -122,23 +137,55 @@ class Snapshot(Hierarchy):
 
 
 class Snapshots:
-    """Makes the snapshots of one repository, and keeps the last: many handles stand at the same commit."""
+    """Makes the snapshots of one repository, and pins them. Handles that stand at the same commit share one."""
 
-    def __init__(self, packs: Packs, url: str) -> None:
-        self._packs = packs
-        self._url = url
-        self._last: Snapshot | None = None
+    def __init__(self, commits: Commits) -> None:
+        self._commits = commits
+        self._packs = Packs(commits.storage)
+        self.pins = Pins(commits.storage.open_pins)
+        self._last: weakref.ref[Snapshot] | None = None  # what nobody reads any more is not to be pinned
+        self._opened = _Opened({})  # of the last one: most of them the next one has, too
 
     def of(self, stored: Stored | None) -> Snapshot:
-        last = self._last
-        if last is None:
-            snapshot = Snapshot(stored, self._packs, self._url)
-        elif _id(last.stored) == _id(stored):
+        """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up."""
+        last = None if self._last is None else self._last()
+        if last is not None and _id(last.stored) == _id(stored):
             return last
-        else:
-            snapshot = Snapshot(stored, self._packs, self._url, last.known_runs())
-        self._last = snapshot
+        packs: PackSource = self._packs if stored is None else _PacksOfCommit(self, stored)
+        snapshot = Snapshot(stored, packs, self._commits.storage.url, self._opened.runs)
+        # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
+        self.pins.hold(snapshot, snapshot.seq)
+        if stored is not None:
+            self.check_kept(stored)
+        self._last, self._opened = weakref.ref(snapshot), snapshot.opened
         return snapshot
+
+    def get(self, name: PackName) -> OpenPack:
+        """Open a pack; in a forked child, pin first what the parent had pinned."""
+        self.pins.renew()
+        return self._packs.get(name)
+
+    def check_kept(self, stored: Stored) -> None:
+        """Raise `SnapshotExpiredError` if a vacuum has given a commit up."""
+        if not self._commits.is_kept(stored):
+            raise SnapshotExpiredError(str(stored.commit))
+
+
+class _PacksOfCommit:
+    """The packs of one commit: one that is missing may be gone with it."""
+
+    __slots__ = ("_commit", "_snapshots")
+
+    def __init__(self, snapshots: Snapshots, commit: Stored) -> None:
+        self._snapshots = snapshots
+        self._commit = commit
+
+    def get(self, name: PackName) -> OpenPack:
+        try:
+            return self._snapshots.get(name)
+        except MissingPackError:
+            self._snapshots.check_kept(self._commit)
+            raise
 
 
 def _id(stored: Stored | None) -> bytes | None:

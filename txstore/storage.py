@@ -131,6 +131,9 @@ class Storage(Protocol):
     def lock_directory(self) -> str:
         """Return where on this machine the chunk-key locks are. Raises `LocksUnavailableError` if there can be none."""
 
+    def open_pins(self) -> int | None:
+        """Return a new descriptor of the file of pins; None if there is none to be had, or it has no byte locks."""
+
 
 def open_storage(url: str | os.PathLike[str], options: dict[str, Any] | None = None) -> Storage:
     """Return the storage for a path or URL. So far only directories of this machine are supported.
@@ -310,6 +313,16 @@ class LocalStorage:
 
     def lock_directory(self) -> str:
         return self._file(names.LOCKS)
+
+    def open_pins(self) -> int | None:
+        if sys.platform != "linux":
+            return None
+        try:
+            with self._opened(names.PINS, create=True) as descriptor:
+                fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_TURN)  # some file systems have no such locks
+                return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0)
+        except OSError:
+            return None
 
     def boot(self) -> int:
         return _boot()

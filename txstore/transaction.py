@@ -7,13 +7,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from txstore import forking, format
-from txstore.commits import MAIN, Commits
-from txstore.committer import Committer, SyncFailedError, default_author
+from txstore.commits import MAIN, Commits, Stored
+from txstore.committer import Committer
 from txstore.errors import (
     CommitUnknownError,
     ConflictError,
@@ -26,6 +26,7 @@ from txstore.errors import (
 from txstore.keys import directory_prefix, encode_key
 from txstore.listing import Hierarchy
 from txstore.locking import TransactionLocks
+from txstore.publishing import SyncFailedError, default_author
 from txstore.records import TransactionRecord
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Places, Staging
@@ -129,13 +130,20 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     """
 
     def __init__(
-        self, commits: Commits, snapshots: Snapshots, staging: Staging, locks: TransactionLocks | None = None
+        self,
+        commits: Commits,
+        snapshots: Snapshots,
+        staging: Staging,
+        locks: TransactionLocks | None = None,
+        *,
+        after_commit: Callable[[Stored], object] | None = None,
     ) -> None:
         self.state = "open"
         self._commits = commits
         self._snapshots = snapshots
         self._staging = staging
         self._locks = locks
+        self._after_commit = after_commit
         self._finalizer = weakref.finalize(self, Staging.abandon, staging)
         self._lock = forking.new_lock()  # of state and _in_flight
         self._idle = threading.Condition(self._lock)  # nothing is in flight
@@ -530,6 +538,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._staging.settle(result)
         self._finalizer.detach()
         self._release_locks()
+        if self._after_commit is not None and result.stored is not None and result is not self.base:
+            self._after_commit(result.stored)
         return result
 
     def _go_on(self, committer: Committer | None) -> None:

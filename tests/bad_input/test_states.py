@@ -12,7 +12,7 @@ import zarr
 
 import txstore
 from tests.bad_input.disk import tree
-from txstore import committer
+from txstore import publishing
 
 
 @pytest.fixture
@@ -172,16 +172,16 @@ def at(seconds: float) -> types.SimpleNamespace:
 
 def test_a_parent_from_the_future(filled, monkeypatch):
     now = filled.head().time.timestamp()
-    monkeypatch.setattr(committer, "time", at(now + 3601))
+    monkeypatch.setattr(publishing, "time", at(now + 3601))
     with filled.transaction("from the future") as store:
         store["a"] = b"2"
-    monkeypatch.setattr(committer, "time", at(now))
+    monkeypatch.setattr(publishing, "time", at(now))
     tx = filled.begin()
     tx["a"] = b"3"
     with pytest.raises(txstore.TransactionStateError, match=r"an hour ahead.*set the clock right, then commit again"):
         tx.commit()
     assert filled.snapshot()["a"] == b"2"
-    monkeypatch.setattr(committer, "time", at(now + 2))
+    monkeypatch.setattr(publishing, "time", at(now + 2))
     tx.commit()  # nothing was lost
     times = [commit.time for commit in filled.log()]
     assert times == sorted(times, reverse=True)
@@ -189,7 +189,7 @@ def test_a_parent_from_the_future(filled, monkeypatch):
 
 
 def test_commits_in_one_instant_have_times_that_ascend(filled, monkeypatch):
-    monkeypatch.setattr(committer, "time", at(filled.head().time.timestamp()))
+    monkeypatch.setattr(publishing, "time", at(filled.head().time.timestamp()))
     for value in (b"2", b"3"):
         with filled.transaction() as store:
             store["a"] = value

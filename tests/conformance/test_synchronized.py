@@ -584,7 +584,9 @@ def write_own(a: SynchronizedArray, place: int) -> int:
     return int(a[place])
 
 
-def test_in_another_process(a):
+@pytest.mark.usefixtures("a")
+def test_in_another_process(repo):
+    a = synchronized(repo, "x")  # they share a chunk, so they wait for each other
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert list(pool.map(write_own, [a] * 4, range(4), timeout=120)) == [100, 101, 102, 103]
     assert a[:4].tolist() == [100, 101, 102, 103]

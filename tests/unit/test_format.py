@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txstore
-from txstore import committer, encoding, format, identity, names, records
+from txstore import encoding, format, identity, names, publishing, records
 from txstore._native import index
 from txstore.encoding import MalformedError, NewerFormatError
 from txstore.format import Footer, Header, PackName, RunName, Section, Statistics
@@ -295,8 +295,8 @@ def test_the_code_writes_the_worked_example(example, repo, monkeypatch):
             return RepositoryFormat(REPOSITORY).encode()
 
     monkeypatch.setattr(identity, "RepositoryFormat", Fixed)
-    monkeypatch.setattr(committer, "time", types.SimpleNamespace(time_ns=lambda: int(TIME.timestamp()) * 10**9))
-    monkeypatch.setattr(committer, "default_author", lambda: "ana@lab")
+    monkeypatch.setattr(publishing, "time", types.SimpleNamespace(time_ns=lambda: int(TIME.timestamp()) * 10**9))
+    monkeypatch.setattr(publishing, "default_author", lambda: "ana@lab")
     tx = repo.begin("first")
     tx._staging.id = COMMIT
     tx["a/c/0"] = b"hello"

@@ -479,8 +479,8 @@ static int
 build_entry(writer *w, PyObject *entry)
 {
     Py_ssize_t size = PyTuple_Check(entry) ? PyTuple_GET_SIZE(entry) : 0;
-    if (size != 5 && size != 6) {
-        PyErr_SetString(PyExc_TypeError, "an entry is (key, kind, offset, length, checksum) and perhaps a pack");
+    if (size < 5 || size > 7) {
+        PyErr_SetString(PyExc_TypeError, "an entry is (key, kind, offset, length, checksum) and perhaps a pack and a seq");
         return -1;
     }
     PyObject *bytes = PyTuple_GET_ITEM(entry, 0);
@@ -496,7 +496,7 @@ build_entry(writer *w, PyObject *entry)
         PyErr_SetString(PyExc_ValueError, wrong);
         return -1;
     }
-    uint64_t kind, offset = 0, length = 0, checksum = 0, pack = 0;
+    uint64_t kind, offset = 0, length = 0, checksum = 0, pack = 0, seq = 0;
     if (as_unsigned(PyTuple_GET_ITEM(entry, 1), UINT64_MAX, &kind) < 0)
         return -1;
     if (kind > KIND_PACK) {
@@ -506,13 +506,15 @@ build_entry(writer *w, PyObject *entry)
     if (kind == KIND_PACK && (as_unsigned(PyTuple_GET_ITEM(entry, 2), UINT64_MAX, &offset) < 0 ||
                               as_unsigned(PyTuple_GET_ITEM(entry, 3), UINT64_MAX, &length) < 0 ||
                               as_unsigned(PyTuple_GET_ITEM(entry, 4), UINT32_MAX, &checksum) < 0 ||
-                              (size == 6 && as_unsigned(PyTuple_GET_ITEM(entry, 5), UINT64_MAX, &pack) < 0)))
+                              (size >= 6 && as_unsigned(PyTuple_GET_ITEM(entry, 5), UINT64_MAX, &pack) < 0)))
+        return -1;
+    if (size == 7 && as_unsigned(PyTuple_GET_ITEM(entry, 6), UINT64_MAX, &seq) < 0)
         return -1;
     if (pack > w->pack_count) {
         PyErr_Format(PyExc_ValueError, "there is no pack %llu", (unsigned long long)pack);
         return -1;
     }
-    return writer_add(w, key, (uint8_t)kind, 0, (uint32_t)pack, offset, length, (uint32_t)checksum);
+    return writer_add(w, key, (uint8_t)kind, seq, (uint32_t)pack, offset, length, (uint32_t)checksum);
 }
 
 static int
@@ -578,7 +580,8 @@ build_packs(writer *w, PyObject *packs)
 
 PyDoc_STRVAR(build_doc, "build($module, /, entries, prefixes, packs=())\n--\n\n"
                         "An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a\n"
-                        "time. A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file.");
+                        "time. A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file.\n"
+                        "A seventh is the seq; 0: that of the commit in whose file the run will lie.");
 
 static PyObject *
 index_build(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -652,14 +655,18 @@ merged_pack_number(writer *w, PyObject *known, pack_table *table, uint64_t n, ui
     return 0;
 }
 
+/* Tombstones up to seq `forgotten` are left out. */
 static int
-merge_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *known, pack_table *tables)
+merge_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *known, pack_table *tables,
+              uint64_t forgotten)
 {
     merger m;
     int more = merger_open(&m, runs, count, (span){(const uint8_t *)"", 0}, (span){NULL, 0});
     while (more >= 0 && (more = merger_next(&m)) > 0) {
         const cursor *c = &m.sources[m.newest].cursor;
         uint32_t pack = 0;
+        if (c->kind == KIND_TOMBSTONE && c->seq <= forgotten)
+            continue;
         if ((c->kind == KIND_PACK && merged_pack_number(w, known, &tables[m.newest], c->pack, &pack) < 0) ||
             writer_add(w, cursor_key(c), c->kind, c->seq, pack, c->offset, c->length, c->checksum) < 0)
             more = -1;
@@ -668,9 +675,9 @@ merge_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *kno
     return more;
 }
 
-/* Every prefix once, with its highest seq. `next` has a zero for each run. */
+/* Every prefix above seq `forgotten` once, with its highest seq. `next` has a zero for each run. */
 static int
-merge_prefixes(writer *w, const run *const *runs, Py_ssize_t count, uint32_t *next)
+merge_prefixes(writer *w, const run *const *runs, Py_ssize_t count, uint32_t *next, uint64_t forgotten)
 {
     for (;;) {
         span smallest = {NULL, 0}, prefix;
@@ -698,14 +705,15 @@ merge_prefixes(writer *w, const run *const *runs, Py_ssize_t count, uint32_t *ne
                 return -1;
             next[i] += compare(prefix, smallest) == 0;
         }
-        if (writer_add_prefix(w, smallest, highest) < 0)
+        if (highest > forgotten && writer_add_prefix(w, smallest, highest) < 0)
             return -1;
     }
 }
 
 /* The result of merge(), once its arguments are checked and `tables` and `next` are zeroed memory for each run. */
 static PyObject *
-merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table *tables, uint32_t *next)
+merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table *tables, uint32_t *next,
+           uint64_t forgotten)
 {
     PyObject *result = NULL, *known = PyDict_New();
     if (known == NULL)
@@ -715,7 +723,8 @@ merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < count; i++)
         failed = pack_table_init(&tables[i], runs[i], PyTuple_GET_ITEM(packs, i));
-    if (!failed && merge_entries(&w, runs, count, known, tables) == 0 && merge_prefixes(&w, runs, count, next) == 0)
+    if (!failed && merge_entries(&w, runs, count, known, tables, forgotten) == 0 &&
+        merge_prefixes(&w, runs, count, next, forgotten) == 0)
         result = writer_finish(&w);
     writer_clear(&w);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -726,17 +735,19 @@ merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table
     return result;
 }
 
-PyDoc_STRVAR(merge_doc, "merge($module, /, runs, tables)\n--\n\n"
+PyDoc_STRVAR(merge_doc, "merge($module, /, runs, tables, forgotten=0)\n--\n\n"
                         "One merged run of `runs`, newest first. tables[i] is the pack that run i lies in, then the\n"
-                        "run's own packs.");
+                        "run's own packs. Tombstones up to seq `forgotten` are left out: only where no older run is left\n"
+                        "for them to hide, and nobody is left to whom they would be news.");
 
 static PyObject *
 index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"runs", "tables", NULL};
+    static const char *const names[] = {"runs", "tables", "forgotten", NULL};
+    unsigned long long forgotten = 0;
     PyObject *tuple, *tables_object, *packs, *result = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O:merge", (char **)names, &PyTuple_Type, &tuple,
-                                     &tables_object) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|K:merge", (char **)names, &PyTuple_Type, &tuple,
+                                     &tables_object, &forgotten) ||
         (packs = PySequence_Tuple(tables_object)) == NULL)
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(tuple);
@@ -746,7 +757,7 @@ index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
     if (runs && PyTuple_GET_SIZE(packs) != count)
         PyErr_SetString(PyExc_ValueError, "there is one table of packs for each run");
     else if (runs && tables && next)
-        result = merge_runs(runs, count, packs, tables, next);
+        result = merge_runs(runs, count, packs, tables, next, forgotten);
     else if (runs)
         PyErr_NoMemory();
     PyMem_Free(next);

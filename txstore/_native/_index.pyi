@@ -30,8 +30,12 @@ def scan(
     runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int
 ) -> list[tuple[bytes, int, int, int, int, int, int, int]]: ...
 def build(
-    entries: Iterable[tuple[bytes, int, int, int, int] | tuple[bytes, int, int, int, int, int]],
+    entries: Iterable[
+        tuple[bytes, int, int, int, int]
+        | tuple[bytes, int, int, int, int, int]
+        | tuple[bytes, int, int, int, int, int, int]
+    ],
     prefixes: Iterable[bytes],
     packs: Iterable[bytes] = (),
 ) -> bytes: ...
-def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]]) -> bytes: ...
+def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], forgotten: int = 0) -> bytes: ...

@@ -427,17 +427,19 @@ def scan(runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int) ->
 def build(entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: Iterable[bytes] = ()) -> bytes:
     """An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a time.
 
-    A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file.
+    A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file. A seventh is the seq; 0: that
+    of the commit in whose file the run will lie.
     """
     writer = _Writer()
     tables = list(packs)
     if not all(isinstance(pack, bytes) for pack in tables):
         raise TypeError("a pack entry is bytes")
     for entry in entries:
-        if not isinstance(entry, tuple) or len(entry) not in (5, 6):
-            raise TypeError("an entry is (key, kind, offset, length, checksum) and perhaps a pack")
+        if not isinstance(entry, tuple) or len(entry) not in (5, 6, 7):
+            raise TypeError("an entry is (key, kind, offset, length, checksum) and perhaps a pack and a seq")
         key, kind, offset, length, checksum = entry[:5]
-        pack = entry[5] if len(entry) == 6 else 0
+        pack = entry[5] if len(entry) > 5 else 0
+        seq = _unsigned(entry[6], U64_MAX) if len(entry) == 7 else 0
         writer.check_key(key)
         if _unsigned(kind, U64_MAX) > PACK:
             raise ValueError(f"unknown ref kind {kind}")
@@ -447,7 +449,7 @@ def build(entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: 
             _unsigned(checksum, U32_MAX)
             if _unsigned(pack, U64_MAX) > len(tables):
                 raise ValueError(f"there is no pack {pack}")
-        writer.add(key, kind, 0, pack, offset, length, checksum)
+        writer.add(key, kind, seq, pack, offset, length, checksum)
     unique = set(prefixes)
     for prefix in unique:
         if not isinstance(prefix, bytes):
@@ -457,8 +459,12 @@ def build(entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: 
     return writer.finish([(prefix, 0) for prefix in sorted(unique)], tables)
 
 
-def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]]) -> bytes:
-    """One merged run of `runs`, newest first. `tables[i]` is the pack that run i lies in, then the run's own packs."""
+def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], forgotten: int = 0) -> bytes:
+    """One merged run of `runs`, newest first. `tables[i]` is the pack that run i lies in, then the run's own packs.
+
+    Tombstones up to seq `forgotten` are left out: only where no older run is left for them to hide, and nobody is left
+    to whom they would be news.
+    """
     if len(tables) != len(runs):
         raise ValueError("there is one table of packs for each run")
     for run, table in zip(runs, tables, strict=True):
@@ -472,6 +478,8 @@ def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]]) -> bytes:
     numbers: dict[bytes, int] = {}
     for i, c in _newest(runs, b"", None):
         number = 0
+        if c.kind == TOMBSTONE and c.seq <= forgotten:
+            continue
         if c.kind == PACK:
             number = numbers.setdefault(tables[i][c.pack], len(numbers) + 1)
         writer.add(c.key, c.kind, c.seq, number, c.offset, c.length, c.checksum)
@@ -479,7 +487,8 @@ def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]]) -> bytes:
     for run in runs:
         for prefix, seq in run.prefixes:
             highest[prefix] = max(seq, highest.get(prefix, 0))
-    return writer.finish(sorted(highest.items()), list(numbers))
+    kept = [(prefix, seq) for prefix, seq in sorted(highest.items()) if seq > forgotten]
+    return writer.finish(kept, list(numbers))
 
 
 class _Writer:

@@ -1,0 +1,277 @@
+"""Merging small packs and runs into large ones: a commit that changes no content.
+
+The values of the packs that were chosen are copied into new ones. A run says where they lie now, each with the seq that
+it had, so nobody takes it for a change; merged with the runs that it was taken from, it stands in their place. Others
+commit meanwhile, and merge the newest runs as they do: what was copied out of those stays where it was, and has its
+turn the next time. The oldest runs, in which almost everything lies, change rarely, so there is progress under any
+stream of commits.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from txstore import format, index, names
+from txstore._native import index as native_index
+from txstore.commits import Commits, Stored
+from txstore.committer import find_runs
+from txstore.format import DataPack, PackName, RunName, participants_pack
+from txstore.pack import PackWriter
+from txstore.publishing import Contents, Publisher, SyncFailedError, align
+from txstore.snapshot import Snapshot, Snapshots
+
+#: A new pack is ended when it has reached this length, in bytes.
+PACK_LENGTH = 256 << 20
+#: `optimize` copies packs below this length, and those of which less than `LIVE_SHARE` is live.
+SMALL_PACK = 32 << 20
+LIVE_SHARE = 0.8
+_FRAME_OVERHEAD = format.FRAME_SIZE + 16  # bytes; the padding is an estimate
+
+_ATTEMPTS = 5
+
+
+@dataclass(slots=True)
+class PackUse:
+    """What of one pack is live: values, and runs that lie in it. In bytes."""
+
+    name: PackName
+    length: int = 0
+    live: int = 0
+    values: int = 0
+
+    @property
+    def is_wasteful(self) -> bool:
+        return self.live < LIVE_SHARE * self.length
+
+
+#: Which packs to copy, of those that are in use at a commit.
+Choice = Callable[[Mapping[PackName, PackUse]], set[PackName]]
+
+
+def small_or_wasteful(uses: Mapping[PackName, PackUse]) -> set[PackName]:
+    """Choose as `optimize` does when a person asks for it."""
+    chosen = [use for use in uses.values() if use.values and (use.length < SMALL_PACK or use.is_wasteful)]
+    if len(chosen) == 1 and not chosen[0].is_wasteful:
+        return set()  # to copy it would change nothing
+    return {use.name for use in chosen}
+
+
+def below(floor: int) -> Choice:
+    """Choose the commit files below a slot, which are to be deleted, and data packs that are small beside the others.
+
+    A data pack is taken along while it has at most twice the live bytes of those chosen before it together, so each
+    value is copied a number of times that is logarithmic in all there is.
+    """
+
+    def choose(uses: Mapping[PackName, PackUse]) -> set[PackName]:
+        used = sorted((use for use in uses.values() if use.values), key=lambda use: use.live)
+        chosen = {use.name for use in used if use.name.branch is not None and use.name.slot < floor}
+        total = sum(uses[name].live for name in chosen)
+        for use in used:
+            if chosen and use.name.branch is None and use.live <= 2 * total:
+                chosen.add(use.name)
+                total += use.live
+        return chosen
+
+    return choose
+
+
+def optimize(
+    commits: Commits,
+    snapshots: Snapshots,
+    *,
+    branch: str,
+    durable: bool,
+    choose: Choice = small_or_wasteful,
+    progress: Callable[[int, int], None] | None = None,
+) -> Stored | None:
+    """Return the commit that was made; None if there was nothing to do, or others were faster each time.
+
+    `progress` is called with the bytes copied so far and in all. Raises what a commit raises.
+    """
+    stored = commits.head(branch)
+    if stored is None:
+        return None
+    head = snapshots.of(stored)
+    uses = uses_of(head)
+    chosen = choose(uses)
+    if not chosen and len(head.run_names) < 2:
+        return None
+    total = sum(uses[name].live for name in chosen)
+    copies = _Copies(commits, head, chosen, progress=lambda done: progress and progress(done, total))
+    try:
+        return _Optimizer(commits, snapshots, head, copies, branch=branch, durable=durable).run()
+    except SyncFailedError as error:
+        raise error.cause from None
+    finally:
+        copies.discard()
+
+
+def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:
+    """Return what is live of each pack that a commit reaches."""
+    uses: dict[PackName, PackUse] = {}
+    runs = snapshot.runs
+    for key, name, length in live_values(snapshot):
+        use = uses.get(name) or uses.setdefault(name, PackUse(name))
+        use.live += length + len(key) + _FRAME_OVERHEAD
+        use.values += 1
+    for run in runs.names:
+        if run.pack is not None:
+            use = uses.get(run.pack) or uses.setdefault(run.pack, PackUse(run.pack))
+            use.live += run.length
+    for name, use in uses.items():
+        use.length = len(memoryview(runs.pack(name).mapped))
+    return uses
+
+
+def live_values(snapshot: Snapshot) -> Iterator[tuple[bytes, PackName, int]]:
+    """Yield key, pack and length in bytes of each value, ascending by key."""
+    runs = snapshot.runs
+    for found in runs.scan_all():
+        yield found.key, runs.pack_name(found.run, found.pack), found.length
+
+
+class _Copies:
+    """Values copied into new packs, and which run of the snapshot said where they lay."""
+
+    def __init__(
+        self, commits: Commits, head: Snapshot, chosen: set[PackName], *, progress: Callable[[int], object]
+    ) -> None:
+        self.id = os.urandom(16)
+        self.writers: list[PackWriter] = []
+        self._storage = commits.storage
+        self._repository_id = commits.identity.id
+        self._keys: list[bytes] = []
+        # One item for each key. Numbers of runs and packs, where a value lies, and the seq that it keeps.
+        self._run, self._pack, self._checksum = array("I"), array("I"), array("I")
+        self._offset, self._length, self._seq = array("Q"), array("Q"), array("Q")
+        try:
+            if chosen:
+                self._copy(head, chosen, progress)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _copy(self, head: Snapshot, chosen: set[PackName], progress: Callable[[int], object]) -> None:
+        runs, done = head.runs, 0
+        writer: PackWriter | None = None
+        for found in runs.scan_all():
+            name = runs.pack_name(found.run, found.pack)
+            if name not in chosen:
+                continue
+            if writer is None or writer.size >= PACK_LENGTH:
+                writer = self.new_writer()
+            value = runs.pack(name).view(found.offset, found.length, found.checksum, found.key.decode(errors="replace"))
+            staged = writer.append(format.FRAME_VALUE, found.key, value, seen=format.SEEN_NOTHING)
+            self._keys.append(found.key)
+            self._run.append(found.run)
+            self._seq.append(found.seq)
+            self._pack.append(len(self.writers))
+            self._offset.append(staged.offset)
+            self._length.append(staged.length)
+            self._checksum.append(staged.checksum)
+            done += found.length + len(found.key) + _FRAME_OVERHEAD
+            progress(done)
+        for each in self.writers:
+            each.finish(each.size)
+
+    def new_writer(self) -> PackWriter:
+        number = len(self.writers) + 1
+        path, pack_id = names.staging_path(self.id, number), participants_pack(self.id, number)
+        self.writers.append(PackWriter(self._storage, path, pack_id, self._repository_id, participant=number))
+        return self.writers[-1]
+
+    def packs(self) -> list[tuple[DataPack, str]]:
+        return [(DataPack(PackName(writer.id), writer.size), writer.path) for writer in self.writers]
+
+    def run_of(self, oldest: int, count: int) -> bytes:
+        """Build a run of what was found in the `oldest` last of `count` runs."""
+        entries = (
+            (
+                key, format.REF_PACK, self._offset[i], self._length[i], self._checksum[i], self._pack[i], self._seq[i],
+            )
+            for i, key in enumerate(self._keys)
+            if self._run[i] >= count - oldest
+        )  # fmt: skip
+        return index.build(entries, (), [pack.name for pack, _ in self.packs()])
+
+    def discard(self) -> None:
+        """Delete what lies below `.staging/`. What was published has another name by now."""
+        for writer in self.writers:
+            if writer.close():
+                self._storage.delete(writer.path)
+
+
+class _Optimizer:
+    def __init__(
+        self, commits: Commits, snapshots: Snapshots, head: Snapshot, copies: _Copies, *, branch: str, durable: bool
+    ) -> None:
+        self.commits = commits
+        self.snapshots = snapshots
+        self.head = head
+        self.copies = copies
+        self.branch = branch
+        path, pack_id = names.staging_path(copies.id, 0), participants_pack(copies.id, 0)
+        self.writer = PackWriter(commits.storage, path, pack_id, commits.identity.id)
+        self.publisher = Publisher(
+            commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize"
+        )
+
+    def run(self) -> Stored | None:
+        stored = None
+        try:
+            for _ in range(_ATTEMPTS):
+                inputs = self._inputs(self._catch_up())
+                if not inputs or (stored := self._attempt(inputs)) is not None:
+                    break
+        finally:
+            if stored is None and not self.publisher.offered:
+                self.publisher.withdraw_packs()
+            if self.writer.close() and stored is None and not self.publisher.offered:
+                self.commits.storage.delete(self.writer.path)
+        return stored
+
+    def _catch_up(self) -> Snapshot:
+        return self.snapshots.of(self.commits.head(self.branch))
+
+    def _inputs(self, now: Snapshot) -> tuple[RunName, ...]:
+        """Return the oldest runs of the snapshot that are still the oldest of the head."""
+        count = 0
+        for before, after in zip(reversed(self.head.run_names), reversed(now.run_names), strict=False):
+            if before != after:
+                break
+            count += 1
+        return self.head.run_names[len(self.head.run_names) - count :]
+
+    def _attempt(self, inputs: tuple[RunName, ...]) -> Stored | None:
+        relocated = self.copies.run_of(len(inputs), len(self.head.run_names))
+        content = self._merge(relocated, len(inputs))
+        self.publisher.end = align(self.writer.size)
+        section = self.publisher.append(content)
+        merged = index.name_run(content, 0, section.offset)
+        self.publisher.prepare()
+
+        def contents(head: Snapshot) -> Contents | None:
+            runs = list(head.run_names)
+            at = find_runs(inputs, runs)
+            if at is None:
+                return None
+            runs[at : at + len(inputs)] = [merged]
+            return Contents((section,), tuple(runs))
+
+        return self.publisher.publish(self._catch_up, contents)
+
+    def _merge(self, relocated: bytes, oldest: int) -> bytes:
+        """Merge the oldest runs, and above them what was copied out of them.
+
+        Tombstones are forgotten up to the floor: no transaction is based on anything older.
+        """
+        assert self.head.stored is not None
+        header = self.head.stored.header
+        forgotten = header.seq - (header.slot - header.floor) if header.floor else 0
+        above = [native_index.Run(relocated, header.seq)] if self.copies.writers else []
+        tables = [[b"", *(pack.name.encode() for pack, _ in self.copies.packs())]] if above else []
+        return self.head.runs.merge_oldest(oldest, above, tables, forgotten=forgotten)

@@ -1,0 +1,64 @@
+"""The one walk over what is kept: which files a commit needs to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from txstore import names
+from txstore.commits import Commits, Stored
+from txstore.format import PackName, RunName
+from txstore.index import OpenRun, names_of
+from txstore.pack import Packs
+
+
+class Reachable:
+    """The files that some commits need: their own, those of their runs, and those of the values in the runs.
+
+    A run's table of packs is taken at its word: a pack that only hidden entries of the run point at counts, too.
+    """
+
+    def __init__(self, commits: Commits) -> None:
+        self.paths: set[str] = set()
+        self._packs = Packs(commits.storage)
+        self._runs: set[RunName] = set()
+
+    def add(self, stored: Stored) -> None:
+        """Raises `CorruptionError` if a file that the commit needs is missing or damaged."""
+        header = stored.header
+        self.paths.add(stored.path)
+        self.paths.update(pack.name.path for pack in header.packs)
+        for name in names_of(header.runs, header.name):
+            if name not in self._runs:
+                self._runs.add(name)
+                self.paths.update(pack.path for pack in self._packs_of(name))
+
+    def _packs_of(self, name: RunName) -> Iterator[PackName]:
+        found = OpenRun(name, self._packs)
+        yield found.file
+        for number in range(1, 1 + len(found.run.packs)):
+            yield found.pack(number)
+
+
+def kept_commits(commits: Commits, branch: str, head: Stored, floor: int) -> Iterator[Stored]:
+    """Yield the commits from the head down to a floor, and the tagged ones below it."""
+    seen = set()
+    for stored in down_to(commits, head, floor):
+        seen.add(stored.header.id)
+        yield stored
+    for name, tag in commits.tags().items():
+        if tag.commit_id not in seen and tag.branch == branch:
+            yield commits.by_tag(name)
+
+
+def down_to(commits: Commits, head: Stored, floor: int) -> Iterator[Stored]:
+    for stored in commits.ancestors(head):
+        if stored.header.slot < floor:
+            return
+        yield stored
+
+
+def data_packs(commits: Commits) -> Iterable[str]:
+    """Return the paths of all files in `packs/`."""
+    storage = commits.storage
+    folders = [f"{names.PACKS}/{folder}" for folder in storage.list(names.PACKS)]
+    return [f"{folder}/{file}" for folder in folders for file in storage.list(folder)]

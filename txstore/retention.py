@@ -1,0 +1,50 @@
+"""Folding old commits while new ones are made, for a repository that nobody sweeps.
+
+Every `STEP` commits whoever has made the last one gives up those that are out of date: their live values are copied
+together, the floor is raised, and their files go. What that costs is spread over the commits that have been folded.
+"""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+from typing import Any
+
+from txstore.commits import Commits, Stored
+from txstore.errors import TxStoreError
+from txstore.optimizing import below, optimize
+from txstore.snapshot import Snapshots
+from txstore.vacuuming import expiring, vacuum
+
+#: So many commits pass between two folds.
+STEP = 64
+
+
+def check_retention(retention: int | timedelta | None) -> dict[str, Any] | None:
+    """Return what `vacuum` takes for a retention: a number of commits, or a time."""
+    if retention is None:
+        return None
+    if isinstance(retention, timedelta):
+        if retention < timedelta(0):
+            raise ValueError(f"retention={retention!r}: a time into the past is positive")
+        return {"older_than": retention}
+    if isinstance(retention, bool) or not isinstance(retention, int):
+        raise TypeError(f"retention= takes a number of commits or a timedelta, not {type(retention).__name__}")
+    if retention < 1:
+        raise ValueError(f"retention={retention}: at least the newest commit is kept, so 1 is the least")
+    return {"keep": retention}
+
+
+def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str, Any], *, durable: bool) -> None:
+    """Give up what is out of date now that a commit has been made, if it is time to. Never raises for what fails."""
+    header = made.header
+    if header.slot % STEP:
+        return
+    try:
+        floor = expiring(commits, snapshots, branch=header.branch, **wanted)
+        if floor - header.floor >= STEP:
+            optimize(commits, snapshots, branch=header.branch, durable=durable, choose=below(floor))
+            vacuum(commits, snapshots, branch=header.branch, durable=durable, **wanted)
+    except (TxStoreError, OSError) as error:
+        # The commit is made. Whoever makes one 64 commits later tries again.
+        warnings.warn(f"commits that are out of date were not folded: {error}", RuntimeWarning, stacklevel=2)

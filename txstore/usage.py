@@ -1,0 +1,98 @@
+"""What a repository's bytes are for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from txstore import names
+from txstore.commits import Commits
+from txstore.conflicts import kind_of_node
+from txstore.keys import ancestors, directory_prefix
+from txstore.reachable import Reachable, data_packs, kept_commits
+from txstore.snapshot import Snapshot, Snapshots
+
+
+@dataclass(slots=True)
+class ArrayUsage:
+    """The values below one array at the head: how many keys, and bytes."""
+
+    keys: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Usage:
+    """Bytes on the disk, by what they are for.
+
+    Attributes
+    ----------
+    live : int
+        Values at the head.
+    history : int
+        What else the commits that are kept need: older values, runs, headers.
+    staged : int
+        Below `.staging/`: transactions that are going on, or that were.
+    orphan : int
+        What nothing needs: a vacuum deletes it.
+    arrays : dict
+        Path to `ArrayUsage`, at the head; what lies in no array is under the path of its group.
+    """
+
+    live: int = 0
+    history: int = 0
+    staged: int = 0
+    orphan: int = 0
+    arrays: dict[str, ArrayUsage] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return self.live + self.history + self.staged + self.orphan
+
+
+def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
+    """Measure. See `Repository.usage`."""
+    storage = commits.storage
+    found = Usage()
+    head = commits.head(branch)
+    needed = Reachable(commits)
+    if head is not None:
+        snapshot = snapshots.of(head)
+        found.arrays = _arrays(snapshot)
+        found.live = sum(array.bytes for array in found.arrays.values())
+        for stored in kept_commits(commits, branch, head, commits.floor(branch)):
+            needed.add(stored)
+    directory = names.commits_directory(branch)
+    for path in (*data_packs(commits), *[f"{directory}/{file}" for file in storage.list(directory)]):
+        if path in needed.paths:
+            found.history += _size(commits, path)
+        else:
+            found.orphan += _size(commits, path)
+    found.history -= found.live
+    found.staged = sum(_size(commits, f"{names.STAGING}/{file}") for file in storage.list(names.STAGING))
+    return found
+
+
+def _arrays(snapshot: Snapshot) -> dict[str, ArrayUsage]:
+    arrays: dict[str, ArrayUsage] = {}
+    path, prefix = "", "\0"
+    for found in snapshot.runs.scan_all():
+        key = found.key.decode(errors="replace")
+        if not key.startswith(prefix):
+            path = _node_of(snapshot, key)
+            prefix = directory_prefix(path) if kind_of_node(snapshot, path) == "array" else "\0"
+        of_array = arrays.setdefault(path, ArrayUsage())
+        of_array.keys += 1
+        of_array.bytes += found.length
+    return arrays
+
+
+def _node_of(snapshot: Snapshot, key: str) -> str:
+    """Return the path of the innermost node that a key lies in; the root's, if there is none."""
+    return next((path for path in ancestors(key) if kind_of_node(snapshot, path) != "absent"), "")
+
+
+def _size(commits: Commits, path: str) -> int:
+    try:
+        return commits.storage.read_tail(path, 0)[1]
+    except (FileNotFoundError, IsADirectoryError):
+        return 0

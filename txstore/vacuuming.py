@@ -1,0 +1,227 @@
+"""Deleting what nothing that is kept needs any more. I10: the floor first, durably; then the files.
+
+A vacuum that raises the floor is a commit, so that every writer meets it. When that is durable, and the file
+`floor/<slot>` says so too, the pins are looked at once more: whoever pins a commit looks for the floor afterwards, so
+one of the two sees the other. Whatever is left undone when a vacuum is interrupted, the next one does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from txstore import encoding, names
+from txstore.commits import Commits, Stored
+from txstore.format import participants_pack
+from txstore.pack import PackWriter
+from txstore.publishing import Contents, Publisher, SyncFailedError
+from txstore.reachable import Reachable, data_packs, kept_commits
+from txstore.reclaiming import reclaim_staging
+from txstore.records import TransactionRecord
+from txstore.snapshot import Snapshot, Snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class VacuumReport:
+    """What a vacuum did, or with `dry_run` would do.
+
+    Attributes
+    ----------
+    floor : int
+        The lowest slot that is kept now.
+    expired : int
+        How many commits can't be read any more that could be before.
+    files, bytes : int
+        What was deleted.
+    dry_run : bool
+    """
+
+    floor: int
+    expired: int
+    files: int
+    bytes: int
+    dry_run: bool = False
+
+
+def vacuum(
+    commits: Commits,
+    snapshots: Snapshots,
+    *,
+    branch: str,
+    durable: bool,
+    keep: int | None = None,
+    older_than: timedelta | datetime | None = None,
+    dry_run: bool = False,
+) -> VacuumReport:
+    """Raise the floor as far as asked for and as nobody minds; delete. See `Repository.vacuum`."""
+    if keep is not None and keep < 1:
+        raise ValueError(f"keep={keep}: at least the newest commit is kept, so keep=1 is the least")
+    vacuuming = _Vacuum(commits, snapshots, branch=branch, durable=durable, dry_run=dry_run)
+    try:
+        return vacuuming.run(keep, None if older_than is None else _microseconds(older_than))
+    except SyncFailedError as error:
+        raise error.cause from None
+
+
+def expiring(
+    commits: Commits,
+    snapshots: Snapshots,
+    *,
+    branch: str,
+    keep: int | None = None,
+    older_than: timedelta | datetime | None = None,
+) -> int:
+    """Return how far a vacuum would raise the floor."""
+    head = commits.head(branch)
+    if head is None:
+        return 0
+    before = None if older_than is None else _microseconds(older_than)
+    return _Vacuum(commits, snapshots, branch=branch, durable=False, dry_run=True).wanted(head, keep, before)
+
+
+def _microseconds(older_than: timedelta | datetime) -> int:
+    if isinstance(older_than, timedelta):
+        older_than = datetime.now(UTC) - older_than
+    if older_than.tzinfo is None:
+        raise ValueError(f"{older_than.isoformat()} has no time zone: add one, or give a timedelta")
+    return int(older_than.timestamp() * 1_000_000)
+
+
+class _Vacuum:
+    def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, durable: bool, dry_run: bool) -> None:
+        self.commits = commits
+        self.storage = commits.storage
+        self.snapshots = snapshots
+        self.branch = branch
+        self.durable = durable
+        self.dry_run = dry_run
+
+    def run(self, keep: int | None, before: int | None) -> VacuumReport:
+        if not self.dry_run:
+            reclaim_staging(self.commits)
+        head = self.commits.head(self.branch)
+        if head is None:
+            return VacuumReport(0, 0, 0, 0, self.dry_run)
+        floor_before = self.commits.floor(self.branch)
+        floor = self.wanted(head, keep, before)
+        if not self.dry_run:
+            if floor > head.header.floor:
+                head = self._publish(floor)
+            if head.header.floor > floor_before:
+                self.commits.make_durable(head)  # one that was interrupted may not have come to that
+                self.commits.write_floor(head)
+        doomed = list(self._unreachable(floor))
+        size = sum(self._size(path) for path in doomed)
+        if not self.dry_run:
+            for path in doomed:
+                self.storage.delete(path)
+        return VacuumReport(floor, floor - floor_before, len(doomed), size, self.dry_run)
+
+    # --- how far the floor may rise
+
+    def wanted(self, head: Stored, keep: int | None, before: int | None) -> int:
+        """Return the slot of the lowest commit to keep."""
+        if keep is None and before is None:
+            return head.header.floor
+        wanted = head.header.slot if keep is None else head.header.slot - keep + 1
+        if before is not None:
+            wanted = min(wanted, self._first_since(head, before))
+        wanted = min([wanted, *self._bases()])
+        return max(head.header.floor, min(wanted, self._pinned(head, below=wanted)))
+
+    def _first_since(self, head: Stored, time: int) -> int:
+        """Return the slot of the oldest commit that is not older than a time."""
+        low, high = head.header.floor, head.header.slot
+        while low < high:  # times ascend with the slots
+            middle = (low + high) // 2
+            stored = self.commits.read(self.branch, middle)
+            if stored is not None and stored.header.time >= time:
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    def _bases(self) -> Iterator[int]:
+        """Yield the slots that recorded transactions are based on: what has a name outlives its processes."""
+        for file in self.storage.list(names.STAGING):
+            if names.parse_record(file) is None:
+                continue
+            try:
+                record = TransactionRecord.decode(self.storage.read(f"{names.STAGING}/{file}"))
+            except (FileNotFoundError, encoding.MalformedError):
+                continue  # it has just ended, or its owner died before it was written
+            if record.branch == self.branch:
+                yield 0 if record.base is None else record.base[0]
+
+    def _pinned(self, head: Stored, below: int) -> int:
+        """Return the lowest slot that a living process reads or bases a transaction on; `below` if none is lower."""
+        difference = head.header.seq - head.header.slot  # both grow by one with each commit
+        seq = self.snapshots.pins.lowest(below + difference)
+        return below if seq is None else max(0, seq - difference)
+
+    def _publish(self, floor: int) -> Stored:
+        transaction = os.urandom(16)
+        path, pack_id = names.staging_path(transaction, 0), participants_pack(transaction, 0)
+        writer = PackWriter(self.storage, path, pack_id, self.commits.identity.id)
+        publisher = Publisher(self.commits, writer, branch=self.branch, durable=self.durable, message="vacuum")
+        try:
+            publisher.prepare()
+            stored = publisher.publish(
+                lambda: self.snapshots.of(self.commits.head(self.branch)), lambda head: _unchanged(head, floor)
+            )
+            assert stored is not None
+            return stored
+        finally:
+            if writer.close() and not publisher.offered:
+                self.storage.delete(path)
+
+    # --- what goes
+
+    def _unreachable(self, floor: int) -> Iterator[str]:
+        """Yield the paths of files that nothing kept needs.
+
+        A commit's data packs get their names in `packs/` before it is made, and keep those below `.staging/` until
+        after: whoever looks at `packs/`, then `.staging/`, then the head has seen one of the three.
+        """
+        candidates = list(data_packs(self.commits))
+        staged = [found for found in map(names.parse_staging, self.storage.list(names.STAGING)) if found is not None]
+        head = self.commits.head(self.branch)
+        assert head is not None
+        lowest = self._pinned(head, below=floor)
+        needed = Reachable(self.commits)
+        for stored in (*kept_commits(self.commits, self.branch, head, floor), *self._down_from(floor, lowest)):
+            needed.add(stored)
+        needed.paths.update(names.data_pack_path(participants_pack(*part)) for part in staged)
+        for path in candidates:
+            if path not in needed.paths:
+                yield path
+        directory = names.commits_directory(self.branch)
+        for file in self.storage.list(directory):
+            slot = names.parse_slot(file)
+            path = f"{directory}/{file}"
+            if slot is None or (slot < lowest and path not in needed.paths):
+                yield path  # no slot: an orphan that was moved aside, and which nobody was ever told of
+        directory = names.floor_directory(self.branch)
+        for file in self.storage.list(directory):
+            slot = names.parse_slot(file)
+            if slot is not None and slot < self.commits.floor(self.branch):
+                yield f"{directory}/{file}"
+
+    def _down_from(self, floor: int, lowest: int) -> Iterator[Stored]:
+        """Yield the commits below the floor that somebody pinned just before it was raised."""
+        for slot in range(lowest, floor):
+            stored = self.commits.read(self.branch, slot)
+            if stored is not None:
+                yield stored
+
+    def _size(self, path: str) -> int:
+        try:
+            return self.storage.read_tail(path, 0)[1]
+        except FileNotFoundError:
+            return 0
+
+
+def _unchanged(head: Snapshot, floor: int) -> Contents:
+    return Contents((), tuple(head.run_names), floor=floor)
