@@ -55,7 +55,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 check format demo bench bench-processes torture fuzz sanitize pythons clean
+.PHONY: help test test-all test-zarr2 check format demo bench bench-processes torture histories fuzz sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -68,6 +68,7 @@ help:
 	@echo 'make bench       the benchmarks: a table, and JSON'
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make torture     writers killed at any point, ten thousand times'
+	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make fuzz        every decoder on ten million damaged inputs'
 	@echo 'make sanitize    the C of the lock table under the thread, address and undefined behaviour sanitizers'
 	@echo 'make clean       removes .venv and what was built'
@@ -151,6 +152,10 @@ fuzz: $(TEST)/stamp
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/asan:. \
 	  $(TEST)/bin/python -P -m tests.fuzz --inputs $(FUZZ_SANITIZED_INPUTS)
 	$(TEST)/bin/python -m tests.fuzz --inputs $(FUZZ_INPUTS)
+
+# What several processes have read and written, while some are killed: one history for each workload and level.
+histories: $(TEST)/stamp
+	TXSTORE_HISTORIES=10000 $(TEST)/bin/python -m pytest tests/isolation $(PYTEST_ARGS)
 
 sanitize:
 	mkdir -p build/native

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from txstore import conflicts, format, index
 from txstore.commits import Commits, Stored
 from txstore.conflicts import Writes
+from txstore.documents import kind_of_node
 from txstore.errors import SnapshotExpiredError
 from txstore.format import DataPack, PackName, RunName, Section, Statistics
 from txstore.keys import ancestors, directory_prefix, is_document
@@ -135,7 +136,7 @@ class Committer:
             (deleted if is_deleted else written).append(key)
             if is_document(key):
                 documents[key] = None if is_deleted else self.staging.read(link)
-        return Writes(written, deleted, self.staging.prefixes, documents)
+        return Writes(written, deleted, self.staging.prefixes, documents, self.staging.reads(self.unchanged))
 
     def _catch_up(self) -> Snapshot:
         """Move on to the newest commit, if there is no conflict with what is new in it."""
@@ -191,7 +192,7 @@ class _Counter:
 
     def _count_array(self, key: str) -> None:
         for path in ancestors(key):
-            kind = conflicts.kind_of_node(self._view, path)
+            kind = kind_of_node(self._view, path)
             if kind == "array":
                 self._arrays.add(path)
                 self._last_array = directory_prefix(path)

@@ -21,12 +21,21 @@ from txstore.locking import Owner, TransactionLocks
 from txstore.locks import ChunkLocks
 from txstore.named import find, find_or_begin
 from txstore.participants import SharedTransaction
+from txstore.reads import check_isolation
+from txstore.records import SNAPSHOT
 from txstore.regions import Lock
 from txstore.retention import check_retention, fold
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging
 from txstore.storage import open_storage
-from txstore.transaction import Transaction, begin_staging, check_description, check_durability, new_record
+from txstore.transaction import (
+    Transaction,
+    begin_staging,
+    check_description,
+    check_durability,
+    check_joinable,
+    new_record,
+)
 
 
 class Engine:
@@ -89,16 +98,24 @@ class Engine:
         properties: Mapping[str, Any] | None = None,
         lock: Lock | None = None,
         lock_timeout: float | None = None,
+        isolation: str = SNAPSHOT,
     ) -> Transaction:
         """Begin a transaction at `base`, or at the head. `lock`: at the head as it is when the locks are held."""
         check_description(message, properties)
+        check_isolation(isolation)
         locks = TransactionLocks(self)
         if lock is not None:
             locks, base = TransactionLocks.at_newest(self, lambda: self.newest(branch), lock, lock_timeout)
         elif base is None:
             base = self.newest(branch)
         staging = begin_staging(
-            self.commits, base, branch=branch, durability=self.durability, message=message, properties=properties
+            self.commits,
+            base,
+            branch=branch,
+            durability=self.durability,
+            message=message,
+            properties=properties,
+            isolation=isolation,
         )
         return self._transaction(staging, locks)
 
@@ -139,16 +156,20 @@ class Engine:
         branch: str = MAIN,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
+        isolation: str = SNAPSHOT,
     ) -> Transaction:
-        """Join the transaction with this name, or begin it."""
+        """Join the transaction with this name, or begin it. Who asks for less isolation than it has gets more."""
         check_name("transaction", name)
         check_description(message, properties)
+        check_isolation(isolation)
         while True:
             base = self.newest(branch)
             self.commits.identity.create(durable=self.durability == "fsync")
-            record = new_record(base, branch, self.durability, message, properties, name)
+            record = new_record(base, branch, self.durability, message, properties, name, isolation)
             try:
-                return self._join_by_name(find_or_begin(self.commits, record))
+                shared = find_or_begin(self.commits, record)
+                check_joinable(shared.record, isolation)
+                return self._join_by_name(shared)
             except TransactionStateError as error:
                 if error.state != "ended":  # else between being found and being joined: the name is free again
                     raise

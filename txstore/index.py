@@ -188,6 +188,10 @@ class Runs:
         except ValueError as error:
             raise self._corrupt(error) from error
 
+    def new_prefixes(self, seq: int) -> list[str]:
+        """Return the prefixes that were deleted since `seq`."""
+        return [prefix.decode() for run in self._runs for prefix, deleted in run.prefixes if deleted > seq]
+
     # --- merging
 
     def plan_merge(self) -> int:

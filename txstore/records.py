@@ -28,6 +28,9 @@ HINT_SIZE = 64
 assert HINT.size == 60
 TAG = struct.Struct("<8sQ16s")
 
+#: What a transaction may be checked for: what it writes, or also what it reads.
+SNAPSHOT, SERIALIZABLE = ISOLATIONS = "snapshot", "serializable"
+
 _ID = re.compile("[0-9a-f]{32}")
 
 
@@ -133,6 +136,7 @@ class TransactionRecord:
     durability: str = "fsync"
     owner: str = ""  # who began it: user@host, and the process id
     time: int = 0  # when it began, microseconds since 1970 UTC
+    isolation: str = SNAPSHOT
 
     def encode(self) -> bytes:
         members = {
@@ -145,6 +149,7 @@ class TransactionRecord:
             "durability": self.durability,
             "owner": self.owner,
             "time": self.time,
+            "isolation": self.isolation,
         }
         return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
 
@@ -168,6 +173,7 @@ class TransactionRecord:
             members["durability"],
             members["owner"],
             members["time"],
+            members["isolation"],
         )
 
 
@@ -199,6 +205,7 @@ _FIT_FOR_A_RECORD: Mapping[str, Callable[[Any], bool]] = {
     "durability": lambda durability: durability in ("fsync", "none"),
     "owner": lambda owner: isinstance(owner, str),
     "time": _is_number,
+    "isolation": lambda isolation: isolation in ISOLATIONS,
 }
 
 

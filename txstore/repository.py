@@ -18,6 +18,7 @@ from txstore.faults import Report
 from txstore.following import follow
 from txstore.named import NamedTransaction, transactions
 from txstore.optimizing import optimize
+from txstore.records import SNAPSHOT
 from txstore.regions import Lock
 from txstore.repairing import verify_and_repair
 from txstore.snapshot import Snapshot
@@ -106,6 +107,7 @@ class Repository:
         lock: Lock | None = None,
         lock_timeout: float | None = 60.0,
         properties: Mapping[str, Any] | None = None,
+        isolation: str = SNAPSHOT,
     ) -> TxStore:
         """Return a writable store, a context manager: commits on a clean exit, rolls back on an exception.
 
@@ -128,13 +130,19 @@ class Repository:
             Seconds to wait for the locks; None: for ever.
         properties : dict, optional
             A JSON object that the commit carries.
+        isolation : {"snapshot", "serializable"}
+            "snapshot": a conflict is what somebody else has written of what is written here. "serializable": also what
+            somebody else has changed of what was read here: values, keys that were not there, the names in what was
+            listed. Transactions that are all serializable then have the effect of one after the other. One that only
+            reads never conflicts. What was read is held in memory, one entry a key; in a process that stages into the
+            transaction of another, it is one small write a key besides.
 
         Raises
         ------
         LockTimeoutError
             Somebody else holds the locks.
         TransactionStateError
-            The transaction with this name is being ended.
+            The transaction with this name is being ended, or has less isolation.
         """
         from txstore.store import TxStore  # late: the mappings below work without zarr 3
 
@@ -142,22 +150,37 @@ class Repository:
             raise ValueError("a transaction with a name outlives its processes and their locks: use store.lock() in it")
         first = None
         if name is not None:
-            first = self.engine.named(name, branch=branch, message=message, properties=properties)
+            first = self.engine.named(name, branch=branch, message=message, properties=properties, isolation=isolation)
         elif lock is not None:
             first = self.engine.begin(
-                branch=branch, message=message, properties=properties, lock=lock, lock_timeout=lock_timeout
+                branch=branch,
+                message=message,
+                properties=properties,
+                lock=lock,
+                lock_timeout=lock_timeout,
+                isolation=isolation,
             )
-        return TxStore.begin(self.engine, branch=branch, message=message, properties=properties, first=first)
+        return TxStore.begin(
+            self.engine, branch=branch, message=message, properties=properties, first=first, isolation=isolation
+        )
 
     def transactions(self) -> list[NamedTransaction]:
         """Return the transactions with a name that have been neither committed nor rolled back."""
         return list(transactions(self._existing()))
 
     def begin(
-        self, message: str | None = None, *, branch: str = MAIN, properties: Mapping[str, Any] | None = None
+        self,
+        message: str | None = None,
+        *,
+        branch: str = MAIN,
+        properties: Mapping[str, Any] | None = None,
+        isolation: str = SNAPSHOT,
     ) -> Transaction:
-        """Return a transaction as a plain `MutableMapping[str, bytes]`, for zarr 2 and whoever takes one."""
-        return self.engine.begin(branch=branch, message=message, properties=properties)
+        """Return a transaction as a plain `MutableMapping[str, bytes]`, for zarr 2 and whoever takes one.
+
+        `isolation` is as in `transaction`.
+        """
+        return self.engine.begin(branch=branch, message=message, properties=properties, isolation=isolation)
 
     def run(self, fn: Callable[[TxStore], T], *, retries: int = 10, **transaction_arguments: Any) -> T:
         """Run `fn(store)` in a transaction; run it again, on the new head, when its commit conflicts.

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import forking
 from txstore.commits import MAIN, Commit
-from txstore.conflicts import DocumentChange, compare_documents, drops_chunk, is_at_edge, may_be_array, moved_edges
+from txstore.documents import DocumentChange, compare_documents, drops_chunk, is_at_edge, may_be_array, moved_edges
 from txstore.draining import drain_zarr
 from txstore.engine import Engine, Position
 from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
 from txstore.index import Runs
 from txstore.keys import DOCUMENT_NAMES, ancestors, directory_prefix, document_key, is_document, node_of_document
+from txstore.reads import check_isolation
+from txstore.records import SERIALIZABLE, SNAPSHOT
 from txstore.snapshot import Snapshot
 from txstore.staging import Places
 from txstore.transaction import Transaction, check_description
@@ -65,13 +67,17 @@ class Session:
         first: Transaction | None = None,
         joining: Joining | None = None,
         token: str | None = None,
+        isolation: str = SNAPSHOT,
     ) -> None:
         """`first`: the transaction that is already open; `joining`: that of another process, to be joined."""
         check_description(message, properties)
+        check_isolation(isolation)
         self.engine = engine
         self.branch = branch
         self.message = message
         self.properties = properties
+        self.isolation = isolation if first is None else first.isolation
+        self._is_serializable = self.isolation == SERIALIZABLE
         self.position = position
         self.token = token or os.urandom(16).hex()  # by which a pickle finds it again
         self.depth = 0  # of nested `with` blocks of this process
@@ -113,7 +119,11 @@ class Session:
             elif self._transaction is None:
                 base = self.position.snapshot()
                 self._transaction = self.engine.begin(
-                    base, branch=self.branch, message=self.message, properties=self.properties
+                    base,
+                    branch=self.branch,
+                    message=self.message,
+                    properties=self.properties,
+                    isolation=self.isolation,
                 )
             return self._transaction
 
@@ -192,6 +202,8 @@ class Session:
             return self._hand_out(key, transaction)
         if self._stale or self._unread:
             self._check_above(key)
+        if self._is_serializable:
+            self._rely_on_documents(key, transaction)
         return transaction.get_view(key)
 
     def get_part(self, key: str, part: slice) -> memoryview | None:
@@ -201,6 +213,8 @@ class Session:
         transaction = self.transaction
         if self._stale or self._unread:
             self._check_above(key)
+        if self._is_serializable:
+            self._rely_on_documents(key, transaction)
         return transaction.get_part(key, part)
 
     def _hand_out(self, key: str, transaction: Transaction) -> memoryview | None:
@@ -219,6 +233,14 @@ class Session:
         if not exists and is_document(key):
             self._forget_unread(key)  # whoever looks before creating a node does not rely on one that was dropped
         return exists
+
+    def _rely_on_documents(self, key: str, transaction: Transaction) -> None:
+        """Count as read what array objects know of the nodes above a key, perhaps from an earlier transaction."""
+        for path in ancestors(key):
+            for name in DOCUMENT_NAMES:
+                document = document_key(path, name)
+                if document in self._handed_out:
+                    transaction.rely_on_base(document)
 
     def _forget_unread(self, key: str) -> None:
         if self._unread:
@@ -253,6 +275,8 @@ class Session:
             self._unread = {key: kind for key, kind in self._unread.items() if not key.startswith(prefix)}
 
     def _check_writable(self, key: str, transaction: Transaction) -> None:
+        if self._is_serializable:
+            self._rely_on_documents(key, transaction)
         if not (self._stale or self._unread):
             return
         try:
@@ -275,7 +299,7 @@ class Session:
                 stale = self._stale.get(document)
                 if stale is None:
                     continue
-                if stale.change is DocumentChange.STRUCTURE:
+                if stale.change is DocumentChange.STRUCTURE or self._is_serializable:
                     raise self._stale_error(document)
                 if stale.change is DocumentChange.SHRINK and drops_chunk(document, stale.document, key):
                     raise self._stale_error(document)

@@ -28,8 +28,9 @@ from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
 from txstore.pack import PackWriter, Staged
 from txstore.participants import SharedTransaction, Tail, append_about
+from txstore.reads import NOTHING_READ, ReadLog, Reads
 from txstore.reclaiming import reclaim_staging
-from txstore.records import TransactionRecord
+from txstore.records import SERIALIZABLE, TransactionRecord
 from txstore.snapshot import Snapshot
 from txstore.staged import StagedKeys
 
@@ -95,6 +96,7 @@ class Staging(Hierarchy):
         self._read_marks: bytearray | None = None
         self._read_keys: set[str] = set()  # exact, since others stage into the transaction
         self._committed: Snapshot | None = None
+        self._read_log = ReadLog() if record.isolation == SERIALIZABLE else None
         forking.watch(self)
 
     @property
@@ -211,6 +213,46 @@ class Staging(Hierarchy):
             return False
         view = self.base.get_view(key)
         return view is not None and bytes(view) == self.read(link)
+
+    # --- what a serializable transaction has read
+
+    def note_read(self, kind: int, key: str) -> None:
+        """Note that a key, or what is below a prefix, is about to be read, unless what is staged hides the base's.
+
+        Of another process's transaction that is in the pack before anything is handed out, as what is staged is (I8).
+        Raises `OSError`, and `TransactionStateError` if the transaction is being committed.
+        """
+        log = self._read_log
+        if log is None or log.has(kind, key):
+            return
+        if self._inherited:
+            self._adopt()
+        if self._hides_base(kind, key):
+            return
+        if not self.is_owner and not self._is_over:
+            try:
+                writer = self._writer or self._begin()
+            except TransactionStateError as error:
+                if error.state == "ended":
+                    return  # nothing that is read now can have a part in it
+                raise
+            writer.append(kind, key.encode(), b"", seen=format.SEEN_NOTHING)
+            self._is_sealed = False
+        log.add(kind, key)  # last: another thread that finds it there may rely on it
+
+    def _hides_base(self, kind: int, key: str) -> bool:
+        if kind == format.FRAME_READ and key in self.staged:
+            return True
+        if kind == format.FRAME_ANY_BELOW and any(map(self.staged.is_set, self.staged.between(key, after_prefix(key)))):
+            return True
+        return self.staged.is_below_deleted(key)
+
+    def reads(self, unchanged: Iterable[str]) -> Reads:
+        """Return what the transaction relies on, by all its participants once `close_parts` was called.
+
+        What was staged just as it is in the base is not written (I5), so it has to be so at the head.
+        """
+        return NOTHING_READ if self._read_log is None else self._read_log.reads(unchanged)
 
     def rely_on(self, places: Mapping[str, tuple[int, int] | None]) -> None:
         """Note what array objects hold that come from another process, or from before a fork."""
@@ -411,6 +453,8 @@ class Staging(Hierarchy):
                     participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum
                 )
                 self.staged.add(key, link, was_read=self._was_read(key))
+            elif frame.kind in format.FRAMES_READ and self._read_log is not None:
+                self._read_log.add(frame.kind, key)
 
     def announce(self, parked_locks: int) -> None:
         """Tell siblings under which owner word this process leaves locks to them."""

@@ -17,6 +17,7 @@ from zarr.core.buffer.core import default_buffer_prototype
 from txstore.commits import MAIN, Commit
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
+from txstore.records import SNAPSHOT
 from txstore.regions import keys_to_lock
 from txstore.session import Joining, Reliance, Session
 
@@ -122,6 +123,7 @@ class TxStore(Store):
         message: str | None,
         properties: Mapping[str, Any] | None,
         first: Transaction | None = None,
+        isolation: str = SNAPSHOT,
     ) -> Self:
         """Return a writable store at the head: what `Repository.transaction` returns. `first` is its transaction."""
         if first is None:
@@ -129,7 +131,15 @@ class TxStore(Store):
             position.settle()
         else:
             position = Position.of(engine, first.base)
-        session = Session(engine, position, branch=branch, message=message, properties=properties, first=first)
+        session = Session(
+            engine,
+            position,
+            branch=branch,
+            message=message,
+            properties=properties,
+            first=first,
+            isolation=isolation,
+        )
         session.may_fork = True
         return cls._of(engine, position, session, read_only=False)
 
@@ -220,7 +230,13 @@ class TxStore(Store):
             position.settle()
             return self._of(self._engine, position, None, read_only=True)
         session = self._session
-        return self.begin(self._engine, branch=session.branch, message=session.message, properties=session.properties)
+        return self.begin(
+            self._engine,
+            branch=session.branch,
+            message=session.message,
+            properties=session.properties,
+            isolation=session.isolation,
+        )
 
     def __enter__(self) -> Self:
         if self._session is not None and not self.read_only:
@@ -286,7 +302,7 @@ class TxStore(Store):
         if session is None:
             return _reopen_reader, (self._engine, self._position)
         joining = session.share()
-        told = (session.token, session.ended, session.branch, session.message, session.properties)
+        told = (session.token, session.ended, session.branch, session.message, session.properties, session.isolation)
         return _reopen_writer, (self._engine, session.position, told, joining, session.reliance, self.read_only)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
@@ -456,17 +472,24 @@ def _reopen_reader(engine: Engine, position: Position) -> TxStore:
 def _reopen_writer(
     engine: Engine,
     position: Position,
-    told: tuple[str, str | None, str, str | None, Mapping[str, Any] | None],
+    told: tuple[str, str | None, str, str | None, Mapping[str, Any] | None, str],
     joining: Joining | None,
     reliance: Reliance,
     read_only: bool,
 ) -> TxStore:
     """Nothing is raised here, only at the first use: an error while unpickling hangs a pool of workers."""
-    token, ended, branch, message, properties = told
+    token, ended, branch, message, properties, isolation = told
     session = _sessions.get(token)
     if session is None or not session.goes_on_with(joining):
         session = Session(
-            engine, position, branch=branch, message=message, properties=properties, joining=joining, token=token
+            engine,
+            position,
+            branch=branch,
+            message=message,
+            properties=properties,
+            joining=joining,
+            token=token,
+            isolation=isolation,
         )
         session.rely_on(reliance)
         if ended is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from txstore.conflicts import kind_of_node
+from txstore.documents import kind_of_node
 from txstore.errors import LocksUnavailableError, NodeNotFoundError, TxStoreError
 from txstore.keys import document_key
 from txstore.regions import METADATA, Append, Blocks, Points, Resize, Whole

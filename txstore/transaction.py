@@ -27,7 +27,8 @@ from txstore.keys import directory_prefix, encode_key
 from txstore.listing import Hierarchy
 from txstore.locking import TransactionLocks
 from txstore.publishing import SyncFailedError, default_author
-from txstore.records import TransactionRecord
+from txstore.reads import NotingView, check_isolation
+from txstore.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Places, Staging
 
@@ -73,6 +74,16 @@ def check_durability(durability: str) -> None:
         raise ValueError(f"durability is one of {_DURABILITIES}, not {durability!r}")
 
 
+def check_joinable(record: TransactionRecord, isolation: str) -> None:
+    """Raise `TransactionStateError` if a transaction was begun with less isolation than its joiner asks for."""
+    if isolation == SERIALIZABLE != record.isolation:
+        raise TransactionStateError(
+            f"{record.name!r} was begun with isolation={record.isolation!r}, and what was read in it is not known: "
+            "join it without isolation=, or commit it and begin another",
+            state="open",
+        )
+
+
 class Changes(TypedDict):
     """What is staged."""
 
@@ -90,11 +101,14 @@ def begin_staging(
     durability: str = "fsync",
     message: str | None = None,
     properties: Mapping[str, Any] | None = None,
+    isolation: str = SNAPSHOT,
 ) -> Staging:
     """Return what a new transaction of this process alone stages into."""
     check_durability(durability)
+    check_isolation(isolation)
     check_description(message, properties)
-    return Staging(commits, base, new_record(base, branch, durability, message, properties))
+    record = new_record(base, branch, durability, message, properties, isolation=isolation)
+    return Staging(commits, base, record)
 
 
 def new_record(
@@ -104,6 +118,7 @@ def new_record(
     message: str | None,
     properties: Mapping[str, Any] | None,
     name: str | None = None,
+    isolation: str = SNAPSHOT,
 ) -> TransactionRecord:
     return TransactionRecord(
         id=os.urandom(16),
@@ -115,6 +130,7 @@ def new_record(
         durability=durability,
         owner=f"{default_author()} {os.getpid()}",
         time=time.time_ns() // 1000,
+        isolation=isolation,
     )
 
 
@@ -142,6 +158,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._commits = commits
         self._snapshots = snapshots
         self._staging = staging
+        # What is read passes through here; `Committer` looks at `staging` itself.
+        self._view = NotingView(staging, staging.note_read) if staging.record.isolation == SERIALIZABLE else staging
         self._locks = locks
         self._after_commit = after_commit
         self._finalizer = weakref.finalize(self, Staging.abandon, staging)
@@ -184,6 +202,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return self._staging.record.name is not None
 
     @property
+    def isolation(self) -> str:
+        """ "snapshot" or "serializable"."""
+        return self._staging.record.isolation
+
+    @property
     def is_participant(self) -> bool:
         """Whether this process stages into a transaction that another has begun, and will end."""
         self._staging.follow_others()  # after a fork, it becomes one here
@@ -201,17 +224,27 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     # --- reading
 
     def get_view(self, key: str) -> memoryview | None:
-        return self._staging.get_view(key)
+        return self._view.get_view(key)
 
     def get_part(self, key: str, part: slice) -> memoryview | None:
         """Return a part of a value."""
-        return self._staging.get_part(key, part)
+        return self._view.get_part(key, part)
 
     def size_of(self, key: str) -> int | None:
-        return self._staging.size_of(key)
+        return self._view.size_of(key)
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
-        return self._staging.keys_between(start, stop, batch=batch)
+        return self._view.keys_between(start, stop, batch=batch)
+
+    def has_keys_below(self, path: str) -> bool:
+        return self._view.has_keys_below(path)
+
+    def list_dir(self, path: str) -> Iterator[str]:
+        return self._view.list_dir(path)
+
+    def rely_on_base(self, key: str) -> None:
+        """Count a key as read: an array object holds what it was in an earlier transaction."""
+        self._staging.note_read(format.FRAME_READ, key)
 
     # --- writing
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from txstore import names
 from txstore.commits import Commits
-from txstore.conflicts import kind_of_node
+from txstore.documents import kind_of_node
 from txstore.keys import ancestors, directory_prefix
 from txstore.reachable import Reachable, data_packs, kept_commits
 from txstore.snapshot import Snapshot, Snapshots

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.processes.torture import KEYS, LOCK_TIMEOUT, key
+from tests.processes.torture import KEYS, LOCK_TIMEOUT, WRITERS, key
+from tests.processes.torture_roles import check
 
 ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "120"))
 ROOT = Path(__file__).parents[2]
@@ -33,49 +35,85 @@ def may_unshare() -> bool:
         return False
 
 
+def tortured(url: str, rounds: int, *families: Sequence[str], namespaces: bool = False) -> list[str]:
+    """Let families of processes work on one repository, kill them one by one, and return what they said."""
+    running = [
+        subprocess.Popen(
+            [
+                *(UNSHARE if namespaces else []),
+                *(sys.executable, "-m", "tests.processes.torture"),
+                *(url, str(seed), str(rounds // len(families)), ",".join(roles)),
+            ],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+        )
+        for seed, roles in enumerate(families, 1)
+    ]
+    try:
+        said = [line for family in running for line in json.loads(family.communicate(timeout=60 + rounds)[0])]
+    finally:
+        for family in running:
+            family.kill()
+    assert [line for line in said if line.startswith("failed")] == []
+    return said
+
+
+def names_said(said: list[str], what: str) -> set[str]:
+    return {line.split()[1] for line in said if line.startswith(what + " ")}
+
+
+def make_array(repo: txstore.Repository) -> None:
+    with repo.transaction("first") as store:
+        zarr.create_array(store, name="x", shape=(KEYS,), chunks=(1,), dtype="i8")
+        for number in range(KEYS):
+            store[key(number)] = b"0"
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("namespaces", [False, True], ids=["one namespace", "two pid namespaces"])
 @pytest.mark.timeout(60 + ROUNDS)
 def test_writers_that_are_killed(repo: txstore.Repository, namespaces: bool) -> None:
     if namespaces and not may_unshare():
         pytest.skip("pid namespaces can't be made here")
-    with repo.transaction("first") as store:
-        zarr.create_array(store, name="x", shape=(KEYS,), chunks=(1,), dtype="i8")
-        for number in range(KEYS):
-            store[key(number)] = b"0"
-    families = [
-        subprocess.Popen(
-            [
-                *(UNSHARE if namespaces else []),
-                *(sys.executable, "-m", "tests.processes.torture", repo.url, str(seed), str(ROUNDS // 2)),
-            ],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-        )
-        for seed in (1, 2)
-    ]
-    try:
-        said = [line for family in families for line in json.loads(family.communicate(timeout=60 + ROUNDS)[0])]
-    finally:
-        for family in families:
-            family.kill()
-    assert [line for line in said if line.startswith("failed")] == []
-
-    begun = {line.split()[1] for line in said if line.startswith("begun")}
-    done = {line.split()[1] for line in said if line.startswith("done")}
+    make_array(repo)
+    said = tortured(repo.url, ROUNDS, WRITERS, WRITERS, namespaces=namespaces)
+    begun, done = names_said(said, "begun"), names_said(said, "done")
     made = Counter(commit.message for commit in repo.log())
     del made["first"]
     assert set(made.values()) <= {1}, "a commit was made twice"
     assert done <= set(made), "an acknowledged commit is missing"
     assert set(made) <= begun
     assert len(done) > ROUNDS // 10, "hardly anything was done"
+    assert set(check(repo.snapshot())) == set(made), "an increment was lost"
+    check_usable(repo)
 
-    snapshot = repo.snapshot()
-    written = sum(commit.statistics["keys_set"] for commit in repo.log() if commit.message != "first")
-    assert sum(int(snapshot[key(number)]) for number in range(KEYS)) == written, "an increment was lost"
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.timeout(60 + ROUNDS)
+def test_all_kinds_of_processes_that_are_killed(repo: txstore.Repository) -> None:
+    """Beside writers: cooperating ones, readers, followers, and those that optimize and vacuum."""
+    make_array(repo)
+    said = tortured(
+        repo.url, ROUNDS, ("write", "cooperate", "vacuum", "read"), ("write", "cooperate", "optimize", "follow")
+    )
+    begun, done = names_said(said, "begun"), names_said(said, "done")
+    made = set(check(repo.snapshot()))
+    assert done <= made, "an acknowledged commit is missing"
+    assert made <= begun
+    missing = {"done", "read", "followed", "optimized", "vacuumed"} - {line.split()[0] for line in said}
+    assert not missing, "some never got to do anything"
+    check_usable(repo)
+    repo.optimize()
+    repo.vacuum(keep=1)
+    assert set(check(repo.snapshot())) >= made
+    assert repo.usage().orphan == repo.usage().staged == 0
     assert repo.verify().faults == []
 
+
+def check_usable(repo: txstore.Repository) -> None:
+    """Look whether the dead have left anything in the way of the living."""
+    assert repo.verify().faults == []
     began = time.monotonic()
     fresh = txstore.Repository(repo.url)  # the first write of which also deletes what the dead left
     with fresh.transaction(lock={"x": np.s_[:]}, lock_timeout=LOCK_TIMEOUT) as store:  # no lock has stayed behind

@@ -1,0 +1,321 @@
+"""An isolation checker: which anomalies are in a history, going by what its transactions have read and written alone.
+
+The order of the versions of a list is in the lists themselves. From versions and reads follow the dependencies between
+transactions: `ww` (wrote the next version), `wr` (read what the other wrote), `rw` (read what the other then wrote
+over), and `so` (the same process, later). Cycles of these are what the isolation levels forbid:
+
+| cycle of                                     | name | forbidden in            |
+|----------------------------------------------|------|-------------------------|
+| ww                                           | G0   | both                    |
+| ww, wr, so                                   | G1c  | both                    |
+| all, but no two rw one after the other       | G-SI | both                    |
+| all                                          | G2   | serializable            |
+
+Commit seqs are used only for the order of blind writes, and in `snapshot_faults`, which compares what was read with
+what a replay of the commits says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from tests.isolation.histories import READS, SETUP, Op, Txn, apply, replay, seen, written
+
+
+class Anomaly(NamedTuple):
+    name: str
+    what: str
+
+
+class Version(NamedTuple):
+    """What one transaction has left in an object; the writer of the first is None."""
+
+    value: Any
+    writer: Txn | None
+
+
+class Read(NamedTuple):
+    txn: Txn
+    key: str
+    value: Any
+
+
+def check(history: list[Txn], isolation: str) -> list[Anomaly]:
+    """Return what is wrong with a history under "snapshot" or "serializable"."""
+    committed = [txn for txn in history if not txn.aborted]
+    external, found = _external_reads(history)
+    found += _misread_values(history, external)
+    versions: dict[str, list[Version]] = {}
+    for key, faults, order in _version_orders(committed, external):
+        versions[key] = order
+        found += faults
+    edges = _dependencies(committed, [read for read in external if not read.txn.aborted], versions)
+    return [*found, *_cycles(edges, isolation), *_process_faults(history), *snapshot_faults(history)]
+
+
+# --- what was read
+
+
+def _external_reads(history: list[Txn]) -> tuple[list[Read], list[Anomaly]]:
+    """Return the reads that are not of what the transaction itself wrote, and what is wrong with those that are."""
+    members = {key for txn in history for op in txn.ops for key in written(op) if key[0] == "s"}
+    members |= {key for txn in history for op in txn.ops if op.kind == "list" for key in op.value}
+    external, found = [], []
+    for txn in history:
+        own: dict[str, Any] = {}  # what it must see: its own writes, on what it has read
+        read: dict[str, Any] = {}
+        for op in txn.ops:
+            if op.kind not in READS:
+                if op.kind == "append":
+                    own.setdefault(op.key, read.get(op.key, ()))
+                apply(op, own)
+                if op.kind in ("remove", "clear"):
+                    own |= dict.fromkeys(written(op), False)
+                continue
+            for key, value in _single_reads(op, members):
+                expected = own[key] if key in own else read.get(key, value)
+                if value != expected:
+                    found.append(Anomaly("internal", f"{txn} read {value} of {key}, not {expected}"))
+                if key not in own and key not in read:
+                    external.append(Read(txn, key, value))
+                    read[key] = value
+    return external, found
+
+
+def _single_reads(op: Op, members: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    if op.kind == "read":
+        yield op.key, op.value
+    elif op.kind == "list" or not op.value:
+        there = op.value if op.kind == "list" else ()
+        for key in members:
+            if key.startswith(op.key + "/"):
+                yield key, key in there
+
+
+def _misread_values(history: list[Txn], external: list[Read]) -> list[Anomaly]:
+    """Return reads of values that nobody wrote, that were rolled back, or that were not the last of their writer."""
+    writers: dict[tuple[str, Any], Txn] = {}
+    last: dict[tuple[int, str], Any] = {}
+    for txn in history:
+        for op in txn.ops:
+            if op.kind in ("append", "write"):
+                writers[op.key, op.value] = txn
+                last[txn.id, op.key] = op.value
+            elif op.kind == "make":
+                writers[op.key, True] = txn
+    makers = {key for key, value in writers if value is True}
+    found = []
+    for txn, key, value in external:
+        elements = value if isinstance(value, tuple) else (value,)
+        if len(set(elements)) < len(elements):
+            found.append(Anomaly("duplicate", f"{txn} read {value} of {key}"))
+        for place, element in enumerate(elements):
+            if element is None or element is False or (element is True and key not in makers):
+                continue  # the first version
+            writer = writers.get((key, element))
+            if writer is None:
+                found.append(Anomaly("unwritten", f"{txn} read {element!r} in {key}, which nobody wrote"))
+            elif writer.aborted:
+                found.append(Anomaly("G1a, aborted read", f"{txn} read {element!r} of {writer} in {key}"))
+            elif place == len(elements) - 1 and element is not True and last[writer.id, key] != element:
+                found.append(Anomaly("G1b, intermediate read", f"{txn} read {element!r} of {writer} in {key}"))
+    return found
+
+
+# --- in which order what was written came
+
+
+def _version_orders(committed: list[Txn], external: list[Read]) -> Iterator[tuple[str, list[Anomaly], list[Version]]]:
+    read = defaultdict(list)
+    for each in external:
+        read[each.key].append(each)
+    writers: dict[str, list[Txn]] = defaultdict(list)
+    for txn in committed:
+        for key in dict.fromkeys(key for op in txn.ops for key in written(op)):
+            writers[key].append(txn)
+    for key in sorted(read.keys() | writers.keys()):
+        if key[0] == "l":
+            yield key, *_list_versions(key, [each for each in read[key] if not each.txn.aborted], writers[key])
+        else:
+            yield key, [], _seq_versions(key, writers[key])
+
+
+def _list_versions(key: str, read: list[Read], writers: list[Txn]) -> tuple[list[Anomaly], list[Version]]:
+    """Order the versions of a list: each is the one before and what its writer has appended."""
+    found: list[Anomaly] = []
+    known = {each.txn.id: each.value for each in read}
+    appended = {txn.id: tuple(op.value for op in txn.ops if (op.kind, op.key) == ("append", key)) for txn in writers}
+    by_element = {element: txn for txn in writers for element in appended[txn.id]}
+    results = {txn.id: (*known.get(txn.id, ()), *appended[txn.id]) for txn in writers}
+    longest = max([each.value for each in read] + list(results.values()), default=(), key=len)
+    from_the_same = Counter(known.get(txn.id, ()) for txn in writers)
+    for value, count in from_the_same.items():
+        if count > 1:
+            found.append(Anomaly("lost update", f"{count} transactions appended to {value} of {key}"))
+    for txn_id, value in [(each.txn.id, each.value) for each in read] + list(results.items()):
+        if value != longest[: len(value)]:
+            found.append(Anomaly("incompatible orders", f"T{txn_id} had {value} in {key}, another {longest}"))
+    versions = [Version((), None)]
+    for place, element in enumerate(longest):
+        writer = by_element.get(element)
+        value = longest[: place + 1]
+        if writer is not None and versions[-1].writer is writer:
+            versions[-1] = Version(value, writer)
+        else:
+            if writer is not None and any(version.writer is writer for version in versions):
+                found.append(Anomaly("G0, interleaved writes", f"{writer} wrote twice in {longest} of {key}"))
+            versions.append(Version(value, writer))
+    return found, versions
+
+
+def _seq_versions(key: str, writers: list[Txn]) -> list[Version]:
+    """Order the versions of what is written blindly by the seqs of the commits."""
+    versions = [Version(None if key[0] == "r" else False, None)]
+    for txn in sorted(writers, key=lambda txn: txn.commit or 0):
+        ops = [op for op in txn.ops if key in written(op) or (op.kind == "clear" and key.startswith(op.key + "/"))]
+        state: dict[str, Any] = {}
+        for op in ops:
+            apply(op, state)
+        value = state.get(key, versions[0].value)
+        if ops[-1].kind != "clear" or value != versions[-1].value:  # else it was gone already, which is allowed
+            versions.append(Version(value, txn))
+    if len(versions) > 1 and (setup := versions[1].writer) is not None and setup.process == SETUP:
+        del versions[0]  # nobody began before
+    return versions
+
+
+# --- who depends on whom
+
+Edges = dict[str, dict[int, set[int]]]
+
+
+def _dependencies(committed: list[Txn], read: list[Read], versions: dict[str, list[Version]]) -> Edges:
+    edges: Edges = {kind: defaultdict(set) for kind in ("ww", "wr", "rw", "so")}
+
+    def add(kind: str, before: Txn | None, after: Txn | None) -> None:
+        if before is not None and after is not None and before.id != after.id:
+            edges[kind][before.id].add(after.id)
+
+    for order in versions.values():
+        for before, after in pairwise(order):
+            add("ww", before.writer, after.writer)
+    for txn, key, value in read:
+        order = versions[key]
+        same = [i for i, version in enumerate(order) if version.value == value]
+        if same:
+            # A member that was not there yet, or no longer: the newest of these that the base may have had.
+            known = [i for i in same if _seq(order[i]) <= txn.base]
+            place = known[-1] if known else same[0]
+            add("wr", order[place].writer, txn)
+            if place + 1 < len(order):
+                add("rw", txn, order[place + 1].writer)
+    latest: dict[int, Txn] = {}
+    for txn in committed:  # in the order of each process
+        if txn.is_last:
+            for other in committed:
+                add("so", other, txn)
+        else:
+            add("so", latest.get(txn.process), txn)
+            latest[txn.process] = txn
+    return edges
+
+
+def _seq(version: Version) -> int:
+    return 0 if version.writer is None else version.writer.commit or 0
+
+
+def _cycles(edges: Edges, isolation: str) -> Iterator[Anomaly]:
+    def joined(*kinds: str) -> dict[int, set[int]]:
+        nodes = {node for kind in kinds for node in edges[kind]}
+        return {node: set().union(*(edges[kind].get(node, ()) for kind in kinds)) for node in nodes}
+
+    order = joined("ww", "wr", "so")
+    # Each step of the others, alone or followed by one rw: a cycle of such steps has no two rw side by side.
+    single = {
+        node: after | {later for middle in after for later in edges["rw"].get(middle, ())}
+        for node, after in order.items()
+    }
+    searched = [("G0", joined("ww")), ("G1c", order), ("G-SI", single)]
+    if isolation == "serializable":
+        searched.append(("G2", joined("ww", "wr", "so", "rw")))
+    for name, graph in searched:
+        cycle = _find_cycle(graph)
+        if cycle:
+            yield Anomaly(name, _described(cycle, edges))
+            return
+
+
+def _find_cycle(graph: dict[int, set[int]]) -> list[int]:
+    """Return the nodes of one cycle, none if there is none."""
+    done: set[int] = set()
+    for start in graph:
+        path: list[int] = []
+        on_path: set[int] = set()
+        stack: list[tuple[int, Iterator[int]]] = []
+
+        def enter(node: int) -> None:
+            path.append(node)  # noqa: B023
+            on_path.add(node)  # noqa: B023
+            stack.append((node, iter(sorted(graph.get(node, ())))))  # noqa: B023
+
+        if start not in done:
+            enter(start)
+        while stack:
+            node, following = stack[-1]
+            after = next(following, None)
+            if after is None:
+                stack.pop()
+                path.pop()
+                on_path.discard(node)
+                done.add(node)
+            elif after in on_path:
+                return path[path.index(after) :]
+            elif after not in done:
+                enter(after)
+    return []
+
+
+def _described(cycle: list[int], edges: Edges) -> str:
+    steps = []
+    for before, after in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        kinds = [kind for kind in edges if after in edges[kind].get(before, ())]
+        steps.append(f"T{before} -{'/'.join(kinds) or 'then rw'}-> ")
+    return "".join(steps) + f"T{cycle[0]}"
+
+
+# --- what commits and bases say
+
+
+def _process_faults(history: list[Txn]) -> Iterator[Anomaly]:
+    """Yield transactions that began at an older commit than their process knew of."""
+    known: dict[int, int] = {}
+    newest = max((txn.commit or txn.base for txn in history), default=0)
+    for txn in history:
+        least = newest if txn.is_last else known.get(txn.process, 0)
+        if txn.base < least:
+            yield Anomaly("snapshot goes back", f"{txn} began at {txn.base}, its process knew {least}")
+        known[txn.process] = max(least, txn.base, txn.commit or 0)
+
+
+def snapshot_faults(history: list[Txn]) -> Iterator[Anomaly]:
+    """Yield transactions, aborted ones too, that have read anything else than what its base is by the commits."""
+    states = replay(history)
+    for txn in history:
+        if txn.base not in states:
+            yield Anomaly("no such commit", f"{txn} began at {txn.base}")
+            continue
+        state = dict(states[txn.base])
+        wrong, right = [], 0
+        for op in txn.ops:
+            if op.kind not in READS:
+                apply(op, state)
+            elif seen(op, state) == op.value:
+                right += 1
+            else:
+                wrong.append(f"{op.value} of {op.key}, not {seen(op, state)}")
+        if wrong:
+            name = "fractured read" if right else "not of its snapshot"
+            yield Anomaly(name, f"{txn}, begun at {txn.base}, read {'; '.join(wrong)}")

@@ -1,0 +1,148 @@
+"""Transactions of one process, interleaved step by step as a source of chance says; and which of them must conflict."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import txstore
+from tests.isolation.clients import Chance, Client, read_all, set_up
+from tests.isolation.histories import READS, Op, Txn, optimize, replay, seen, written
+from txstore.transaction import Transaction
+
+OPS = ("read list", "append", "read register", "write", "names", "keys", "any", "make", "remove", "clear")
+SLOTS = 3
+OPTIMIZED = 12  # one step in so many is to optimize the repository
+FEW = 2  # lists, registers, and members of each directory
+
+
+@dataclass
+class _Open:
+    transaction: Transaction
+    client: Client
+    number: int
+
+
+class Interleaving:
+    """A history that is made step by step. What is unexpected of a conflict is in `surprises`."""
+
+    def __init__(self, repo: txstore.Repository, chance: Chance, isolation: str, ops: tuple[str, ...] = OPS) -> None:
+        self.repo = repo
+        self.chance = chance
+        self.isolation = isolation
+        self.ops = ops
+        self.history = [set_up(repo, removable=FEW)]
+        self.surprises: list[str] = []
+        self._open: dict[int, _Open] = {}
+        self._begun = 0
+
+    def step(self) -> None:
+        if self.chance.choice(range(OPTIMIZED)) == OPTIMIZED - 1:
+            self.history += optimize(self.repo)
+            return
+        slot = self.chance.choice(range(SLOTS))
+        if slot not in self._open:
+            self._begun += 1
+            transaction = self.repo.begin(isolation=self.isolation)
+            client = Client(transaction, self.chance, 100 * self._begun, FEW)
+            self._open[slot] = _Open(transaction, client, self._begun)
+            return
+        what = self.chance.choice((*self.ops, "commit", "commit", "rollback"))
+        if what == "commit":
+            self.commit(slot)
+        elif what == "rollback":
+            self.roll_back(slot)
+        else:
+            self._open[slot].client.do(what)
+
+    def commit(self, slot: int) -> None:
+        txn = self._end(slot)
+        transaction = self._open.pop(slot).transaction
+        expected = must_conflict(txn, self.history, self.isolation)
+        try:
+            after = transaction.commit().seq
+            txn = txn if after == txn.base else txn._replace(commit=after)
+        except txstore.ConflictError as error:
+            transaction.rollback()
+            txn = txn._replace(aborted=True)
+            if not expected:
+                self.surprises.append(f"{txn} {txn.ops} should not conflict: {error}")
+        else:
+            if expected:
+                self.surprises.append(f"{txn} {txn.ops} should conflict")
+        self.history.append(txn)
+
+    def roll_back(self, slot: int) -> None:
+        txn = self._end(slot)
+        self._open.pop(slot).transaction.rollback()
+        self.history.append(txn._replace(aborted=True))
+
+    def _end(self, slot: int) -> Txn:
+        ended = self._open[slot]
+        return Txn(ended.number, slot, tuple(ended.client.ops), ended.transaction.base.seq)
+
+    def end(self) -> list[Txn]:
+        for slot in list(self._open):
+            self.commit(slot)
+        return [*self.history, read_all(self.repo)]
+
+
+def interleave(chance: Chance, steps: int, isolation: str, ops: tuple[str, ...] = OPS) -> tuple[list[Txn], list[str]]:
+    """Return a history, and which of its transactions should have conflicted, or should not."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = Interleaving(txstore.Repository(Path(directory, "data.tx"), durability="none"), chance, isolation, ops)
+        for _ in range(steps):
+            made.step()
+        return made.end(), made.surprises
+
+
+def must_conflict(txn: Txn, history: list[Txn], isolation: str) -> bool:
+    """Tell whether a transaction that is about to commit writes or relies on what others have changed since."""
+    states = replay(history)
+    base, head = states[txn.base], states[max(states)]
+    mine, cleared = _staged(txn)
+    if not mine and not any(key.startswith(tuple(cleared)) for key in base):
+        return False  # nothing would change
+    since = [other for other in history if other.commit is not None and other.commit > txn.base]
+    changed = {key for other in since for op in other.ops for key in written(op)}
+    cleared_since = tuple(
+        prefix
+        for other in since
+        for prefix in _staged(other)[1]
+        if any(key.startswith(prefix) for key in states[other.base])  # else there was nothing to delete
+    )
+    if any(key in changed or key.startswith(cleared_since) for key in mine):
+        return True
+    if any(key not in base and key.startswith(tuple(cleared)) for key in head):
+        return True
+    reads = [op for op in txn.ops if op.kind in READS] if isolation == "serializable" else []
+    if any(op.key in changed for op in reads if op.kind == "read"):
+        return True
+    return any(seen(op, base) != seen(op, head) for op in _first_listings(txn) if isolation == "serializable")
+
+
+def _staged(txn: Txn) -> tuple[set[str], set[str]]:
+    """Return the keys that a transaction has staged in the end, and the prefixes that it has cleared."""
+    keys: set[str] = set()
+    prefixes: set[str] = set()
+    for op in txn.ops:
+        if op.kind == "clear":
+            prefixes.add(op.key + "/")
+            keys = {key for key in keys if not key.startswith(op.key + "/")}
+        else:
+            keys.update(written(op))
+    return keys, prefixes
+
+
+def _first_listings(txn: Txn) -> Iterator[Op]:
+    """Yield the listings that are of the base: nothing that was staged before has answered them."""
+    cleared, made = set(), set()
+    for op in txn.ops:
+        if op.kind == "clear":
+            cleared.add(op.key)
+        elif op.kind == "make":
+            made.add(op.key.rpartition("/")[0])
+        elif op.kind in ("list", "any") and op.key not in cleared and not (op.kind == "any" and op.key in made):
+            yield op
