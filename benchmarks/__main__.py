@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import txstore
-from benchmarks import arrays, commits, following, large, locks, processes, readers
+from benchmarks import arrays, commits, following, large, locks, processes, readers, verify
 from benchmarks.harness import Row, Setting
 from txstore._native import index, local
 
@@ -33,6 +33,7 @@ BENCHMARKS = {
     **locks.BENCHMARKS,
     **processes.BENCHMARKS,
     **readers.BENCHMARKS,
+    **verify.BENCHMARKS,
 }
 
 

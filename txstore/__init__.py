@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from txstore.commits import Commit
 from txstore.errors import (
+    BackupError,
     CommitNotFoundError,
     CommitUnknownError,
     ConflictError,
@@ -39,6 +40,7 @@ __all__ = [
     "APPEND",
     "METADATA",
     "Append",
+    "BackupError",
     "Commit",
     "CommitNotFoundError",
     "CommitUnknownError",

@@ -1,7 +1,7 @@
 """The command line: each command parses, asks the repository, and prints; `--json` for scripts.
 
 Exit status: 0 well, 1 the answer is bad (no such repository or commit, faults found, a torn read in the demo), 2 wrong
-usage.
+usage, or what was to be verified or backed up could not be.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 import txstore
-from txstore import cli_transactions
+from txstore import cli_maintenance, cli_transactions
 from txstore.cli_output import (
     JsonOption,
     PathArgument,
@@ -47,6 +45,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_transactions.app, name="tx")
+app.command()(cli_maintenance.verify)
+app.command()(cli_maintenance.backup)
 
 
 def _version(wanted: bool) -> None:
@@ -176,27 +176,6 @@ def show(
         else:
             table.add_row(name, as_text("-" if value is None else str(value)))
     new_console().print(table)
-
-
-@app.command()
-@reporting_errors
-def verify(path: PathArgument, as_json: JsonOption = False) -> None:
-    """Check every checksum and every reference of the whole history."""
-    console = new_console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("verify", total=None)
-        report = Repository(path).verify(lambda done, total: progress.update(task, completed=done, total=total))
-    if as_json:
-        print_json({"ok": report.ok, **asdict(report)})
-    else:
-        for fault in report.faults:
-            typer.echo(f"FAULT {printable(str(fault))}")
-        typer.echo(
-            f"{len(report.faults)} faults in {report.commits:,} commits, {report.values:,} values, "
-            f"{report.refs:,} refs, {report.bytes:,} bytes"
-        )
-    if not report.ok:
-        raise typer.Exit(1)
 
 
 # --- asking

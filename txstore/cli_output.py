@@ -28,26 +28,34 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothin
 
 def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Show what went wrong as one line on the standard error, and exit with status 1."""
-
-    @functools.wraps(command)
-    def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except BrokenPipeError:
-            raise  # the reader of our output has left; click ends quietly
-        except (TxStoreError, OSError, ValueError, ModuleNotFoundError) as error:
-            _fail(error)
-
-    return reporting
+    return reporting_errors_as(1)(command)
 
 
-def _fail(error: Exception) -> NoReturn:
+def reporting_errors_as(status: int) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """The same with another status."""
+
+    def decorate(command: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(command)
+        def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                command(*args, **kwargs)
+            except BrokenPipeError:
+                raise  # the reader of our output has left; click ends quietly
+            except (TxStoreError, OSError, ValueError, ModuleNotFoundError) as error:
+                _fail(error, status)
+
+        return reporting
+
+    return decorate
+
+
+def _fail(error: Exception, status: int) -> NoReturn:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         told = f"{error.filename}: {error.strerror}"
     else:
         told = str(error) or type(error).__name__
     typer.echo(f"txstore: {printable(' '.join(told.split()))}", err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
 def commit_as_dict(commit: Commit) -> dict[str, Any]:

@@ -102,9 +102,9 @@ class Stored:
         mine, theirs = self.header, other.header
         return (mine.parent_id, mine.parent_hash) == (theirs.parent_id, theirs.parent_hash)
 
-    def hint(self, *, durable: bool, boot: int) -> Hint:
+    def hint(self, *, durable: bool, boot: int, place: int) -> Hint:
         f = self.footer
-        return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable, boot)
+        return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable, boot, place)
 
 
 class SlotTakenError(Exception):
@@ -120,6 +120,7 @@ class Commits:
         self.is_tidy = False  # what dead processes had staged was looked for
         self._newest: Stored | None = None  # the head that was found last
         self._durable_slot = -1  # known to be durable, with all slots below it
+        self._is_copy = False  # its files were durable elsewhere; here nobody has synced them
 
     # --- reading commits
 
@@ -171,30 +172,40 @@ class Commits:
         return found
 
     def _follow_hint(self, branch: str, newest: Stored | None) -> Stored | None:
-        hint = self._read_hint(branch)
-        if hint is None:
-            return None
+        try:
+            hint = self.read_hint(branch)
+        except (OSError, encoding.MalformedError):
+            return None  # it is only a hint: the slots are the truth
+        is_durable = hint.durable
         if newest is not None and newest.header.id == hint.commit_id:
             # A commit never changes; but is it still there?
             found = newest if self.storage.exists(newest.path) else None
         else:
             found = self.read(branch, hint.slot)
-            # All that was below it when the hint was written is there, unless the power was lost since.
+            # All that was below it when the hint was written is there, unless the power was lost since, or this is a
+            # copy: what was true of the original need not be true of it.
+            place = self.storage.place()
+            is_here = hint.place == place != 0
+            is_durable = is_here and hint.durable
+            is_of_boot = is_here and hint.boot == self.storage.boot() != 0
+            self._is_copy = hint.place not in (0, place)
             if (
                 found is None
                 or found.header.id != hint.commit_id
-                or not (hint.durable or hint.boot == self.storage.boot() != 0 or self._is_whole(found, newest))
+                or not (is_durable or is_of_boot or self._is_whole(found, newest))
             ):
                 return None
-        if hint.durable and found is not None:
-            self._durable_slot = max(self._durable_slot, hint.slot)
+        if is_durable and found is not None and hint.slot > self._durable_slot and self.is_durable(hint):
+            self._durable_slot = hint.slot
         return found
 
-    def _read_hint(self, branch: str) -> Hint | None:
-        try:
-            return Hint.decode(self.storage.read_range(names.hint_path(branch), 0, records.HINT_SIZE))
-        except (OSError, encoding.MalformedError):
-            return None  # it is only a hint: the slots are the truth
+    def read_hint(self, branch: str) -> Hint:
+        """Raises `OSError` or `MalformedError`."""
+        return Hint.decode(self.storage.read_range(names.hint_path(branch), 0, records.HINT_SIZE))
+
+    def is_durable(self, hint: Hint) -> bool:
+        """Tell whether a hint says, of this directory, that its commit is durable."""
+        return hint.durable and hint.place == self.storage.place() != 0
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
         """Find a commit near the head without a hint: the highest one whose chain of parents is whole."""
@@ -204,12 +215,20 @@ class Commits:
                 return found
         return None
 
+    def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
+        """Tell whether a slot is missing. In a copy any may be: what commits vouch for was true of the original."""
+        header, slots = stored.header, set(self.slots(stored.header.branch))
+        first = header.floor if known is None else max(header.floor, known.header.slot)
+        return any(slot not in slots for slot in range(first, header.slot))
+
     def _is_whole(self, stored: Stored, known: Stored | None) -> bool:
         """Tell whether the parents of a commit are there, down to one that was durable before its child was made.
 
         A commit that was synced vouches for all below it but those that it calls pending (I1); one made with
         `durability="none"` vouches for nothing.
         """
+        if self._is_copy and self._has_gaps(stored, known):
+            return False
         vouched = 0  # what lies below this slot was durable when a commit was made that we have met
         floor = 0
         while known is None or stored.header.id != known.header.id:
@@ -396,6 +415,8 @@ class Commits:
 
         Names may be pending: the sync of the directory that makes the new name durable does so for all below it.
         """
+        if self._is_copy:
+            return False
         pending = self.pending(parent)
         return parent is not None and (not pending or (parent.header.synced and pending <= MAX_PENDING))
 
@@ -406,13 +427,24 @@ class Commits:
         committer did the same for those below it. Raises `OSError`.
         """
         self.identity.make_durable()
+        if self._is_copy:
+            self._sync_all()
         for stored in self.ancestors(newest):
             if stored.header.synced:
                 break
             self.storage.sync_file(stored.path)
         self.storage.sync_directory(names.commits_directory(MAIN if newest is None else newest.header.branch))
+        self._is_copy = False
         if newest is not None:
             self._durable_slot = max(self._durable_slot, newest.header.slot)
+
+    def _sync_all(self) -> None:
+        directories = [f"{names.PACKS}/{name}" for name in self.storage.list(names.PACKS)]
+        for directory in [*directories, names.commits_directory(MAIN)]:
+            for name in self.storage.list(directory):
+                self.storage.sync_file(f"{directory}/{name}")
+            self.storage.sync_directory(directory)
+        self.storage.sync_directory(names.PACKS)
 
     def take_slot(self, source: str, stored: Stored) -> None:
         """Rename a finished file into its slot: the moment of commit (I2).
@@ -453,13 +485,17 @@ class Commits:
                 # A crash between link and unlink left both names. The lock keeps the slot as it was just read.
                 self.storage.rename_noreplace(orphan.path, f"{aside}-{os.urandom(4).hex()}")
 
+    def hint(self, stored: Stored, *, durable: bool) -> Hint:
+        """Return the hint that names a commit, true of this directory in this boot."""
+        return stored.hint(durable=durable, boot=self.storage.boot(), place=self.storage.place())
+
     def give_back(self, stored: Stored) -> None:
         """Empty a slot below the floor, which this process has just taken, and which nobody follows."""
         self._newest = None
         self.storage.delete(stored.path)
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
-        hint = stored.hint(durable=durable, boot=self.storage.boot())
+        hint = self.hint(stored, durable=durable)
         # The commit stands whatever becomes of the hint.
         with contextlib.suppress(OSError):
             self.storage.write_in_place(names.hint_path(stored.header.branch), hint.encode())
@@ -475,6 +511,6 @@ class Commits:
         except OSError as error:
             raise CommitUnknownError(stored.header.id.hex(), reason="syncing the directory failed") from error
         self._durable_slot = max(self._durable_slot, stored.header.slot)
-        hint = self._read_hint(branch)
-        if hint is not None and hint.commit_id == stored.header.id:  # else it has moved on, and should not go back
-            self.write_hint(stored, durable=True)
+        with contextlib.suppress(OSError, encoding.MalformedError):
+            if self.read_hint(branch).commit_id == stored.header.id:  # else it has moved on, and should not go back
+                self.write_hint(stored, durable=True)

@@ -130,7 +130,7 @@ class CorruptionError(TxStoreError):
         self.reason = reason
         where = path + (f" at byte {offset}" if offset is not None else "")
         what = f" (key {key!r})" if key is not None else ""
-        super().__init__(f"{where}{what}: {reason}. Run repo.verify() and restore the file from a backup")
+        super().__init__(f"{where}{what}: {reason}. Run repo.verify(repair=True), or restore the file from a backup")
 
 
 class SnapshotExpiredError(TxStoreError):
@@ -139,6 +139,15 @@ class SnapshotExpiredError(TxStoreError):
     def __init__(self, commit: str) -> None:
         self.commit = commit
         super().__init__(f"commit {commit} is no longer kept: take store.latest()")
+
+
+class BackupError(TxStoreError):
+    """A repository can't be backed up to this place: choose another."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(f"{url}: no backup of the repository can go here: {reason}")
 
 
 class RepositoryNotFoundError(TxStoreError, FileNotFoundError):

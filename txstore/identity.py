@@ -58,9 +58,8 @@ class Identity:
         if found & _PLAIN_ZARR and not self._is_guarded():
             reason = "this is plain Zarr, not a TxStore repository: use `txstore import` to make one of it"
             return RepositoryNotFoundError(url, reason=reason)
-        ours = {names.GUARD, names.FORMAT, *(name.partition("/")[0] for name in names.DIRECTORIES)}
-        if not found <= ours:
-            reason = f"this directory holds something else ({min(found - ours)!r}); choose an empty or a new one"
+        if not found <= names.TOP:
+            reason = f"this directory holds something else ({min(found - names.TOP)!r}); choose an empty or a new one"
             return RepositoryNotFoundError(url, reason=reason)
         if self._storage.list(names.commits_directory("main")) and not self._storage.exists(names.FORMAT):
             # It is older than any commit. With a new one, of another id, nobody could read them any more.

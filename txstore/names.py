@@ -12,6 +12,11 @@ PINS = "locks/pins"
 PACKS = "packs"
 DIRECTORIES = (STAGING, "commits", "commits/main", "floor", "floor/main", "heads", "packs", "tags", LOCKS)
 
+QUARANTINE = "quarantine"
+FLOOR = "floor"
+#: All that lies at the top of a repository.
+TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, *(name.partition("/")[0] for name in DIRECTORIES)})
+
 NEW = ".new"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 

@@ -39,6 +39,7 @@ class Hint:
     """Where the search for the head begins.
 
     `durable`: this commit and all before it are known to be. `boot`: of the machine that has seen them, 0 if not known.
+    `place`: where that is true, see `Storage.place`.
     """
 
     slot: int
@@ -48,20 +49,21 @@ class Hint:
     header_length: int
     durable: bool
     boot: int = 0
+    place: int = 0  # even
 
     def encode(self) -> bytes:
         return with_checksum(
             HINT.pack(
                 b"TXSTHEAD", self.slot, self.commit_id, self.file_length,
-                self.header_offset, self.header_length, self.durable, self.boot,
+                self.header_offset, self.header_length, self.place | self.durable, self.boot,
             )
         )  # fmt: skip
 
     @classmethod
     def decode(cls, data: bytes) -> Hint:
         fixed = checked("hint", data, HINT_SIZE, b"TXSTHEAD")
-        _, slot, commit_id, size, offset, length, durable, boot = HINT.unpack(fixed)
-        return cls(slot, commit_id, size, offset, length, durable == 1, boot)
+        _, slot, commit_id, size, offset, length, place, boot = HINT.unpack(fixed)
+        return cls(slot, commit_id, size, offset, length, place & 1 == 1, boot, place & ~1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,22 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from txstore.backup import Backup, back_up
 from txstore.commits import MAIN, Commit, Commits
 from txstore.engine import Engine, Position
 from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError
+from txstore.faults import Report
 from txstore.following import follow
-from txstore.maintenance import Report, verify
 from txstore.named import NamedTransaction, transactions
 from txstore.optimizing import optimize
 from txstore.records import SNAPSHOT
 from txstore.regions import Lock
+from txstore.repairing import verify_and_repair
 from txstore.snapshot import Snapshot
 from txstore.transaction import Transaction
 from txstore.usage import Usage, usage
 from txstore.vacuuming import VacuumReport, vacuum
+from txstore.verifying import verify
 
 if TYPE_CHECKING:
     from txstore.store import TxStore
@@ -273,13 +276,54 @@ class Repository:
         """Names of commits: a `MutableMapping` from name to `Commit`, where a name is given once."""
         return Tags(self._existing())
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
+    def verify(self, progress: Callable[[int, int], None] | None = None, *, repair: bool = False) -> Report:
         """Check every checksum and reference that can be reached. Returns a report; `.faults` is empty if all is well.
 
-        `progress(done, total)` is called with bytes.
+        Parameters
+        ----------
+        progress : callable, optional
+            `progress(done, total)` is called with bytes.
+        repair : bool
+            Restore what can be restored, and verify again: `.faults` tells what is left, `.repairs` what was done.
+            Nothing is deleted: what is replaced or moved away lies below `quarantine/` then. Commits wait meanwhile.
+            Other processes, and objects that were opened before, have to open the repository anew. A repository that is
+            well is not changed; a repair that was interrupted is run again.
         """
         self._existing()
+        if repair:
+            return verify_and_repair(self.engine.storage, progress)
         return verify(self.engine.commits, progress)
+
+    def backup(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Backup:
+        """Copy the repository as it is now to another directory, while others go on writing it.
+
+        The copy is a repository with the same id, history and tags. A second backup to the same directory copies what
+        is new. Interrupted, it is run again. What is staged is not copied.
+
+        Parameters
+        ----------
+        destination : str or PathLike
+            An empty or new directory, or an older backup of this repository, into which nobody has committed.
+        verify : bool
+            Check all that was copied, before it becomes part of the copy.
+        progress : callable, optional
+            `progress(done, total)` is called with bytes.
+
+        Raises
+        ------
+        BackupError
+            The directory holds something else, or its history is not this one's.
+        CorruptionError
+            What is copied is damaged here. `verify` tells more; `verify=False` copies it as it is.
+        """
+        self._existing()
+        return back_up(self.engine.storage, destination, verify=verify, progress=progress)
 
     # --- maintenance
 

@@ -98,6 +98,9 @@ class Storage(Protocol):
     def rename_noreplace(self, source: str, target: str) -> None:
         """Move a file in one step; FileExistsError if the target exists."""
 
+    def replace(self, source: str, target: str) -> None:
+        """Move a file in one step, in the place of the target if there is one."""
+
     def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
         """Create a small file with this content, in one step; FileExistsError if it exists."""
 
@@ -115,6 +118,9 @@ class Storage(Protocol):
 
     def boot(self) -> int:
         """Return a number of this boot of the machine, 0 if not known: until it ends no file is lost that was seen."""
+
+    def place(self) -> int:
+        """Return an even number that tells this directory from a copy of it; 0 if there is no repository."""
 
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> contextlib.AbstractContextManager[None]:
         """Take turns with other processes and threads. Serves fairness, never correctness.
@@ -275,6 +281,9 @@ class LocalStorage:
     def rename_noreplace(self, source: str, target: str) -> None:
         local.rename_noreplace(self._file(source), self._file(target))
 
+    def replace(self, source: str, target: str) -> None:
+        os.replace(self._file(source), self._file(target))
+
     def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
         temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
         file = self.create(temporary)
@@ -309,14 +318,34 @@ class LocalStorage:
         if sys.platform != "linux":
             return None
         try:
-            with self._opened(names.PINS, create=True) as descriptor:
-                fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_TURN)  # some file systems have no such locks
-                return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0)
+            descriptor = os.open(self._file(names.PINS), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            try:
+                with contextlib.suppress(FileExistsError):
+                    self.write_once(names.PINS, b"", durable=False)
+                descriptor = os.open(self._file(names.PINS), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return None
         except OSError:
             return None
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_TURN)
+        except OSError:  # a file system without such locks
+            os.close(descriptor)
+            return None
+        return descriptor
 
     def boot(self) -> int:
         return _boot()
+
+    def place(self) -> int:
+        # No copy has both the number and the time of change of the original's inode, whatever the file system. Not the
+        # device: its number may change with each boot.
+        try:
+            status = os.stat(self._file(names.FORMAT))
+        except OSError:
+            return 0
+        return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) & ~1 or 2
 
     @contextmanager
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
@@ -336,6 +365,9 @@ class LocalStorage:
             finally:
                 # Closing is not enough: a child that was forked meanwhile has the description open, too.
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_ALL)
+
+
+_U64 = (1 << 64) - 1
 
 
 class LocalStagedFile:

@@ -35,9 +35,9 @@ def run_json(*arguments: object) -> Any:
     return json.loads(result.stdout)
 
 
-def assert_refused(result: Result, *words: str) -> None:
-    """One line on the standard error, status 1, nothing else: no traceback."""
-    assert result.exit_code == 1
+def assert_refused(result: Result, *words: str, status: int = 1) -> None:
+    """One line on the standard error, and a status; nothing else: no traceback."""
+    assert result.exit_code == status
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("txstore: ")
@@ -93,7 +93,8 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert result.stderr
 
 
-COMMANDS = [("log",), ("ls",), ("ls", "--keys"), ("show", "0"), ("verify",)]
+COMMANDS = [("log",), ("ls",), ("ls", "--keys"), ("show", "0"), ("verify",), ("verify", "--repair"), ("backup", "copy")]
+STATUS = {"verify": 2, "backup": 2}  # else 1
 
 
 def call(command: tuple[str, ...], path: Path, *more: str) -> Result:
@@ -103,16 +104,18 @@ def call(command: tuple[str, ...], path: Path, *more: str) -> Result:
 @pytest.mark.parametrize("more", [[], ["--json"]])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_missing_repository(command: tuple[str, ...], more: list[str], tmp_path: Path) -> None:
-    assert_refused(call(command, tmp_path / "none", *more), "none: there is no TxStore repository here")
+    status = STATUS.get(command[0], 1)
+    assert_refused(call(command, tmp_path / "none", *more), "none: there is no TxStore repository here", status=status)
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_path_that_is_something_else(command: tuple[str, ...], tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "plain.zarr", mode="w")
-    assert_refused(call(command, tmp_path / "plain.zarr"), "plain Zarr")
+    status = STATUS.get(command[0], 1)
+    assert_refused(call(command, tmp_path / "plain.zarr"), "plain Zarr", status=status)
     (tmp_path / "file").write_text("x")
-    assert_refused(call(command, tmp_path / "file"), "this is a file")
+    assert_refused(call(command, tmp_path / "file"), "this is a file", status=status)
 
 
 @pytest.mark.parametrize("command", COMMANDS[:4])
@@ -327,7 +330,10 @@ def test_verify_reports_faults(filled: txstore.Repository) -> None:
         shown = json.loads(result.stdout)
         assert not shown["ok"]
         assert shown["faults"][0]["path"] == "commits/main/0000000001"
-        assert set(shown["faults"][0]) == {"path", "reason", "offset", "key", "commits"}
+        fault = shown["faults"][0]
+        assert set(fault) == {"path", "reason", "offset", "key", "part", "commits", "commit_count"}
+        assert fault["part"] == "frame"
+        assert fault["commits"] == [filled.head().id]
     finally:
         path.write_bytes(good)
 

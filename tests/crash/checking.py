@@ -9,7 +9,7 @@ from tests.crash.disk import Disk, Tree
 from tests.crash.system import SYSTEM, Process, forget_all
 from tests.crash.world import World
 from txstore import encoding, names, records
-from txstore.maintenance import Fault
+from txstore.verifying import Fault
 
 _SEED = 1 << 20  # of what these processes draw: nothing that the workloads have drawn
 

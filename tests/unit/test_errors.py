@@ -17,6 +17,7 @@ EXAMPLES = [
     errors.CommitUnknownError("0" * 32, reason="the answer was lost"),
     errors.CorruptionError("packs/00/00", reason="a wrong checksum", offset=64, key="a/c/0"),
     errors.SnapshotExpiredError("main@7"),
+    errors.BackupError("/backup.tx", "it holds something else"),
     errors.RepositoryNotFoundError("/data.tx", creatable=True),
     errors.CommitNotFoundError("slot 7", hint="look"),
     errors.NodeNotFoundError("a"),

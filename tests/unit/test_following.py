@@ -328,7 +328,7 @@ def test_a_directory_that_was_made_anew_is_watched_anew(open_repo, way):
     bell.wait(DEADLINE)  # there is nothing to watch: a pause
     directory.mkdir()
     bell.wait(DEADLINE)
-    with later((directory / "name").touch):
+    with later((directory / f"0000000000.orphan-{'0' * 32}").touch):
         bell.wait(DEADLINE)
     assert time.monotonic() - began < DEADLINE / 2
     bell.close()

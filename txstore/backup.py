@@ -1,0 +1,327 @@
+"""Copying a repository while others write it: `backup`. What the head was at the start is what the copy holds.
+
+Order: packs, commits by slot, tags, the hint, and in a new copy `format.json` last: at any moment the copy is a whole
+repository, or none yet. Each file is copied beside its place, checked, synced and renamed, so that what is there is
+complete, and an interrupted backup is simply run again. No lock is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from txstore import format, names
+from txstore.checking import check_frames, check_sections, frames_end, open_run
+from txstore.commits import MAIN, Commits, Stored
+from txstore.encoding import MalformedError
+from txstore.errors import BackupError, CorruptionError, RepositoryNotFoundError
+from txstore.faults import Fault
+from txstore.format import PackName, RunName
+from txstore.index import names_of
+from txstore.records import Tag
+from txstore.storage import StagedFile, Storage, open_storage
+
+_COPIED = 1 << 20
+#: Files that are written before they are synced: together they cost little more than one.
+_BATCH = 64
+Check = Callable[[str], list[Fault]]  # of a file at another place
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """What a backup did. `slot` and `commit` are of the head that the copy has now; `bytes` were copied."""
+
+    destination: str
+    slot: int
+    commit: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """One file to copy: so many bytes of it."""
+
+    path: str
+    length: int
+    check: Check
+
+
+def back_up(
+    source: Storage,
+    destination: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Backup:
+    """Copy a repository, or what is new in it. See `Repository.backup`."""
+    commits = Commits(source)
+    if not commits.identity.exists():
+        raise RepositoryNotFoundError(source.url)
+    target = open_storage(destination)
+    _check_apart(source.url, target.url)
+    return _BackUp(commits, target, verify, progress).run()
+
+
+def _check_apart(source: str, target: str) -> None:
+    one, other = os.path.realpath(source), os.path.realpath(target)
+    if os.path.commonpath([one, other]) in (one, other):
+        raise BackupError(target, f"it is in the repository {source}, or the other way round: choose a place apart")
+
+
+class _BackUp:
+    def __init__(
+        self, commits: Commits, target: Storage, verify: bool, progress: Callable[[int, int], None] | None
+    ) -> None:
+        self.commits = commits
+        self.source = commits.storage
+        self.target = target
+        self._verify = verify
+        self._progress = progress
+        self._id = commits.identity.id
+        self._files = self._bytes = self._total = self._floor = 0
+        self._seen: set[tuple[bytes, int]] = set()  # runs whose packs are known
+
+    def run(self) -> Backup:
+        try:
+            return self._run()
+        except FileNotFoundError as error:
+            head = Commits(self.source).head(MAIN)
+            if head is not None and head.header.floor > self._floor:
+                raise BackupError(self.target.url, "a vacuum has deleted files meanwhile: run it again") from error
+            raise
+
+    def _run(self) -> Backup:
+        head = self.commits.head(MAIN)
+        self._floor = 0 if head is None else head.header.floor
+        tags = self._tags(head)
+        copies = Commits(self.target)
+        is_new = self._check_target(copies)
+        last = None if is_new else copies.head(MAIN)
+        self._check_history(head, last)
+        for directory in ("", *names.DIRECTORIES):
+            self.target.make_directory(directory, durable=True)
+        self._write_once(names.GUARD)
+        if head is not None:
+            self._copy_history(head, last)
+        for path in tags:
+            self._write_tag(path)
+        if is_new:
+            self._write_once(names.FORMAT)
+        copies = Commits(self.target)
+        made = copies.head(MAIN)
+        if (None if made is None else made.header.id) != (None if head is None else head.header.id):
+            raise BackupError(self.target.url, "somebody has committed into it meanwhile: choose another place")
+        if made is not None and self._files:
+            copies.write_hint(made, durable=True)
+        return Backup(
+            self.target.url, -1 if made is None else made.header.slot, "" if made is None else made.header.id.hex(),
+            self._files, self._bytes,
+        )  # fmt: skip
+
+    # --- whether it may be done
+
+    def _check_target(self, copies: Commits) -> bool:
+        """Tell whether the place is new, or holds the beginning of a backup; raise `BackupError` if neither."""
+        try:
+            found = set(self.target.list(""))
+        except NotADirectoryError as error:
+            raise BackupError(self.target.url, "it is a file; a backup is a directory") from error
+        if names.FORMAT in found:
+            if copies.identity.id != self._id:
+                raise BackupError(self.target.url, "it holds another repository: choose an empty or a new directory")
+            return False
+        if not found <= names.TOP:
+            raise BackupError(
+                self.target.url, f"it holds something else ({min(found - names.TOP)!r}): choose a new one"
+            )
+        for path in _pack_paths(self.target):
+            try:
+                found_id = format.decode_head(self.target.read_range(path, 0, format.HEAD_SIZE))[1]
+            except MalformedError:
+                found_id = b""
+            if found_id != self._id:
+                raise BackupError(self.target.url, "it holds the beginnings of another repository: choose a new one")
+        return True
+
+    def _check_history(self, head: Stored | None, last: Stored | None) -> None:
+        if last is None:
+            return
+        there = self.commits.read(MAIN, last.header.slot)
+        if head is None or there is None or there.hash != last.hash:
+            what = f"its commit {last.commit.id[:12]}, in slot {last.header.slot}, is not in the repository's history"
+            why = "somebody has committed into it, or a vacuum has passed it: choose another directory"
+            raise BackupError(self.target.url, f"{what}: {why}")
+
+    # --- what there is to copy
+
+    def _copy_history(self, head: Stored, last: Stored | None) -> None:
+        stored = list(self._new_commits(head, last))
+        ours = {one.path for one in stored}
+        packs: dict[str, int | None] = {}
+        for one in stored:
+            for pack, end in self._packs_of(one):
+                path = pack.path
+                if path in ours or path in packs or self.target.exists(path):
+                    continue
+                if end is not None or self.source.exists(path):  # else a vacuum has found that nobody reads it
+                    packs[path] = end
+        older = [self._of_pack(*found) for found in sorted(packs.items())]
+        newer = [self._of_commit(one) for one in stored if not self.target.exists(one.path)]
+        self._total = sum(copy.length for copy in (*older, *newer))
+        for copies in (older, newer):
+            for first in range(0, len(copies), _BATCH):
+                self._copy_batch(copies[first : first + _BATCH])
+        for name in self.source.list(f"{names.FLOOR}/{MAIN}"):
+            path = f"{names.FLOOR}/{MAIN}/{name}"
+            with contextlib.suppress(FileNotFoundError, MalformedError):
+                if Tag.decode(self.source.read(path)).slot <= head.header.slot:
+                    self._write_once(path)
+
+    def _new_commits(self, head: Stored, last: Stored | None) -> Iterator[Stored]:
+        """Yield the commits to copy, the oldest first: from the floor on, and tagged ones below it."""
+        first = head.header.floor if last is None else max(head.header.floor, last.header.slot)
+        tagged = {Tag.decode(self.source.read(path)).slot for path in self._tags(head)}
+        slots = sorted({slot for slot in tagged if slot < first} | set(range(first, head.header.slot + 1)))
+        for slot in slots:
+            stored = self.commits.read(MAIN, slot)
+            if stored is None:
+                raise CorruptionError(names.commit_path(MAIN, slot), reason="the file is missing, or went meanwhile")
+            yield stored
+
+    def _packs_of(self, stored: Stored) -> Iterator[tuple[PackName, int | None]]:
+        """Yield the packs that a commit refers to, and where those end that came with it."""
+        for data in stored.header.packs:
+            yield data.name, data.end
+        for name in names_of(stored.header.runs, stored.header.name):
+            if name.pack is None or (name.pack.id, name.offset) in self._seen:
+                continue
+            self._seen.add((name.pack.id, name.offset))
+            for pack in (name.pack, *self._table(name, name.pack.path)):
+                if pack.branch is None or pack.slot < self._floor:
+                    yield pack, None
+
+    def _table(self, name: RunName, path: str) -> list[PackName]:
+        try:
+            return open_run(self.source, name, path)[1]
+        except ValueError as error:
+            raise CorruptionError(path, offset=name.offset, reason=f"damaged run: {error}") from error
+
+    def _tags(self, head: Stored | None) -> list[str]:
+        """Return the paths of the tags on commits up to the head."""
+        if head is None:
+            return []
+        paths = []
+        for name in sorted(self.source.list("tags")):
+            with contextlib.suppress(FileNotFoundError):
+                if self.commits.read_tag(name).slot <= head.header.slot:
+                    paths.append(names.tag_path(name))
+        return paths
+
+    def _of_pack(self, path: str, end: int | None) -> _Copy:
+        length = self.source.read_tail(path, 0)[1] if end is None else end
+
+        def check(temporary: str) -> list[Fault]:
+            pack_id = format.decode_head(self.target.read_range(temporary, 0, format.HEAD_SIZE))[0]
+            name = PackName(pack_id) if path.startswith(names.PACKS) else PackName(pack_id, MAIN, _slot_of(path))
+            if end is None:
+                return []  # where its frames end was known to a commit that is gone
+            return check_frames(self.target, name, self._id, end, path=temporary).faults
+
+        return _Copy(path, length, check)
+
+    def _of_commit(self, stored: Stored) -> _Copy:
+        def check(temporary: str) -> list[Fault]:
+            name = stored.header.name
+            faults = check_frames(self.target, name, self._id, frames_end(stored), path=temporary).faults
+            faults += check_sections(self.target, stored, temporary)
+            footer = stored.footer
+            encoded = self.target.read_range(temporary, footer.header_offset, footer.header_length)
+            if format.header_hash(encoded) != stored.hash:
+                faults.append(Fault(stored.path, "the header is another than was read", footer.header_offset))
+            for run in stored.header.runs:
+                if run.pack is None:
+                    open_run(self.target, run, temporary)
+            return faults
+
+        return _Copy(stored.path, stored.footer.file_length, check)
+
+    # --- copying
+
+    def _copy_batch(self, copies: list[_Copy]) -> None:
+        written: list[tuple[_Copy, str, StagedFile]] = []
+        try:
+            for copy in copies:
+                temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+                file = self.target.create(temporary)
+                written.append((copy, temporary, file))
+                self._copy(copy, file)
+            for _, _, file in written:
+                file.sync()
+            for copy, temporary, _ in written:
+                if self._verify:
+                    self._check(copy, temporary)
+                directory = os.path.dirname(copy.path)
+                self.target.make_directory(directory, durable=True)
+                with contextlib.suppress(FileExistsError):  # by another backup to the same place
+                    self.target.rename_noreplace(temporary, copy.path)
+                self._files += 1
+        finally:
+            for _, temporary, file in written:
+                file.close()
+                self.target.delete(temporary)
+        for directory in dict.fromkeys(os.path.dirname(copy.path) for copy in copies):
+            self.target.sync_directory(directory)
+
+    def _copy(self, copy: _Copy, file: StagedFile) -> None:
+        for offset in range(0, copy.length, _COPIED):
+            part = self.source.read_range(copy.path, offset, min(_COPIED, copy.length - offset))
+            if len(part) != min(_COPIED, copy.length - offset):
+                raise CorruptionError(copy.path, offset=offset + len(part), reason="the file is too short")
+            file.write(offset, [part])
+            self._bytes += len(part)
+            if self._progress is not None:
+                self._progress(self._bytes, max(self._total, self._bytes))
+
+    def _check(self, copy: _Copy, temporary: str) -> None:
+        try:
+            faults = copy.check(temporary)
+        except ValueError as error:
+            raise CorruptionError(copy.path, reason=str(error)) from error
+        for fault in faults:
+            raise CorruptionError(copy.path, offset=fault.offset, key=fault.key, reason=fault.reason)
+
+    def _write_tag(self, path: str) -> None:
+        """Copy a tag. One that was given anew is replaced."""
+        content = self.source.read(path)
+        if self.target.exists(path) and self.target.read(path) != content:
+            temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+            self.target.write_once(temporary, content, durable=True)
+            self.target.replace(temporary, path)
+            self._files += 1
+        else:
+            self._write_once(path)
+
+    def _write_once(self, path: str) -> None:
+        """Copy a small file, unless it is there."""
+        content = self.source.read(path)
+        if self.target.exists(path):
+            if self.target.read(path) != content:
+                raise BackupError(self.target.url, f"its {path} is another than the repository's: choose a new one")
+            return
+        self.target.make_directory(os.path.dirname(path), durable=True)
+        with contextlib.suppress(FileExistsError):
+            self.target.write_once(path, content, durable=True)
+        self._files += 1
+        self._bytes += len(content)
+
+
+def _slot_of(path: str) -> int:
+    return names.parse_slot(path.rpartition("/")[2]) or 0
+
+
+def _pack_paths(storage: Storage) -> Iterator[str]:
+    for directory in [names.commits_directory(MAIN), *(f"{names.PACKS}/{name}" for name in storage.list(names.PACKS))]:
+        yield from (f"{directory}/{name}" for name in storage.list(directory))

@@ -1,0 +1,102 @@
+"""`txstore verify` and `txstore backup`. Exit status: 0 well, 1 faults are left, 2 it could not be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from txstore import repairing
+from txstore.backup import back_up
+from txstore.cli_output import JsonOption, PathArgument, new_console, print_json, printable, reporting_errors_as
+from txstore.commits import Commits
+from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
+from txstore.faults import Report
+from txstore.storage import open_storage
+from txstore.verifying import verify as verify_commits
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    console = new_console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@reporting_errors_as(2)
+def verify(
+    path: PathArgument,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Restore what can be restored. Nothing is deleted: see quarantine/.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every checksum and every reference of the whole history."""
+    storage = open_storage(path)
+    commits = Commits(storage)
+    try:
+        if not commits.identity.exists():
+            raise RepositoryNotFoundError(storage.url)
+    except CorruptionError:
+        pass  # that is what we are to tell, and may be able to repair
+    except UnsupportedFormatError:
+        if not repair:
+            raise
+    with _progress("verify") as tell:
+        report = repairing.verify_and_repair(storage, tell) if repair else verify_commits(commits, tell)
+    if as_json:
+        print_json({"ok": report.ok, **asdict(report)})
+    else:
+        _print(report, repair)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _print(report: Report, repair: bool) -> None:
+    for done in report.repairs:
+        typer.echo(f"REPAIR {printable(str(done))}")
+    for fault in report.faults:
+        left = " It can't be repaired: restore the file from a backup." if repair else ""
+        typer.echo(f"FAULT {printable(str(fault))}{left}")
+    repaired = f", {len(report.repaired)} repaired," if report.repaired else ""
+    typer.echo(
+        f"{len(report.faults)} faults{repaired} in {report.commits:,} commits, {report.values:,} values, "
+        f"{report.refs:,} refs, {report.bytes:,} bytes"
+    )
+
+
+@reporting_errors_as(2)
+def backup(
+    path: PathArgument,
+    destination: Annotated[str, typer.Argument(metavar="DEST", help="An empty or new directory, or an older backup.")],
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not check what was copied.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a repository while it is in use; a second time, only what is new."""
+    with _progress("backup") as tell:
+        made = back_up(open_storage(path), destination, verify=not no_verify, progress=tell)
+    if as_json:
+        print_json(asdict(made))
+    else:
+        what = "is new" if made.files else "was up to date"
+        typer.echo(
+            f"{printable(destination)} {what}: commits up to slot {made.slot}; "
+            f"{made.files:,} files, {made.bytes:,} bytes copied"
+        )

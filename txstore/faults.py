@@ -1,0 +1,64 @@
+"""What verifying and repairing tell: faults, repairs, and the report of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: So many ids of commits are told of each fault.
+COMMITS_TOLD = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong.
+
+    `part` says what it is: "format", "guard", "hint", "tag" and "staging" are small files; "head", "frame", "value",
+    "padding", "run" and "header" (footer included) are parts of packs; a "ref" leads nowhere; a file is "missing",
+    "unreadable", "unknown", or an "orphan", which is not in the history; a "link" between commits does not hold.
+    `commits` are the ids of the first of the `commit_count` commits that it touches, the oldest first.
+    """
+
+    path: str
+    reason: str
+    offset: int | None = None
+    key: str | None = None
+    part: str = "header"
+    commits: tuple[str, ...] = ()
+    commit_count: int = 0
+
+    def __str__(self) -> str:
+        where = self.path + (f" at byte {self.offset}" if self.offset is not None else "")
+        what = where + (f" (key {self.key!r})" if self.key is not None else "") + f": {self.reason}"
+        if self.commit_count:
+            shown = ", ".join(commit[:12] for commit in self.commits)
+            more = self.commit_count - len(self.commits)
+            what += f" [commits: {shown}" + (f" and {more:,} more]" if more else "]")
+        return what
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One thing that was done: `path` is the file that it was done to."""
+
+    path: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.action}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What `verify` found. After repairs: what is left, what was done, and the faults that are gone."""
+
+    commits: int = 0
+    values: int = 0
+    refs: int = 0
+    bytes: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
+    repaired: list[Fault] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults

@@ -1,0 +1,373 @@
+"""Walking everything that can be reached, from the floor to the head: `verify` reports, and changes nothing.
+
+Two passes: the frames of all packs, then the runs, whose refs must lead to them. What a fault touches is found last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from txstore import encoding, format, names, records
+from txstore.checking import (
+    Checked,
+    Values,
+    Window,
+    check_frames,
+    check_sections,
+    entries_of,
+    frames_end,
+    open_run,
+)
+from txstore.commits import MAIN, Commits, Stored
+from txstore.errors import CorruptionError, KeyFormatError, TxStoreError, UnsupportedFormatError
+from txstore.faults import Fault, Report
+from txstore.format import PackName
+from txstore.index import names_of
+from txstore.keys import check_name, decode_key
+from txstore.pack import Packs
+from txstore.records import Tag, TransactionRecord
+from txstore.snapshot import Snapshot
+from txstore.tracing import Listed, Tracer
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def verify(commits: Commits, progress: Progress | None = None) -> Report:
+    """Check every commit from the floor on, with all that it refers to. See `Repository.verify`."""
+    floor = _floor(commits)
+    while True:
+        report = Verifier(commits, progress).run()
+        before, floor = floor, _floor(commits)
+        if report.ok or floor == before:
+            return report  # else a vacuum went on meanwhile, and what was missed may be what it has deleted
+
+
+def _floor(commits: Commits) -> int | None:
+    try:
+        head = Commits(commits.storage).head(MAIN)
+    except (TxStoreError, OSError):
+        return None
+    return None if head is None else head.header.floor
+
+
+class Verifier:
+    """One walk."""
+
+    def __init__(self, commits: Commits, progress: Progress | None = None) -> None:
+        self.commits = commits
+        self.storage = commits.storage
+        self.report = Report()
+        self.runs: dict[tuple[bytes, int], Listed] = {}
+        self._progress = progress
+        self._total = 0
+        self._ids: dict[int, bytes] = {}  # by slot, of the commits that can be read
+        self._damaged: set[bytes] = set()  # packs whose head or file is damaged: nothing in them can be read
+        self._readers: dict[bytes, set[tuple[int, int]]] = {}  # of those, from which slot to which they are read
+        self._known: set[str] = set()  # files that are accounted for
+        self._brought: dict[str, int] = {}  # the slot that a pack came with
+        self._floor = 0
+        self._tagged: set[int] = set()  # slots
+        self._oldest: dict[int, Snapshot] = {}  # by slot, of those looked into
+
+    def run(self) -> Report:
+        self._check_small_files()
+        try:
+            repository_id = self.commits.identity.id
+        except (TxStoreError, OSError) as error:
+            self._add_error(error, names.FORMAT, part="format")
+            return self.report
+        self._check_tags()
+        self._check_chain()
+        slots = sorted(self._ids)
+        values = Values()
+        try:
+            for slot in slots:
+                self._check_commit(slot, repository_id, values)
+            self._total = self.report.bytes  # what others have added meanwhile does not count
+            for key, listed in list(self.runs.items()):
+                self._check_run(key, listed, values)
+        finally:
+            values.close()
+        self._check_staging()
+        self._check_names()
+        if self.report.faults:
+            tracer = Tracer(self.commits, self._ids, list(self.runs.values()), self._readers, self._brought)
+            self.report.faults = [tracer.with_commits(fault) for fault in self.report.faults]
+        return self.report
+
+    # --- the history
+
+    def _check_chain(self) -> None:
+        """Find the commits that can be read, and report those that can't, and links that do not hold."""
+        slots = self.commits.slots(MAIN)  # before the head is looked for: others may be committing
+        floor, top = min(slots, default=0), max(slots, default=-1)
+        try:
+            head = self.commits.head(MAIN)
+            floor, top = (0, -1) if head is None else (head.header.floor, head.header.slot)
+        except (TxStoreError, OSError) as error:
+            self._add_error(error, names.commits_directory(MAIN))
+            floor = max((s.header.floor for s in map(self._read_quietly, slots) if s is not None), default=floor)
+        for slot in sorted(slots):
+            if slot > top:
+                path = names.commit_path(MAIN, slot)
+                self._add(Fault(path, "this commit does not follow the one in the slot before it", part="orphan"))
+        self._check_hint()
+        child: Stored | None = None
+        for slot in range(top, floor - 1, -1):
+            path, stored = names.commit_path(MAIN, slot), None
+            try:
+                stored = self.commits.read(MAIN, slot)
+                if stored is None:
+                    self._add(Fault(path, "the file is missing", part="missing"))
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, path)
+            if stored is not None:
+                self._ids[slot] = stored.header.id
+                self._total += stored.footer.file_length + sum(pack.end for pack in stored.header.packs)
+                named = None if child is None else (child.header.parent_id, child.header.parent_hash)
+                if named not in (None, (stored.header.id, stored.hash)):
+                    self._add(Fault(path, f"this is not the parent that slot {slot + 1} names", part="link"))
+            child = stored
+        for slot in slots:
+            if slot < floor and slot in self._tagged and (stored := self._read_quietly(slot)) is not None:
+                self._ids[slot] = stored.header.id  # a vacuum has kept it; who is damaged is reported with the tag
+        self._floor = floor
+
+    def _read_quietly(self, slot: int) -> Stored | None:
+        try:
+            return self.commits.read(MAIN, slot)
+        except (TxStoreError, OSError):
+            return None
+
+    def _check_hint(self) -> None:
+        """Report a damaged hint, and the loss of the newest commits: of a durable one that it names."""
+        path = names.hint_path(MAIN)
+        try:
+            hint = self.commits.read_hint(MAIN)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._add_error(error, path, part="hint")
+            return
+        except encoding.MalformedError as error:
+            content = self.storage.read(path)
+            if any(content):  # else its writer was killed, or the power lost, before it was written
+                self._add(Fault(path, error.reason, part="hint"))
+            return
+        if not self.commits.is_durable(hint):
+            return
+        try:
+            stored = self.commits.read(MAIN, hint.slot)
+        except (OSError, TxStoreError):
+            return  # it is only a hint; a damaged commit is reported where its slot is read
+        if stored is None or stored.header.id != hint.commit_id:
+            reason = f"commit {hint.commit_id.hex()} was durable in this slot and is not there"
+            self._add(Fault(names.commit_path(MAIN, hint.slot), reason, part="missing"))
+
+    # --- the first pass: packs
+
+    def _check_commit(self, slot: int, repository_id: bytes, values: Values) -> None:
+        path = names.commit_path(MAIN, slot)
+        try:
+            stored = self.commits.read(MAIN, slot)
+            if stored is None:
+                return  # gone since: a vacuum
+            self.report.commits += 1
+            for pack in stored.header.packs:
+                self._check_pack(slot, pack.name, repository_id, pack.end, values)
+            self._check_pack(slot, stored.header.name, repository_id, frames_end(stored), values)
+            for fault in check_sections(self.storage, stored):
+                self._add(fault)
+            self.report.bytes += stored.footer.file_length - frames_end(stored)
+        except (TxStoreError, OSError) as error:
+            self._add_error(error, path)
+            return
+        for name in names_of(stored.header.runs, stored.header.name):
+            if name.pack is None:
+                continue
+            key = (name.pack.id, name.offset)
+            listed = self.runs.get(key)
+            self.runs[key] = Listed(name, slot if listed is None else listed.first, slot)
+        self._tell()
+
+    def _check_pack(self, slot: int, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
+        self._known.add(name.path)
+        self._brought[name.path] = slot
+        try:
+            checked = check_frames(self.storage, name, repository_id, end, values)
+        except FileNotFoundError:
+            self._damaged.add(name.id)
+            if slot >= self._floor:  # else what of it is still read, is found missing by the refs
+                self._add(Fault(name.path, "the file is missing", part="missing"))
+            return
+        except OSError as error:
+            self._add_error(error, name.path)
+            self._damaged.add(name.id)
+            return
+        self._take(checked, name, end)
+
+    def _take(self, checked: Checked, name: PackName, end: int) -> None:
+        self.report.values += checked.values
+        self.report.bytes += end
+        for fault in checked.faults:
+            self._add(fault)
+            if fault.part == "head":
+                self._damaged.add(name.id)
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self.report.bytes, max(self._total, self.report.bytes))
+
+    # --- the second pass: runs
+
+    def _check_run(self, key: tuple[bytes, int], listed: Listed, values: Values) -> None:
+        name, path = listed.name, listed.name.pack.path if listed.name.pack is not None else ""
+        try:
+            run, packs = open_run(self.storage, name, path)
+        except OSError as error:
+            if path not in self._known or not isinstance(error, FileNotFoundError):
+                self._add_error(error, path)
+            return
+        except ValueError as error:
+            self._add(Fault(path, f"damaged run: {error}", name.offset, part="run"))
+            return
+        tables = [name.pack, *packs]
+        for pack in tables:
+            if pack is not None and pack.id in self._damaged:
+                self._readers.setdefault(pack.id, set()).add((listed.first, listed.last))
+        for page in entries_of(run):
+            self.report.refs += len(page)
+            for encoded, kind, _, number, offset, length, checksum in page:
+                if decode_key(encoded) is None:
+                    self._add(Fault(path, f"key {encoded!r} is not UTF-8", name.offset, part="run"))
+                pack = tables[number]
+                if kind != format.REF_PACK or pack is None:
+                    continue
+                if not values.has(pack.id, offset, length, checksum):
+                    self._check_ref(values, pack, encoded, offset, length, checksum, listed.first)
+
+    def _check_ref(
+        self, values: Values, pack: PackName, encoded: bytes, offset: int, length: int, checksum: int, first: int
+    ) -> None:
+        """Look at a value itself: its frame is damaged, or its pack lies below the floor and was not walked."""
+        key = encoded.decode(errors="backslashreplace")
+        if values.has(pack.id, offset, length, checksum) is False:
+            self._add(Fault(pack.path, "a ref leads to where no such value is", offset, key, part="ref"))
+            return
+        try:
+            found = Window(self.storage, pack.path).checksum(offset, length)
+        except FileNotFoundError:
+            if pack.path not in self._known and self._is_read(first, pack, encoded, offset):
+                self._known.add(pack.path)
+                self._add(Fault(pack.path, "the file is missing", part="missing"))
+            return
+        except OSError as error:
+            self._add_error(error, pack.path)
+            return
+        self._known.add(pack.path)
+        if found != checksum:
+            self._add(Fault(pack.path, "the value has a wrong checksum", offset, key, part="value"))
+
+    def _is_read(self, slot: int, pack: PackName, encoded: bytes, offset: int) -> bool:
+        """Tell whether the oldest commit that lists a run sees a value of it: else none does, and it may be gone."""
+        if slot not in self._oldest:
+            self._oldest = {slot: Snapshot(self.commits.read(MAIN, slot), Packs(self.storage), self.storage.url)}
+        runs = self._oldest[slot].runs
+        found = runs.lookup(encoded)
+        return found is not None and (found.offset, runs.pack_name(found.run, found.pack)) == (offset, pack)
+
+    # --- the other files
+
+    def _check_small_files(self) -> None:
+        try:
+            if self.storage.read(names.GUARD) != records.encode_guard():
+                self._add(Fault(names.GUARD, "this is not the guard that keeps plain zarr out", part="guard"))
+        except FileNotFoundError:
+            self._add(Fault(names.GUARD, "the file is missing", part="guard"))
+        except OSError as error:
+            self._add_error(error, names.GUARD, part="guard")
+
+    def _check_tags(self) -> None:
+        for name in sorted(self.storage.list("tags")):
+            try:
+                check_name("tag", name)
+                self._tagged.add(self.commits.by_tag(name).header.slot)
+            except KeyFormatError:
+                continue  # told by `_check_names`
+            except UnsupportedFormatError as error:
+                self._add_error(error, error.path)
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, names.tag_path(name), part="tag")
+        for name in sorted(self.storage.list(f"{names.FLOOR}/{MAIN}")):
+            path = f"{names.FLOOR}/{MAIN}/{name}"
+            try:
+                Tag.decode(self.storage.read(path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._add_error(error, path)
+            except encoding.MalformedError as error:
+                self._add(Fault(path, error.reason, part="floor"))
+
+    def _check_staging(self) -> None:
+        for file in sorted(self.storage.list(names.STAGING)):
+            path = f"{names.STAGING}/{file}"
+            name = names.parse_named(file)
+            if names.parse_record(file) is None and name is None:
+                continue
+            try:
+                content = self.storage.read(path)
+                if name is None and content:  # empty: its owner is about to write it, or died before
+                    TransactionRecord.decode(content)
+                elif content and (len(content) != 32 or len(bytes.fromhex(content.decode())) != 16):
+                    raise encoding.MalformedError("it names no transaction")
+            except FileNotFoundError:
+                continue  # the transaction has ended
+            except OSError as error:
+                self._add_error(error, path, part="staging")
+            except ValueError as error:
+                self._add(Fault(path, str(error), part="staging"))
+
+    def _check_names(self) -> None:
+        """Report what has a name that no file of a repository has."""
+        for path in unknown_names(self.commits):
+            self._add(Fault(path, "no file of a repository is called so", part="unknown"))
+
+    # --- noting
+
+    def _add_error(self, error: TxStoreError | OSError, path: str, *, part: str | None = None) -> None:
+        if isinstance(error, CorruptionError):
+            self._add(Fault(error.path, error.reason, error.offset, error.key, part or "header"))
+        elif isinstance(error, OSError):
+            self._add(Fault(path, f"it can't be read: {error}", part=part or "unreadable"))
+        else:
+            self._add(Fault(str(getattr(error, "path", path)), str(error), part=part or "header"))
+
+    def _add(self, fault: Fault) -> None:
+        if fault not in self.report.faults:  # a damaged head is met twice
+            self.report.faults.append(fault)
+
+
+def unknown_names(commits: Commits) -> list[str]:
+    """Return the paths that no file of a repository has. Hidden files at the top are somebody else's."""
+    storage = commits.storage
+    found = [name for name in storage.list("") if not name.startswith(".") and name not in names.TOP]
+    for name in storage.list(names.commits_directory(MAIN)):
+        slot, _, rest = name.partition(".orphan-")
+        if names.parse_slot(slot) is None or (rest and len(rest) < 32):
+            found.append(f"{names.commits_directory(MAIN)}/{name}")
+    for name in storage.list("tags"):
+        try:
+            check_name("tag", name)
+        except KeyFormatError:
+            found.append(f"tags/{name}")
+    found += [f"heads/{name}" for name in storage.list("heads") if name != MAIN]
+    found += [f"commits/{name}" for name in storage.list("commits") if name != MAIN]
+    for directory in storage.list(names.PACKS):
+        try:
+            for name in storage.list(f"{names.PACKS}/{directory}"):
+                if not (name.startswith(directory) and len(name) == 32 and len(directory) == 2):
+                    found.append(f"{names.PACKS}/{directory}/{name}")
+        except NotADirectoryError:
+            found.append(f"{names.PACKS}/{directory}")
+    return sorted(found)
