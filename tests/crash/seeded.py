@@ -46,14 +46,14 @@ OMITTED = [
     Omitted(f"{_NAMES} commits < {_STORAGE}Identity.make_durable", "scratch"),
     Omitted(f"{_NAMES} the parent < {_STORAGE}Identity.make_durable", "scratch"),
     # A commit.
-    Omitted(f"{_SYNC}.0 < PackWriter.sync < Committer._sync", "first commit"),
+    Omitted(f"{_SYNC}.0 < PackWriter.sync < Publisher._sync < Publisher.publish", "first commit"),
     Omitted(f"{_NAMES} commits/main < {_STORAGE}Commits.settle", "first commit"),
     Omitted("sync commits/main/N < LocalStorage.sync_file < Commits.make_durable", "scratch"),
     Omitted(f"{_NAMES} commits/main < {_STORAGE}Commits.make_durable", "tag on scratch"),
     # Packs of several processes.
-    Omitted(f"{_SYNC}.n < LocalStorage.sync_file < Committer._publish_packs", "cooperative"),
-    Omitted(f"{_NAMES} packs/* < {_STORAGE}Committer._publish_packs", "cooperative"),
-    Omitted(f"{_NAMES} packs < {_STORAGE}Committer._publish_packs", "named", "resume", "mkdir packs/"),
+    Omitted(f"{_SYNC}.n < LocalStorage.sync_file < Publisher.prepare", "cooperative"),
+    Omitted(f"{_NAMES} packs/* < {_STORAGE}Publisher.prepare", "cooperative"),
+    Omitted(f"{_NAMES} packs < {_STORAGE}Publisher.prepare", "named", "resume", "mkdir packs/"),
     # Tags.
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_tag", "tags"),
     Omitted(f"{_NAMES} tags < {_STORAGE}LocalStorage.write_once < Commits.write_tag", "tags"),
@@ -84,7 +84,7 @@ OMITTED = [
 _LATER = "the first durable commit syncs it once more (Identity.make_durable)"
 _SEAL = "nothing is promised of a part before it is sealed, which syncs the same directory"
 SUPERFLUOUS = {
-    f"{_SYNC}.0 < PackWriter.sync < Committer._sync < Committer.run": "so that little is left to sync inside the lock",
+    f"{_SYNC}.0 < PackWriter.sync < Publisher._sync < Publisher.prepare": "so that little is left to sync inside the lock",
     f"{_NAMES} the parent < LocalStorage.make_directory": _LATER,
     f"{_NAMES} commits < LocalStorage.make_directory": _LATER,
     f"{_NAMES} .staging < {_STORAGE}LocalStorage.write_once < SharedTransaction.publish": _SEAL,
@@ -131,7 +131,7 @@ EDITS = [
         "rename commits",
     ),
     Edit(
-        "committer:Committer.run",
+        "publishing:Publisher.publish",
         "self.commits.write_hint(stored, durable=False)",
         "self.commits.write_hint(stored, durable=True)",
         "overtaken",

@@ -212,7 +212,10 @@ def rivals(seed: int) -> Callable[[World], None]:
 
 
 def copied(write: Callable[[World], object] | None = None) -> Tree:
-    """A repository that was copied, after `write`, by a tool that does not copy empty directories."""
+    """A repository that was copied, after `write`, by a tool that does not copy empty directories.
+
+    All inodes are others than before.
+    """
     SYSTEM.turn_on(Disk(), boot=1)
     world = World()
     world.open().engine.commits.identity.create(durable=True)
@@ -221,11 +224,14 @@ def copied(write: Callable[[World], object] | None = None) -> Tree:
     directories, files = SYSTEM.disk.directories, SYSTEM.disk.files
     full = {inode for inode, found in directories.items() if any(below in files for below in found.values())}
     full |= {inode for inode, found in directories.items() if full & set(found.values())}
+    copy = {inode: inode if inode == ROOT else inode + 1000 for inode in (ROOT, *directories, *files)}
     kept = {
-        inode: {name: below for name, below in directories[inode].items() if below in files or below in full}
+        copy[inode]: {
+            name: copy[below] for name, below in directories[inode].items() if below in files or below in full
+        }
         for inode in {ROOT} | full
     }
-    return kept, {inode: bytes(content) for inode, content in files.items()}
+    return kept, {copy[inode]: bytes(content) for inode, content in files.items()}
 
 
 @dataclass(frozen=True)
