@@ -64,6 +64,7 @@ class Counts:
 
 def record(workload: Workload, *, omitted: tuple[str, ...] = (), sites: bool = False) -> Recording:
     """Run a workload. The calls that come from `omitted` sites are not made."""
+    SYSTEM.headers.clear()
     start = workload.start() if workload.start is not None else None
     disk = Disk(start)
     SYSTEM.turn_on(disk, boot=1, seed=1)

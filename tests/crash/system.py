@@ -27,7 +27,9 @@ from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Ste
 from txstore import engine as engine_module
 from txstore import forking, numbered_locks, pins, sharing, staging, storage
 from txstore._native import local as native_local
+from txstore.commits import Stored
 from txstore.errors import LocksUnavailableError
+from txstore.format import Footer, Header
 from txstore.transaction import Transaction
 
 if sys.platform == "linux":
@@ -93,6 +95,7 @@ class System:
     """The one simulated machine. `turn_on` gives it a disk; what ran on it before is gone then."""
 
     def __init__(self) -> None:
+        self.headers: dict[bytes, Header] = {}  # of all commits that were met, by their hashes
         self._descriptor = _FIRST_DESCRIPTOR  # of the last file opened: none is used twice
         self.turn_on(Disk(), boot=1)
 
@@ -416,6 +419,15 @@ class SimulatedStorage(storage.LocalStorage):
         raise LocksUnavailableError(self.url, "they are not on the simulated disk")
 
 
+_init = Stored.__init__
+
+
+def _init_stored(stored: Stored, header: Header, footer: Footer, hash: bytes) -> None:
+    """Remember a commit: a vacuum may delete its file, and those that are kept still hold what it has changed."""
+    SYSTEM.headers[hash] = header
+    _init(stored, header, footer, hash)
+
+
 @contextlib.contextmanager
 def simulated() -> Iterator[System]:
     """Let `txstore` work on the simulated machine."""
@@ -429,6 +441,7 @@ def simulated() -> Iterator[System]:
         mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine
         mock.patch.object(numbered_locks, "fcntl", _Fcntl()),
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
+        mock.patch.object(Stored, "__init__", _init_stored),
         mock.patch.object(engine_module, "open_storage", lambda url, options: SimulatedStorage(url)),
     ]
     with contextlib.ExitStack() as stack:
