@@ -82,7 +82,7 @@ MADE = txn(0, make("s/a/old"), commit=1, process=SETUP)
             txn(3, read(Y, ()), append(Y, 3), base=0, commit=2),
         ],
     ],
-    ids=["empty", "lists", "registers", "removed", "made", "three"],
+    ids=["empty", "lists", "registers", "removed", "gone again", "made", "three"],
 )  # fmt: skip
 def test_what_is_allowed(history: list[Txn], isolation: str) -> None:
     assert check(history, isolation) == []
