@@ -73,7 +73,7 @@ class Engine:
     def newest(self, branch: str = MAIN) -> Snapshot:
         """Return the head as a base to write on: empty where there is no repository yet."""
         self.commits.check_branch(branch)
-        return self.snapshots.of(self.commits.head(branch) if self.exists() else None)
+        return self.snapshots.newest(branch) if self.exists() else self.snapshots.of(None)
 
     @cached_property
     def locks(self) -> ChunkLocks:
@@ -274,7 +274,7 @@ class Position:
             return engine.snapshots.of(commits.by_tag(self._tag))
         if self._at is not None:
             return engine.snapshots.of(commits.at(self._at, self._branch))
-        return engine.snapshots.of(commits.head(self._branch))
+        return engine.snapshots.newest(self._branch)
 
 
 def _restore(

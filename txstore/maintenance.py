@@ -78,6 +78,7 @@ class _Verifier:
         self.report = Report()
         self.packs = Packs(commits.storage)
         self.values: dict[bytes, _Values] = {}
+        self.floor = 0
 
     def run(self) -> Report:
         chain = self._chain()
@@ -105,6 +106,7 @@ class _Verifier:
         self._check_hint()
         chain: list[Stored] = []
         child: Stored | None = None
+        self.floor = floor
         for slot in range(top, floor - 1, -1):
             path = names.commit_path(MAIN, slot)
             stored: Stored | None = None
@@ -149,7 +151,7 @@ class _Verifier:
         for run in stored.header.runs:
             if run.pack is None:
                 self._guarded(lambda run=run: self._check_run(stored, run, data), (commit_id,))  # type: ignore[misc]
-            elif run.pack.id not in self.values:
+            elif run.pack.id not in self.values and not self._is_below_floor(run.pack):
                 self._fault(
                     stored.path, f"it lists a run in {run.pack.path}, which is missing or damaged", (commit_id,)
                 )
@@ -228,12 +230,19 @@ class _Verifier:
                 if kind != format.REF_PACK:
                     continue
                 values = self.values.get(packs[pack].id)
+                if values is None and self._is_below_floor(packs[pack]):
+                    self.packs.get(packs[pack]).view(offset, length, checksum, key.decode())
+                    continue
                 if values is None or not values.has(offset, length, checksum):
                     raise CorruptionError(
                         stored.path, offset=name.offset, key=key.decode(),
                         reason=f"a ref points at byte {offset} of {packs[pack].path}, where no such value is",
                     )  # fmt: skip
             start = entries[-1][0] + b"\0"
+
+    def _is_below_floor(self, pack: PackName) -> bool:
+        """Tell whether a pack was named by a commit that a vacuum has removed, so that it was not met on the way."""
+        return self.floor > 0 and (pack.branch is None or pack.slot < self.floor)
 
     def _guarded(self, check: Callable[[], object], commits: tuple[str, ...]) -> None:
         try:

@@ -44,6 +44,7 @@ class Pins:
         self._gone: list[Any] = []  # what a finalizer, which may run at any point, has left to `_settle`
         self._seqs: Counter[int] = Counter()
         self._pinned: int | None = None
+        self._is_child = False  # a fork has closed the file, and nothing was pinned here since
         watch_forks(self)
 
     def hold(self, thing: object, seq: int) -> None:
@@ -54,12 +55,14 @@ class Pins:
             self._held.add(held)
             self._seqs[seq] += 1
             self._settle()
+        self._release_gone()
 
     def renew(self) -> None:
         """Pin in a forked child what its parent had pinned."""
-        if self._pinned is None and self._seqs:
+        if self._is_child:
             with self._lock:
                 self._settle()
+                self._is_child = False
 
     def lowest(self, below: int) -> int | None:
         """Return the lowest seq below `below` that a living process has pinned, this one included."""
@@ -76,8 +79,11 @@ class Pins:
 
     def _release(self, held: weakref.ref[object]) -> None:
         self._gone.append(held)
-        # Never waited for: it may be this very thread that has the lock, and whoever has it, or the next one, settles.
-        if self._lock.acquire(blocking=False):
+        self._release_gone()
+
+    def _release_gone(self) -> None:
+        # Never waited for: it may be this very thread that has the lock. Whoever has it looks again afterwards.
+        while self._gone and self._lock.acquire(blocking=False):
             try:
                 self._settle()
             finally:
@@ -98,11 +104,18 @@ class Pins:
         locks = self._locks()
         if locks is None:
             return
-        if lowest is not None and not locks.try_lock(lowest, shared=True):
+        try:
+            if lowest is not None and not locks.try_lock(lowest, shared=True):
+                return
+        except OSError:
+            self._forget_file()  # it was closed behind our back: the next one to be pinned opens it anew
             return
         if self._pinned is not None:
             locks.unlock(self._pinned)
         self._pinned = lowest
+
+    def _forget_file(self) -> None:
+        self._bytes, self._descriptor, self._pinned = None, -1, None
 
     def _locks(self) -> ByteLocks | None:
         if self._bytes is None:
@@ -116,6 +129,7 @@ class Pins:
     def abandon(self) -> None:
         self._lock = threading.Lock()
         self._pinned = None
+        self._is_child = True
         self._close()
 
     def _close(self) -> None:

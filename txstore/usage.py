@@ -53,7 +53,8 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     """Measure. See `Repository.usage`."""
     storage = commits.storage
     found = Usage()
-    head = commits.head(branch)
+    oldest = snapshots.oldest(branch)  # held, so that no vacuum deletes what is counted
+    head = None if oldest is None else commits.head(branch)
     needed = Reachable(commits)
     if head is not None:
         snapshot = snapshots.of(head)
@@ -61,6 +62,7 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
         found.live = sum(array.bytes for array in found.arrays.values())
         for stored in kept_commits(commits, branch, head, commits.floor(branch)):
             needed.add(stored)
+    del oldest
     directory = names.commits_directory(branch)
     for path in (*data_packs(commits), *[f"{directory}/{file}" for file in storage.list(directory)]):
         if path in needed.paths:
