@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from txstore.numbered_locks import ByteLocks, opening, watch_forks
 
@@ -21,9 +20,10 @@ from txstore.numbered_locks import ByteLocks, opening, watch_forks
 class _Held(weakref.ref[object]):
     """One thing that reads a commit."""
 
-    __slots__ = ("seq",)
+    __slots__ = ("pins", "seq")
 
     seq: int
+    pins: weakref.ref[Pins]  # that the two make no cycle: a file is open for as long as there are pins
 
     # A reference is equal to another of the same thing, and of a thing that is gone only to itself.
     __hash__ = object.__hash__
@@ -41,7 +41,7 @@ class Pins:
         self._descriptor = -1
         self._bytes: ByteLocks | None = None
         self._held: set[_Held] = set()
-        self._gone: list[Any] = []  # what a finalizer, which may run at any point, has left to `_settle`
+        self._gone: list[_Held] = []  # what a finalizer, which may run at any point, has left to `_settle`
         self._seqs: Counter[int] = Counter()
         self._pinned: int | None = None
         self._is_child = False  # a fork has closed the file, and nothing was pinned here since
@@ -49,8 +49,8 @@ class Pins:
 
     def hold(self, thing: object, seq: int) -> None:
         """Pin a seq for as long as `thing` lives. Then, not before, look whether the commit is still kept."""
-        held = _Held(thing, self._release)
-        held.seq = seq
+        held = _Held(thing, _release)
+        held.seq, held.pins = seq, weakref.ref(self)
         with self._lock:
             self._held.add(held)
             self._seqs[seq] += 1
@@ -77,7 +77,8 @@ class Pins:
                     lowest = found
             return lowest
 
-    def _release(self, held: weakref.ref[object]) -> None:
+    def release(self, held: _Held) -> None:
+        """What was held is gone."""
         self._gone.append(held)
         self._release_gone()
 
@@ -140,3 +141,8 @@ class Pins:
 
     def __del__(self) -> None:
         self._close()
+
+
+def _release(held: weakref.ref[object]) -> None:
+    if isinstance(held, _Held) and (pins := held.pins()) is not None:
+        pins.release(held)
