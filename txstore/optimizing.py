@@ -38,16 +38,17 @@ MERGED_UNDER_LOCK = 20_000
 
 @dataclass(slots=True)
 class PackUse:
-    """What of one pack is live: values, and runs that lie in it. In bytes."""
+    """What of one pack is live, in bytes: values, whose number is `values`, and runs that lie in it."""
 
     name: PackName
     length: int = 0
     live: int = 0
+    runs: int = 0
     values: int = 0
 
     @property
     def is_wasteful(self) -> bool:
-        return self.live < LIVE_SHARE * (self.length - format.HEAD_SIZE)
+        return self.live + self.runs < LIVE_SHARE * (self.length - format.HEAD_SIZE)
 
 
 #: Which packs to copy, of those that are in use at a commit.
@@ -124,7 +125,7 @@ def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:
     for run in runs.names:
         if run.pack is not None:
             use = uses.get(run.pack) or uses.setdefault(run.pack, PackUse(run.pack))
-            use.live += run.length
+            use.runs += run.length
     for name, use in uses.items():
         use.length = len(memoryview(runs.pack(name).mapped))
     return uses
