@@ -241,6 +241,11 @@ class Position:
                 found = self._snapshot = self._snapshot or self._find()
         return found
 
+    def let_go(self) -> None:
+        """Pin the commit no longer. It is found again where it is asked for, if no vacuum has removed it."""
+        if self._snapshot is not None:
+            self._exact, self._snapshot = self.exact, None
+
     @property
     def stored(self) -> Stored | None:
         """The commit, None if there is none, or it was not looked for yet."""
