@@ -19,7 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import txstore
-from txstore import cli_transactions
+from txstore import cli_space, cli_transactions
 from txstore.cli_output import (
     JsonOption,
     PathArgument,
@@ -47,6 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_transactions.app, name="tx")
+cli_space.register(app)
 
 
 def _version(wanted: bool) -> None:

@@ -14,6 +14,7 @@ LAYERS = [
     "__main__",
     "cli",
     "cli_transactions",
+    "cli_space",
     "cli_output",
     "demo",
     "demo_scenes",
