@@ -67,8 +67,8 @@ def vacuum(
         return
     would = "would be " if dry_run else ""
     typer.echo(
-        f"{report.files:,} files ({readable_size(report.bytes)}) {would}deleted, {report.expired:,} commits {would}given "
-        f"up; commits are kept from slot {report.floor} on"
+        f"{report.files:,} files ({readable_size(report.bytes)}) {would}deleted, {report.expired:,} commits {would}"
+        f"given up; commits are kept from slot {report.floor} on"
     )
 
 

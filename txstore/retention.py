@@ -46,7 +46,8 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
         return
     try:
         floor = expiring(commits, snapshots, branch=header.branch, **wanted)
-        if floor - header.floor >= STEP and _is_worth_it(commits, made, floor):
+        # Half of it: the commits of a fold move the floor on by one or two more than the number of those between folds.
+        if floor - header.floor >= STEP // 2 and _is_worth_it(commits, made, floor):
             optimize(commits, snapshots, branch=header.branch, durable=durable, choose=below(floor))
             vacuum(commits, snapshots, branch=header.branch, durable=durable, **wanted)
     except (TxStoreError, OSError) as error:
