@@ -46,12 +46,12 @@ def rewriting(setting: Setting) -> list[Row]:
 
 def retention(setting: Setting) -> list[Row]:
     """The same commits with `retention=100`, and without: what each pays, and what is left."""
-    commits = setting.rounds(5_000, 500)
+    commits = setting.rounds(3_000, 300)
     with setting.scratch() as scratch:
         seconds = {}
         for name, keep in (("warm", None), ("without", None), ("with", 100)):
             began = time.perf_counter()
-            repo = _written(scratch / f"{name}.tx", commits, keep)
+            repo = _written(scratch / f"{name}.tx", commits, keep, durability="fsync")
             seconds[name] = time.perf_counter() - began
         files, _ = _usage(Path(repo.url))
     return [
@@ -60,8 +60,8 @@ def retention(setting: Setting) -> list[Row]:
     ]  # fmt: skip
 
 
-def _written(path: Path, commits: int, retention: int | None = None) -> txstore.Repository:
-    repo = txstore.Repository(path, durability="none", retention=retention)  # that changes nothing about the files
+def _written(path: Path, commits: int, retention: int | None = None, durability: str = "none") -> txstore.Repository:
+    repo = txstore.Repository(path, durability=durability, retention=retention)
     with repo.transaction() as store:
         zarr.create_array(store, name="x", shape=(_CHUNKS * _LENGTH,), chunks=(_LENGTH,), dtype="f8", compressors=None)
         zarr.open_array(store, path="x")[:] = 1.0

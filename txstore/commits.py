@@ -436,7 +436,7 @@ class Commits:
         """
         self.identity.make_durable()
         for stored in self.ancestors(newest):
-            if stored.header.synced:
+            if stored.header.synced or stored.header.slot <= self._durable_slot:
                 break
             try:
                 self._sync_files(stored)

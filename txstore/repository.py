@@ -304,8 +304,8 @@ class Repository:
         """
         self._existing()
         return vacuum(
-            self.engine.commits, self.engine.snapshots, branch=branch, durable=self._durable, keep=keep,
-            older_than=older_than, dry_run=dry_run,
+            self.engine.commits, self.engine.snapshots, branch=branch, keep=keep, older_than=older_than,
+            dry_run=dry_run,
         )  # fmt: skip
 
     def usage(self, *, branch: str = MAIN) -> Usage:

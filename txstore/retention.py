@@ -20,8 +20,9 @@ from txstore.vacuuming import expiring, vacuum
 
 #: So many commits pass between two folds, at least.
 STEP = 64
-#: A fold is worth it when so many commits are out of date for each key at the head, or keys were written in them.
-COMMITS_FOR_A_KEY, WRITTEN_FOR_A_KEY = 1 / 64, 1 / 4
+#: A fold is worth it when so many commits are out of date for each key at the head, or keys were written in them; and
+#: so many for each that is kept.
+COMMITS_FOR_A_KEY, WRITTEN_FOR_A_KEY, COMMITS_FOR_A_KEPT_ONE = 1 / 64, 1 / 4, 1 / 4
 
 
 def check_retention(retention: int | timedelta | None) -> dict[str, Any] | None:
@@ -49,7 +50,7 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
         # Half of it: the commits of a fold move the floor on by one or two more than the number of those between folds.
         if floor - header.floor >= STEP // 2 and _is_worth_it(commits, made, floor):
             optimize(commits, snapshots, branch=header.branch, durable=durable, choose=below(floor))
-            vacuum(commits, snapshots, branch=header.branch, durable=durable, **wanted)
+            vacuum(commits, snapshots, branch=header.branch, **wanted)
     except (TxStoreError, OSError) as error:
         # The commit is made. Whoever makes one 64 commits later tries again.
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors
@@ -59,7 +60,9 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
 def _is_worth_it(commits: Commits, made: Stored, floor: int) -> bool:
     header = made.header
     keys = sum(run.entries for run in header.runs)
-    count = floor - header.floor
+    count, kept = floor - header.floor, header.slot - floor
+    if count < COMMITS_FOR_A_KEPT_ONE * kept:
+        return False  # a vacuum reads the headers of all that are kept
     if count >= COMMITS_FOR_A_KEY * keys:
         return True
     some = [commits.read(header.branch, header.floor + i * count // STEP) for i in range(STEP)]

@@ -54,7 +54,6 @@ def vacuum(
     snapshots: Snapshots,
     *,
     branch: str,
-    durable: bool,
     keep: int | None = None,
     older_than: timedelta | datetime | None = None,
     dry_run: bool = False,
@@ -62,7 +61,7 @@ def vacuum(
     """Raise the floor as far as asked for and as nobody minds; delete. See `Repository.vacuum`."""
     if keep is not None and keep < 1:
         raise ValueError(f"keep={keep}: at least the newest commit is kept, so keep=1 is the least")
-    vacuuming = _Vacuum(commits, snapshots, branch=branch, durable=durable, dry_run=dry_run)
+    vacuuming = _Vacuum(commits, snapshots, branch=branch, dry_run=dry_run)
     try:
         return vacuuming.run(keep, None if older_than is None else _microseconds(older_than))
     except SyncFailedError as error:
@@ -82,7 +81,7 @@ def expiring(
     if head is None:
         return 0
     before = None if older_than is None else _microseconds(older_than)
-    return _Vacuum(commits, snapshots, branch=branch, durable=False, dry_run=True).wanted(head, keep, before)
+    return _Vacuum(commits, snapshots, branch=branch, dry_run=True).wanted(head, keep, before)
 
 
 def _microseconds(older_than: timedelta | datetime) -> int:
@@ -94,12 +93,11 @@ def _microseconds(older_than: timedelta | datetime) -> int:
 
 
 class _Vacuum:
-    def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, durable: bool, dry_run: bool) -> None:
+    def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, dry_run: bool) -> None:
         self.commits = commits
         self.storage = commits.storage
         self.snapshots = snapshots
         self.branch = branch
-        self.durable = durable
         self.dry_run = dry_run
 
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
@@ -112,6 +110,7 @@ class _Vacuum:
         floor = self.wanted(head, keep, before)
         if not self.dry_run:
             if floor > head.header.floor:
+                self.commits.make_durable(head)  # before anybody has to wait for us
                 head = self._publish(floor)
                 floor = head.header.floor
             if head.header.floor > floor_before:
@@ -181,7 +180,8 @@ class _Vacuum:
         transaction = os.urandom(16)
         path, pack_id = names.staging_path(transaction, 0), participants_pack(transaction, 0)
         writer = PackWriter(self.storage, path, pack_id, self.commits.identity.id)
-        publisher = Publisher(self.commits, writer, branch=self.branch, durable=self.durable, message="vacuum")
+        # Durable in any case (I10): what commits of `durability="none"` have made is synced once, not each time.
+        publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
             publisher.prepare()
             stored = publisher.publish(
