@@ -634,6 +634,64 @@ def test_a_commit_at_every_step_of_a_vacuum(steps, no_lock):
     assert steps.count > 30
 
 
+def test_a_vacuum_at_every_step_of_a_commit(steps, no_lock):
+    """Also of one of several processes, whose packs have names in `packs/` before it is made."""
+    first = rewrite(steps.repo, 5)
+    for repo, other in steps:
+        model = dict(first)
+        steps.act = lambda other=other: (put(other, {"z": b"1"}), other.vacuum(keep=1))
+        with repo.transaction(name="run") as store:
+            store.mapping["mine"] = b"1"
+        repo.transaction(name="run").commit()
+        if "z" in other.mapping():
+            model["z"] = b"1"
+        assert content(other) == model | {"mine": b"1"}
+        assert other.verify().faults == []
+    assert steps.count > 15
+
+
+def test_a_reader_that_comes_at_every_step_of_a_vacuum(steps, no_lock):
+    """Either it is told at once, or all that it reads stays."""
+    rewrite(steps.repo, 6)
+    old = content(steps.repo, 2)
+    told = read = 0
+    for repo, other in steps:
+        readers = []
+
+        def open_one(other=other, readers=readers):
+            with contextlib.suppress(SnapshotExpiredError):
+                readers.append(other.mapping(at=2))
+
+        steps.act = open_one
+        repo.vacuum(keep=1)
+        steps.end()
+        for reader in readers:
+            repo.optimize()
+            repo.vacuum(keep=1)
+            assert {key: bytes(reader[key]) for key in reader} == old
+        read += len(readers)
+        told += not readers
+    assert read > 10
+    assert told > 2
+
+
+def test_a_vacuum_that_comes_right_after_the_look_for_the_floor(open_repo):
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    rewrite(repo, 6)
+    old = content(repo, 2)
+    watched = watch(other)
+
+    def vacuum_now(path):
+        if path == "floor/main":
+            watched.after.clear()
+            assert repo.vacuum(keep=1).floor == 2
+
+    watched.after["list"] = vacuum_now
+    reader = other.mapping(at=2)
+    assert not watched.after
+    assert {key: bytes(reader[key]) for key in reader} == old
+
+
 def test_a_copy_of_the_directory_has_no_locks(open_repo, tmp_path):
     repo = open_repo(durability="none")
     model = rewrite(repo, 5)
