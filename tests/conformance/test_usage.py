@@ -99,3 +99,24 @@ def test_a_vacuum_does_not_delete_what_is_being_counted(open_repo):
 
     watched.before["map"] = vacuum_now
     assert repo.usage().orphan == 0
+
+
+def test_a_commit_of_several_processes_is_being_made(open_repo):
+    """Its packs have two names for a moment: below `.staging/`, where they are counted, and in `packs/`."""
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    rewrite(repo, 3)
+    with repo.transaction(name="run") as store:
+        store.mapping["mine"] = bytes(1_000)
+    watched = watch(repo)
+    seen = []
+
+    def look(*_):
+        usage = other.usage()
+        assert usage.orphan == 0
+        seen.append(usage.staged)
+
+    for step in ("link", "lock", "write_hint", "rename_noreplace", "write_in_place", "delete"):
+        watched.before[step] = look
+    repo.transaction(name="run").commit()
+    assert max(seen) > 1_000
+    assert other.usage().staged == 0

@@ -309,18 +309,15 @@ def test_the_name_is_being_ended(open_repo):
     watched = watch(repo)
     listed = watched._real.list
 
-    def seal_after_listing(path):
-        found = listed(path)
-        if path == ".staging" and record.exists():
-            record.rename(sealed)
-            found = [file for file in found if file != record.name]
-        return found
+    def miss_it(path):
+        return [file for file in listed(path) if file not in (record.name, sealed.name)]
 
-    watched._real.list = seal_after_listing
+    watched._real.list = miss_it
+    record.rename(sealed)
+    assert repo.vacuum(keep=1).floor == 4
+    sealed.rename(record)
     assert repo.vacuum(keep=1).floor == 4
     del watched._real.list
-    assert sealed.exists()
-    sealed.rename(record)
     repo.transaction(name="run").rollback()
 
 
@@ -477,6 +474,7 @@ def test_a_writer_whose_base_was_passed(open_repo, no_pins):
     """What was deleted since its base may be forgotten: it can't be told that there is no conflict."""
     repo, other = open_repo(durability="none"), open_repo(durability="none")
     put(repo, {"a": b"1", "b": b"1"})
+    repo.tags["v1"] = 0  # it can still be read
     transaction = repo.begin()
     transaction["a"] = b"mine"
     put(other, {"a": None})
@@ -690,6 +688,60 @@ def test_a_vacuum_that_comes_right_after_the_look_for_the_floor(open_repo):
     reader = other.mapping(at=2)
     assert not watched.after
     assert {key: bytes(reader[key]) for key in reader} == old
+
+
+def test_the_newest_is_found_while_a_vacuum_passes(steps, no_lock):
+    """Whoever asks for the head gets one, at whatever step of the search it moves, and what was found goes."""
+    rewrite(steps.repo, 4)
+    for repo, other in steps:
+        steps.act = lambda other=other: (rewrite(other, 4, size=200), other.optimize(), other.vacuum(keep=1))
+        assert len(repo.mapping()) == 10
+        assert len(repo.begin()) == 10
+        assert len(repo.snapshot().mapping) == 10
+    assert steps.count > 5
+
+
+def test_a_vacuum_right_before_a_tag_is_written(open_repo):
+    """Its commit is pinned by then: who died right after writing it would leave a tag that leads nowhere."""
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    rewrite(repo, 6)
+    old = content(repo, 2)
+    watched = watch(other)
+
+    def vacuum_now(path, *_):
+        if path == "tags/v1":
+            assert repo.vacuum(keep=1).floor == 2
+
+    watched.before["write_once"] = vacuum_now
+    other.tags["v1"] = 2
+    repo.vacuum(keep=1)
+    assert content(repo, 2) == old
+
+
+def test_what_is_left_in_part_is_asked_for(open_repo):
+    """A vacuum was interrupted; while the next one looks, somebody has pinned what it is about to be refused."""
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    model = rewrite(repo, 12)
+    repo.optimize()
+    watched = watch(repo)
+    watched.before["delete"] = once(OSError(5, "Input/output error"), lambda path: path.endswith("5"))
+    with pytest.raises(OSError):
+        repo.vacuum(keep=1)
+    lost = set(range(13)) - set(slots(repo))
+    assert lost
+    assert min(slots(repo)) < 12
+    for slot in range(12):
+        asking = Asking()
+        other.engine.snapshots.pins.hold(asking, slot + 1)
+        repo.vacuum()
+        del asking
+    repo.vacuum()
+    assert slots(repo) == [12, 13]
+    assert content(repo) == model
+
+
+class Asking:
+    """Who pins, and has not looked yet."""
 
 
 def test_a_copy_of_the_directory_has_no_locks(open_repo, tmp_path):
