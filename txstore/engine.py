@@ -245,6 +245,7 @@ class Position:
         """Pin the commit no longer. It is found again where it is asked for, if no vacuum has removed it."""
         if self._snapshot is not None:
             self._exact, self._snapshot = self.exact, None
+            self._creates = self._creates or self._exact == EMPTY
 
     @property
     def stored(self) -> Stored | None:
