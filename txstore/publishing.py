@@ -141,13 +141,13 @@ class Publisher:
                     self.offered = self._may_be_published(stored)
                     raise
                 break
+            self._check_floor(stored)
             # Others find the new head sooner.
             self.commits.write_hint(stored, durable=False)
 
         # I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile.
         if self.durable:
             self.commits.settle(stored)
-        self._check_floor(stored)
         return stored
 
     def withdraw_packs(self) -> None:
@@ -157,8 +157,11 @@ class Publisher:
                 self.storage.delete(pack.name.path)
 
     def _check_floor(self, stored: Stored) -> None:
-        """I10: who slept while a vacuum raised the floor may have taken a slot that was freed, outside of history."""
-        if self.commits.floor(self.branch) > stored.header.slot:
+        """I10: who slept while a vacuum raised the floor may have taken a slot that was freed, outside of history.
+
+        Before the hint names it: a slot that was never taken is not below the floor, now or when it was taken.
+        """
+        if self.commits.is_below_floor(self.branch, stored.header.slot):
             self.offered = False
             self.commits.give_back(stored)
             raise SnapshotExpiredError(f"{self.branch}@{stored.header.slot - 1}")
