@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,19 +26,23 @@ def slots(repo: txstore.Repository) -> list[int]:
     return sorted(repo.engine.commits.slots("main"))
 
 
+#: Every step is taken where the environment asks for it, else every third.
+STRIDE = 1 if "TXSTORE_VACUUM_ROUNDS" in os.environ else 3
+
+
 class Steps:
     """Copies of a repository, each opened twice; before one more storage operation of the first, something happens."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.repo = txstore.Repository(folder / "data.tx", durability="none")
-        self.step = -1
+        self.step = -STRIDE
         self.count = 0  # operations in the last round
         self.act: Callable[[], object] = self.end
 
     def __iter__(self) -> Iterator[tuple[txstore.Repository, txstore.Repository]]:
         while self.step < self.count:
-            self.step += 1
+            self.step += STRIDE
             path = self._folder / f"{self.step}.tx"
             shutil.copytree(self.repo.url, path)
             watched, other = (txstore.Repository(path, durability="none") for _ in range(2))
@@ -239,8 +244,8 @@ def test_a_tag_is_written_while_a_vacuum_runs(steps, no_lock):
             assert content(other, 2) == old
         else:
             refused += 1
-    assert written >= 5
-    assert refused >= 2
+    assert written >= 2
+    assert refused >= 1
 
 
 def test_snapshots_in_this_process(open_repo):
@@ -548,7 +553,7 @@ def test_a_search_that_a_vacuum_overtakes(steps, no_lock):
             made += 1
             assert content(other)["mine"] == b"1"
         assert len(content(other)) == 10 + ("mine" in content(other))
-    assert made > steps.count // 2 > 10
+    assert made > 3
 
 
 def test_a_floor_above_all_commits(tmp_path):
@@ -669,8 +674,8 @@ def test_a_reader_that_comes_at_every_step_of_a_vacuum(steps, no_lock):
             assert {key: bytes(reader[key]) for key in reader} == old
         read += len(readers)
         told += not readers
-    assert read > 10
-    assert told > 2
+    assert read > 3
+    assert told
 
 
 def test_a_vacuum_that_comes_right_after_the_look_for_the_floor(open_repo):
