@@ -487,7 +487,8 @@ class Commits:
         directories = [f"{names.PACKS}/{name}" for name in self.storage.list(names.PACKS)]
         for directory in [*directories, names.commits_directory(MAIN)]:
             for name in self.storage.list(directory):
-                self.storage.sync_file(f"{directory}/{name}")
+                with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
+                    self.storage.sync_file(f"{directory}/{name}")
             self.storage.sync_directory(directory)
         self.storage.sync_directory(names.PACKS)
 
