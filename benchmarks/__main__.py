@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import txstore
-from benchmarks import arrays, commits, following, large, locks, processes, readers, verify
+from benchmarks import arrays, commits, following, large, locks, maintenance, processes, readers, verify
 from benchmarks.harness import Row, Setting
 from txstore._native import index, local
 
@@ -31,6 +31,7 @@ BENCHMARKS = {
     **large.BENCHMARKS,
     **following.BENCHMARKS,
     **locks.BENCHMARKS,
+    **maintenance.BENCHMARKS,
     **processes.BENCHMARKS,
     **readers.BENCHMARKS,
     **verify.BENCHMARKS,

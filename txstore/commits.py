@@ -27,6 +27,8 @@ from txstore.storage import Storage
 MAIN = "main"
 #: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
 _TAIL = 4096
+#: So often a search for the head begins anew that a vacuum has overtaken.
+_SEARCHES = 20
 #: So many commits may follow one another before their directory is synced: as many as a search has to read, at most.
 MAX_PENDING = 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -158,11 +160,18 @@ class Commits:
         self.check_branch(branch)
         newest = self._newest
         found = self._follow_hint(branch, newest) or self._search(branch, newest)
-        while True:
-            above = self.read(branch, 0 if found is None else found.header.slot + 1)
-            if above is None or not above.follows(found):  # nothing, or an orphan: not followed
+        for _ in range(_SEARCHES):
+            while True:
+                above = self.read(branch, 0 if found is None else found.header.slot + 1)
+                if above is None or not above.follows(found):  # nothing, or an orphan: not followed
+                    break
+                found = above
+            # I10: below the floor there are gaps. A search may have been overtaken by a vacuum, a hint written late.
+            if not self.is_below_floor(branch, -1 if found is None else found.header.slot):
                 break
-            found = above
+            found = self._search(branch, newest)
+        else:
+            raise CorruptionError(names.floor_directory(branch), reason="it names a slot that is above all commits")
         # `newest` is what was known when the search began: another thread may have found a newer one since.
         if newest is not None and (found is None or found.header.slot < newest.header.slot):
             # I4: what was there is not missing but lost.
@@ -238,7 +247,7 @@ class Commits:
                 return True  # a vacuum, which is durable before it deletes anything, may have removed what was below
             below = self.read(header.branch, header.slot - 1) if header.slot else None
             if not stored.follows(below):
-                return False
+                return below is None and self.is_below_floor(header.branch, header.slot - 1)
             if header.synced:
                 vouched = max(vouched, header.slot - header.pending)
             if below is None or below.header.slot < vouched:
@@ -261,12 +270,17 @@ class Commits:
         files = self.storage.list(names.floor_directory(branch))
         return max([slot for slot in map(names.parse_slot, files) if slot is not None], default=0)
 
+    def is_below_floor(self, branch: str, slot: int) -> bool:
+        """Tell whether a vacuum has given up a slot, or what was there before the first one (-1)."""
+        floor = self.floor(branch)
+        return floor > 0 and slot < floor
+
     def is_kept(self, stored: Stored) -> bool:
         """Tell whether a commit is one that no vacuum has given up: not below the floor, or tagged."""
         header = stored.header
         if self.floor(header.branch) <= header.slot:
             return True
-        return any(tag.commit_id == header.id for tag in self.tags().values())
+        return self._is_tagged(header)
 
     def ancestors(self, stored: Stored | None) -> Iterator[Stored]:
         """Yield a commit and those before it that are kept, newest first.
@@ -321,7 +335,7 @@ class Commits:
     def _by_id(self, commit_id: str, head: Stored) -> Stored:
         wanted = commit_id.lower()
         found: list[Stored] = []
-        for stored in self.ancestors(head) if len(wanted) >= 4 else ():
+        for stored in self._kept(head) if len(wanted) >= 4 else ():
             if stored.header.id.hex().startswith(wanted):
                 found.append(stored)
                 if len(wanted) == 32:
@@ -333,6 +347,17 @@ class Commits:
         )
         raise CommitNotFoundError(f"commit {commit_id!r}", hint=hint)
 
+    def _kept(self, head: Stored) -> Iterator[Stored]:
+        """Yield the commits that are kept: down to the floor, then the tagged ones below it."""
+        lowest = head.header.slot
+        for stored in self.ancestors(head):
+            lowest = stored.header.slot
+            yield stored
+        below = {tag.slot for tag in self.tags().values() if tag.branch == head.header.branch and tag.slot < lowest}
+        for slot in sorted(below, reverse=True):
+            if (tagged := self.read(head.header.branch, slot)) is not None:
+                yield tagged
+
     def _at_time(self, at: datetime, branch: str, head: Stored) -> Stored:
         if at.tzinfo is None:
             raise ValueError(f"{at.isoformat()} has no time zone: add one, for example at.astimezone() for local time")
@@ -342,6 +367,9 @@ class Commits:
         while low <= high:  # times ascend with the slots
             middle = (low + high) // 2
             stored = self.read(branch, middle)
+            if stored is None and self.is_below_floor(branch, middle):
+                low = floor = self.floor(branch)  # a vacuum has overtaken us
+                continue
             if stored is None:
                 raise CorruptionError(names.commit_path(branch, middle), reason="the file is missing")
             if stored.header.time <= wanted:
@@ -367,7 +395,7 @@ class Commits:
     def tags(self) -> dict[str, Tag]:
         """Return all tags by their names. Raises `CorruptionError`."""
         found = {}
-        for name in self.storage.list("tags"):
+        for name in self.storage.list(names.TAGS):
             with contextlib.suppress(CommitNotFoundError):  # deleted meanwhile
                 found[name] = self.read_tag(name)
         return found
@@ -388,10 +416,22 @@ class Commits:
         content = Tag(header.branch, header.slot, header.id).encode()
         path = names.tag_path(check_name("tag", name))
         self.storage.write_once(path, content, durable=True)
-        if header.slot < self.floor(header.branch):
+        if header.slot < self.floor(header.branch) and not self._is_tagged(header, but=name):
             # A vacuum may have looked for tags before this one was there.
-            self.storage.delete(path)
+            self.delete_tag(name)
             raise SnapshotExpiredError(f"{header.branch}@{header.slot}")
+
+    def delete_tag(self, name: str) -> None:
+        """Delete a tag, durably. Raises `CommitNotFoundError` if there is none, `OSError`."""
+        path = names.tag_path(check_name("tag", name))
+        if not self.storage.exists(path):
+            raise CommitNotFoundError(f"tag {name!r}", hint="there is no such tag; see repo.tags")
+        self.storage.delete(path)
+        # A tag that came back after a power loss would name a commit that a vacuum may have deleted.
+        self.storage.sync_directory(names.TAGS)
+
+    def _is_tagged(self, header: Header, *, but: str | None = None) -> bool:
+        return any(tag.commit_id == header.id for name, tag in self.tags().items() if name != but)
 
     def write_floor(self, stored: Stored) -> None:
         """Say that what lies below the floor of a vacuum's commit, which is durable, goes now. Raises `OSError`."""
@@ -430,9 +470,14 @@ class Commits:
         if self._is_copy:
             self._sync_all()
         for stored in self.ancestors(newest):
-            if stored.header.synced:
+            if stored.header.synced or stored.header.slot <= self._durable_slot:
                 break
-            self.storage.sync_file(stored.path)
+            try:
+                self._sync_files(stored)
+            except FileNotFoundError:
+                if not self.is_below_floor(stored.header.branch, stored.header.slot):
+                    raise
+                break  # a vacuum, which is durable, has removed it
         self.storage.sync_directory(names.commits_directory(MAIN if newest is None else newest.header.branch))
         self._is_copy = False
         if newest is not None:
@@ -442,9 +487,20 @@ class Commits:
         directories = [f"{names.PACKS}/{name}" for name in self.storage.list(names.PACKS)]
         for directory in [*directories, names.commits_directory(MAIN)]:
             for name in self.storage.list(directory):
-                self.storage.sync_file(f"{directory}/{name}")
+                with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
+                    self.storage.sync_file(f"{directory}/{name}")
             self.storage.sync_directory(directory)
         self.storage.sync_directory(names.PACKS)
+
+    def _sync_files(self, stored: Stored) -> None:
+        packs = [pack.name for pack in stored.header.packs]
+        for pack in packs:
+            self.storage.sync_file(pack.path)
+        for directory in sorted({names.data_pack_directory(pack.id) for pack in packs}):
+            self.storage.sync_directory(directory)
+        if packs:
+            self.storage.sync_directory(names.PACKS)
+        self.storage.sync_file(stored.path)
 
     def take_slot(self, source: str, stored: Stored) -> None:
         """Rename a finished file into its slot: the moment of commit (I2).

@@ -144,10 +144,10 @@ class Committer:
         found = self.commits.head(self.branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             return checked
-        if found.header.floor > max(self.base.slot, 0):
+        head = self.snapshots.newest(self.branch, found)
+        if head.floor > max(self.base.slot, 0):
             # I10: what was deleted since may no longer be known to have been.
             raise SnapshotExpiredError(f"{self.branch}@{self.base.slot}")
-        head = self.snapshots.of(found)
         self.writes = self.writes or self._writes()
         conflicts.check(self.writes, self.base, head, checked.seq)
         self.head = head

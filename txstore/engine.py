@@ -82,7 +82,7 @@ class Engine:
     def newest(self, branch: str = MAIN) -> Snapshot:
         """Return the head as a base to write on: empty where there is no repository yet."""
         self.commits.check_branch(branch)
-        return self.snapshots.of(self.commits.head(branch) if self.exists() else None)
+        return self.snapshots.newest(branch) if self.exists() else self.snapshots.of(None)
 
     @cached_property
     def locks(self) -> ChunkLocks:
@@ -262,6 +262,12 @@ class Position:
                 found = self._snapshot = self._snapshot or self._find()
         return found
 
+    def let_go(self) -> None:
+        """Pin the commit no longer. It is found again where it is asked for, if no vacuum has removed it."""
+        if self._snapshot is not None:
+            self._exact, self._snapshot = self.exact, None
+            self._creates = self._creates or self._exact == EMPTY
+
     @property
     def stored(self) -> Stored | None:
         """The commit, None if there is none, or it was not looked for yet."""
@@ -295,7 +301,7 @@ class Position:
             return engine.snapshots.of(commits.by_tag(self._tag))
         if self._at is not None:
             return engine.snapshots.of(commits.at(self._at, self._branch))
-        return engine.snapshots.of(commits.head(self._branch))
+        return engine.snapshots.newest(self._branch)
 
 
 def _restore(

@@ -92,6 +92,8 @@ def _next(commits: Commits, branch: str, last: _Place | None) -> Stored | None:
             return None
         return _read(commits, branch, 0)
     above = commits.read(branch, last.slot + 1)
+    if above is not None and commits.is_below_floor(branch, last.slot + 1):
+        raise SnapshotExpiredError(f"{branch}@{last.slot + 1}")  # there may be gaps, and what is not of the history
     if above is not None and above.header.parent_id == last.id:
         return above
     head = commits.head(branch)
@@ -108,11 +110,10 @@ def _next(commits: Commits, branch: str, last: _Place | None) -> Stored | None:
 def _read(commits: Commits, branch: str, slot: int) -> Stored:
     """Read a commit at or below the head."""
     stored = commits.read(branch, slot)
+    if commits.is_below_floor(branch, slot):
+        raise SnapshotExpiredError(f"{branch}@{slot}")
     if stored is not None:
         return stored
-    head = commits.head(branch)
-    if head is not None and slot < head.header.floor:
-        raise SnapshotExpiredError(f"{branch}@{slot}")
     raise CorruptionError(names.commit_path(branch, slot), reason="the file is missing")
 
 

@@ -39,7 +39,7 @@ LOCK_BASE = 1 << 40  # of the bytes: INIT, then LIVE of members 1, 2, ...
 INIT = 0
 
 MEMBERS_OFFSET = 4096
-_MEMBER = struct.Struct("=IIQQ40x")  # in use, pid, incarnation, pin + 1 or 0
+_MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation
 _LENGTH = MEMBERS_OFFSET + (MEMBERS + 1) * _MEMBER.size
 
 _INIT_PATIENCE = 10.0  # seconds: whoever holds it needs milliseconds, unless that process was stopped
@@ -137,7 +137,7 @@ class LockFile:
         """End the membership. In a forked child, and a second time, nothing happens."""
         with self._mutex:
             if self.member and not self.is_inherited and self._is_still_open():
-                self._write_record(self.member, (0, 0, self._incarnation, 0))
+                self._write_record(self.member, (0, 0, self._incarnation))
                 for locks in self._locks:
                     locks.unlock(self.member)
             self.member = 0
@@ -157,7 +157,7 @@ class LockFile:
                 return False
             # Taking it once more tells, and gets it back if nobody has noticed.
             is_locked = all(locks.try_lock(self.member) for locks in self._life_locks())
-            in_use, _, incarnation, _ = self._record(self.member)
+            in_use, _, incarnation = self._record(self.member)
             return is_locked and bool(in_use) and incarnation == self._incarnation
 
     def header(self) -> Header:
@@ -171,29 +171,18 @@ class LockFile:
         except FileNotFoundError:
             return False
 
-    # --- pins
-
-    def pin(self, seq: int | None) -> None:
-        """Say what the lowest seq is that this process still reads; None: nothing."""
-        with self._mutex, self._initializing():
-            pin = 0 if seq is None else seq + 1
-            self._write_record(self.member, (1, os.getpid(), self._incarnation, pin))
-
-    def pins(self) -> list[int]:
-        """Return the pins of the living members."""
-        with self._mutex, self._initializing():
-            return [pin - 1 for pin, _ in self._living() if pin]
+    # --- members
 
     def other_pids(self) -> list[int]:
         """Return the process ids, as they see them themselves, of the other living members."""
         with self._mutex:
-            return [pid for _, pid in self._living(but=self.member)]
+            return list(self._living(but=self.member))
 
-    def _living(self, but: int = 0) -> Iterator[tuple[int, int]]:
+    def _living(self, but: int = 0) -> Iterator[int]:
         records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET)
-        for member, (in_use, pid, _, pin) in enumerate(_MEMBER.iter_unpack(records[: len(records) // 64 * 64])):
+        for member, (in_use, pid, _) in enumerate(_MEMBER.iter_unpack(records[: len(records) // 64 * 64])):
             if member and in_use and member != but and (member == self.member or self._is_alive(member)):
-                yield pin, pid
+                yield pid
 
     # --- under INIT
 
@@ -271,7 +260,7 @@ class LockFile:
             set_mode(self.descriptor, self._mode)  # we have made it
         records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET).ljust(_LENGTH - MEMBERS_OFFSET, b"\0")
         # Incarnations go on, whatever they are: they only have to differ.
-        free = b"".join(_MEMBER.pack(0, 0, incarnation, 0) for _, _, incarnation, _ in _MEMBER.iter_unpack(records))
+        free = b"".join(_MEMBER.pack(0, 0, incarnation) for _, _, incarnation in _MEMBER.iter_unpack(records))
         self._write(0, bytes(HEADER.size))  # no header until all is done
         self._write(MEMBERS_OFFSET, free)
         new = Header(
@@ -290,7 +279,7 @@ class LockFile:
             member = 1 + (first + number) % MEMBERS
             if not self._is_alive(member) and all(locks.try_lock(member) for locks in self._life_locks()):
                 incarnation = (self._record(member)[2] + 1) % (1 << 64)
-                self._write_record(member, (1, os.getpid() & 0xFFFFFFFF, incarnation, 0))
+                self._write_record(member, (1, os.getpid() & 0xFFFFFFFF, incarnation))
                 return member, incarnation
         raise self._refusal(f"all {MEMBERS} places for processes are taken: wait until some have ended")
 
@@ -303,12 +292,12 @@ class LockFile:
 
     # --- the bytes
 
-    def _record(self, member: int) -> tuple[int, int, int, int]:
+    def _record(self, member: int) -> tuple[int, int, int]:
         record = self._read(MEMBERS_OFFSET + member * _MEMBER.size, _MEMBER.size)
-        in_use, pid, incarnation, pin = _MEMBER.unpack(record.ljust(_MEMBER.size, b"\0"))
-        return in_use, pid, incarnation, pin
+        in_use, pid, incarnation = _MEMBER.unpack(record.ljust(_MEMBER.size, b"\0"))
+        return in_use, pid, incarnation
 
-    def _write_record(self, member: int, record: tuple[int, int, int, int]) -> None:
+    def _write_record(self, member: int, record: tuple[int, int, int]) -> None:
         self._write(MEMBERS_OFFSET + member * _MEMBER.size, _MEMBER.pack(*record))
 
     def _read(self, offset: int, length: int) -> bytes:

@@ -97,7 +97,6 @@ class ChunkLocks:
         self._path = os.path.join(directory, "chunks")
         self._url = url
         self._preferred = kind
-        self._pinned: int | None = None
         self._mutex = threading.RLock()
         self._current: _Kind | None = None
         watch_forks(self)
@@ -111,27 +110,16 @@ class ChunkLocks:
         """Return the locks of a new transaction, which holds none yet."""
         return self._use(lambda kind: kind.owner())
 
-    def pin(self, seq: int | None) -> None:
-        """Say what the lowest seq is that this process still reads; None: nothing. A forked child begins with None."""
-        self._pinned = seq
-        if seq is not None or self._current is not None:
-            self._use(lambda kind: kind.pin(seq))
-
-    def pins(self) -> list[int]:
-        """Return the pins of all living processes that use these locks."""
-        return self._use(lambda kind: kind.pins())
-
     def close(self) -> None:
         """Leave the lock file: owners that still exist lose what they hold. Whatever is called next opens it again."""
         with self._mutex:
-            kind, self._current, self._pinned = self._current, None, None
+            kind, self._current = self._current, None
             if kind is not None:
                 kind.close()
 
     def abandon(self) -> None:
         self._mutex = threading.RLock()
         self._current = None
-        self._pinned = None
 
     def _use(self, call: Callable[[_Kind], _Result]) -> _Result:
         """Call it with what is open or, if that is of no more use because the file was replaced, is opened anew."""
@@ -153,10 +141,7 @@ class ChunkLocks:
             with self._mutex:
                 kind = self._current
                 if kind is None:
-                    kind = self._choose()
-                    if self._pinned is not None:
-                        kind.pin(self._pinned)
-                    self._current = kind
+                    kind = self._current = self._choose()
         return kind
 
     def _choose(self) -> _Kind:
@@ -247,11 +232,7 @@ class _Kind(Protocol):
     name: str
 
     def owner(self) -> Owner:
-        """Raises `_OutdatedError` if the file is not the one any more that others open; so do the next two."""
-
-    def pin(self, seq: int | None) -> None: ...
-
-    def pins(self) -> list[int]: ...
+        """Raises `_OutdatedError` if the file is not the one any more that others open."""
 
     def close(self) -> None: ...
 
@@ -271,14 +252,6 @@ class _Table:
     def owner(self) -> Owner:
         with self._finding_outdated():
             return self._table.owner()
-
-    def pin(self, seq: int | None) -> None:
-        with self._finding_outdated():
-            self._table.pin(seq)
-
-    def pins(self) -> list[int]:
-        with self._finding_outdated():
-            return self._table.pins()
 
     def close(self) -> None:
         self._table.close()
@@ -304,14 +277,6 @@ class _Fallback:
     def owner(self) -> Owner:
         self._check()
         return FallbackOwner(self._exclusion, self._turns)
-
-    def pin(self, seq: int | None) -> None:
-        self._check()
-        self._file.pin(seq)
-
-    def pins(self) -> list[int]:
-        self._check()
-        return self._file.pins()
 
     def close(self) -> None:
         self._file.close()

@@ -10,7 +10,8 @@ STAGING_LOCK = "locks/staging"
 LOCKS = "locks"
 PINS = "locks/pins"
 PACKS = "packs"
-DIRECTORIES = (STAGING, "commits", "commits/main", "floor", "floor/main", "heads", "packs", "tags", LOCKS)
+TAGS = "tags"
+DIRECTORIES = (STAGING, "commits", "commits/main", "floor", "floor/main", "heads", PACKS, TAGS, LOCKS)
 
 QUARANTINE = "quarantine"
 FLOOR = "floor"
@@ -108,4 +109,4 @@ def floor_path(branch: str, slot: int) -> str:
 
 
 def tag_path(name: str) -> str:
-    return f"tags/{name}"
+    return f"{TAGS}/{name}"

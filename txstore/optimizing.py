@@ -3,22 +3,22 @@
 The values of the packs that were chosen are copied into new ones. A run says where they lie now, each with the seq that
 it had, so nobody takes it for a change; merged with the runs that it was taken from, it stands in their place. Others
 commit meanwhile, and merge the newest runs as they do: what was copied out of those stays where it was, and has its
-turn the next time. The oldest runs, in which almost everything lies, change rarely, so there is progress under any
-stream of commits.
+turn the next time. The oldest runs, in which almost everything lies, change rarely; where they don't, there are few
+keys, and they can be merged while nobody commits. So there is progress under any stream of commits.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from txstore import format, index, names
 from txstore._native import index as native_index
 from txstore.commits import Commits, Stored
 from txstore.committer import find_runs
-from txstore.format import DataPack, PackName, RunName, participants_pack
+from txstore.format import DataPack, PackName, RunName, Section, participants_pack
 from txstore.pack import PackWriter
 from txstore.publishing import Contents, Publisher, SyncFailedError, align
 from txstore.snapshot import Snapshot, Snapshots
@@ -31,20 +31,24 @@ LIVE_SHARE = 0.8
 _FRAME_OVERHEAD = format.FRAME_SIZE + 16  # bytes; the padding is an estimate
 
 _ATTEMPTS = 5
+#: Up to so many keys the runs are merged under the commit lock, in some 50 ms at the most, if others were faster twice:
+#: where each commit writes much of what there is, all runs may be new after each.
+MERGED_UNDER_LOCK = 20_000
 
 
 @dataclass(slots=True)
 class PackUse:
-    """What of one pack is live: values, and runs that lie in it. In bytes."""
+    """What of one pack is live, in bytes: values, whose number is `values`, and runs that lie in it."""
 
     name: PackName
     length: int = 0
     live: int = 0
+    runs: int = 0
     values: int = 0
 
     @property
     def is_wasteful(self) -> bool:
-        return self.live < LIVE_SHARE * self.length
+        return self.live + self.runs < LIVE_SHARE * (self.length - format.HEAD_SIZE)
 
 
 #: Which packs to copy, of those that are in use at a commit.
@@ -121,7 +125,7 @@ def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:
     for run in runs.names:
         if run.pack is not None:
             use = uses.get(run.pack) or uses.setdefault(run.pack, PackUse(run.pack))
-            use.live += run.length
+            use.runs += run.length
     for name, use in uses.items():
         use.length = len(memoryview(runs.pack(name).mapped))
     return uses
@@ -189,12 +193,21 @@ class _Copies:
 
     def run_of(self, oldest: int, count: int) -> bytes:
         """Build a run of what was found in the `oldest` last of `count` runs."""
+        return self._build(i for i in range(len(self._keys)) if self._run[i] >= count - oldest)
+
+    def run_for(self, head: Snapshot) -> bytes:
+        """Build a run of what a later snapshot still has of the same seq: the same value, wherever its ref has gone."""
+        numbers = {key: i for i, key in enumerate(self._keys)}
+        found = ((numbers.get(each.key), each.seq) for each in head.runs.scan_all())
+        return self._build(i for i, seq in found if i is not None and self._seq[i] == seq)
+
+    def _build(self, chosen: Iterable[int]) -> bytes:
         entries = (
             (
-                key, format.REF_PACK, self._offset[i], self._length[i], self._checksum[i], self._pack[i], self._seq[i],
+                self._keys[i], format.REF_PACK, self._offset[i], self._length[i], self._checksum[i], self._pack[i],
+                self._seq[i],
             )
-            for i, key in enumerate(self._keys)
-            if self._run[i] >= count - oldest
+            for i in chosen
         )  # fmt: skip
         return index.build(entries, (), [pack.name for pack, _ in self.packs()])
 
@@ -223,9 +236,9 @@ class _Optimizer:
     def run(self) -> Stored | None:
         stored = None
         try:
-            for _ in range(_ATTEMPTS):
+            for attempt in range(_ATTEMPTS):
                 inputs = self._inputs(self._catch_up())
-                if not inputs or (stored := self._attempt(inputs)) is not None:
+                if (stored := self._attempt(inputs, may_wait=attempt < 2)) is not None:
                     break
         finally:
             if stored is None and not self.publisher.offered:
@@ -235,7 +248,7 @@ class _Optimizer:
         return stored
 
     def _catch_up(self) -> Snapshot:
-        return self.snapshots.of(self.commits.head(self.branch))
+        return self.snapshots.newest(self.branch)
 
     def _inputs(self, now: Snapshot) -> tuple[RunName, ...]:
         """Return the oldest runs of the snapshot that are still the oldest of the head."""
@@ -246,32 +259,39 @@ class _Optimizer:
             count += 1
         return self.head.run_names[len(self.head.run_names) - count :]
 
-    def _attempt(self, inputs: tuple[RunName, ...]) -> Stored | None:
-        relocated = self.copies.run_of(len(inputs), len(self.head.run_names))
-        content = self._merge(relocated, len(inputs))
-        self.publisher.end = align(self.writer.size)
-        section = self.publisher.append(content)
-        merged = index.name_run(content, 0, section.offset)
+    def _attempt(self, inputs: tuple[RunName, ...], *, may_wait: bool) -> Stored | None:
+        if not inputs and may_wait:
+            return None
+        section, merged = self._append(self.head, len(inputs), self.copies.run_of) if inputs else (None, None)
         self.publisher.prepare()
 
         def contents(head: Snapshot) -> Contents | None:
             runs = list(head.run_names)
-            at = find_runs(inputs, runs)
-            if at is None:
+            at = find_runs(inputs, runs) if inputs else None
+            if section is not None and merged is not None and at is not None:
+                runs[at : at + len(inputs)] = [merged]
+                return Contents((section,), tuple(runs))
+            if may_wait or sum(name.entries for name in runs) > MERGED_UNDER_LOCK:
                 return None
-            runs[at : at + len(inputs)] = [merged]
-            return Contents((section,), tuple(runs))
+            now, run = self._append(head, len(runs), lambda *_: self.copies.run_for(head))
+            return Contents((now,), (run,))
 
         return self.publisher.publish(self._catch_up, contents)
 
-    def _merge(self, relocated: bytes, oldest: int) -> bytes:
-        """Merge the oldest runs, and above them what was copied out of them.
+    def _append(self, head: Snapshot, oldest: int, relocated: Callable[[int, int], bytes]) -> tuple[Section, RunName]:
+        content = self._merge(head, oldest, relocated(oldest, len(head.run_names)))
+        self.publisher.end = align(self.writer.size)
+        section = self.publisher.append(content)
+        return section, index.name_run(content, 0, section.offset)
+
+    def _merge(self, head: Snapshot, oldest: int, relocated: bytes) -> bytes:
+        """Merge the oldest runs of a snapshot, and above them what was copied out of them.
 
         Tombstones are forgotten up to the floor: no transaction is based on anything older.
         """
-        assert self.head.stored is not None
-        header = self.head.stored.header
+        assert head.stored is not None
+        header = head.stored.header
         forgotten = header.seq - (header.slot - header.floor) if header.floor else 0
         above = [native_index.Run(relocated, header.seq)] if self.copies.writers else []
         tables = [[b"", *(pack.name.encode() for pack, _ in self.copies.packs())]] if above else []
-        return self.head.runs.merge_oldest(oldest, above, tables, forgotten=forgotten)
+        return head.runs.merge_oldest(oldest, above, tables, forgotten=forgotten)

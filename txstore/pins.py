@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from txstore.numbered_locks import ByteLocks, opening, watch_forks
 
@@ -21,9 +20,10 @@ from txstore.numbered_locks import ByteLocks, opening, watch_forks
 class _Held(weakref.ref[object]):
     """One thing that reads a commit."""
 
-    __slots__ = ("seq",)
+    __slots__ = ("pins", "seq")
 
     seq: int
+    pins: weakref.ref[Pins]  # that the two make no cycle: a file is open for as long as there are pins
 
     # A reference is equal to another of the same thing, and of a thing that is gone only to itself.
     __hash__ = object.__hash__
@@ -41,25 +41,28 @@ class Pins:
         self._descriptor = -1
         self._bytes: ByteLocks | None = None
         self._held: set[_Held] = set()
-        self._gone: list[Any] = []  # what a finalizer, which may run at any point, has left to `_settle`
+        self._gone: list[_Held] = []  # what a finalizer, which may run at any point, has left to `_settle`
         self._seqs: Counter[int] = Counter()
         self._pinned: int | None = None
+        self._is_child = False  # a fork has closed the file, and nothing was pinned here since
         watch_forks(self)
 
     def hold(self, thing: object, seq: int) -> None:
         """Pin a seq for as long as `thing` lives. Then, not before, look whether the commit is still kept."""
-        held = _Held(thing, self._release)
-        held.seq = seq
+        held = _Held(thing, _release)
+        held.seq, held.pins = seq, weakref.ref(self)
         with self._lock:
             self._held.add(held)
             self._seqs[seq] += 1
             self._settle()
+        self._release_gone()
 
     def renew(self) -> None:
         """Pin in a forked child what its parent had pinned."""
-        if self._pinned is None and self._seqs:
+        if self._is_child:
             with self._lock:
                 self._settle()
+                self._is_child = False
 
     def lowest(self, below: int) -> int | None:
         """Return the lowest seq below `below` that a living process has pinned, this one included."""
@@ -74,10 +77,14 @@ class Pins:
                     lowest = found
             return lowest
 
-    def _release(self, held: weakref.ref[object]) -> None:
+    def release(self, held: _Held) -> None:
+        """What was held is gone."""
         self._gone.append(held)
-        # Never waited for: it may be this very thread that has the lock, and whoever has it, or the next one, settles.
-        if self._lock.acquire(blocking=False):
+        self._release_gone()
+
+    def _release_gone(self) -> None:
+        # Never waited for: it may be this very thread that has the lock. Whoever has it looks again afterwards.
+        while self._gone and self._lock.acquire(blocking=False):
             try:
                 self._settle()
             finally:
@@ -98,11 +105,18 @@ class Pins:
         locks = self._locks()
         if locks is None:
             return
-        if lowest is not None and not locks.try_lock(lowest, shared=True):
+        try:
+            if lowest is not None and not locks.try_lock(lowest, shared=True):
+                return
+        except OSError:
+            self._forget_file()  # it was closed behind our back: the next one to be pinned opens it anew
             return
         if self._pinned is not None:
             locks.unlock(self._pinned)
         self._pinned = lowest
+
+    def _forget_file(self) -> None:
+        self._bytes, self._descriptor, self._pinned = None, -1, None
 
     def _locks(self) -> ByteLocks | None:
         if self._bytes is None:
@@ -116,6 +130,7 @@ class Pins:
     def abandon(self) -> None:
         self._lock = threading.Lock()
         self._pinned = None
+        self._is_child = True
         self._close()
 
     def _close(self) -> None:
@@ -126,3 +141,8 @@ class Pins:
 
     def __del__(self) -> None:
         self._close()
+
+
+def _release(held: weakref.ref[object]) -> None:
+    if isinstance(held, _Held) and (pins := held.pins()) is not None:
+        pins.release(held)

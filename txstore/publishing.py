@@ -159,9 +159,9 @@ class Publisher:
     def _check_floor(self, stored: Stored) -> None:
         """I10: who slept while a vacuum raised the floor may have taken a slot that was freed, outside of history.
 
-        No hint may name such a commit: whoever followed it would take it for the head.
+        Before the hint names it: a slot that was never taken is not below the floor, now or when it was taken.
         """
-        if self.commits.floor(self.branch) > stored.header.slot:
+        if self.commits.is_below_floor(self.branch, stored.header.slot):
             self.offered = False
             self.commits.give_back(stored)
             raise SnapshotExpiredError(f"{self.branch}@{stored.header.slot - 1}")

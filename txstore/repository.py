@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from txstore.backup import Backup, back_up
 from txstore.commits import MAIN, Commit, Commits
 from txstore.engine import Engine, Position
-from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError
+from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.faults import Report
 from txstore.following import follow
 from txstore.named import NamedTransaction, transactions
+from txstore.names import TAGS
 from txstore.optimizing import optimize
 from txstore.records import SNAPSHOT
 from txstore.regions import Lock
@@ -185,15 +186,15 @@ class Repository:
     def run(self, fn: Callable[[TxStore], T], *, retries: int = 10, **transaction_arguments: Any) -> T:
         """Run `fn(store)` in a transaction; run it again, on the new head, when its commit conflicts.
 
-        Returns what `fn` returned. Raises `ConflictError` after `retries` retries. `fn` must not keep array objects
-        of an earlier run.
+        Or when a vacuum has passed its base just as it began. Returns what `fn` returned. Raises `ConflictError`, or
+        `SnapshotExpiredError`, after `retries` retries. `fn` must not keep array objects of an earlier run.
         """
         pause = _FIRST_PAUSE
         while True:
             try:
                 with self.transaction(**transaction_arguments) as store:
                     return fn(store)
-            except ConflictError:
+            except (ConflictError, SnapshotExpiredError):
                 if retries <= 0:
                     raise
             retries -= 1
@@ -240,7 +241,10 @@ class Repository:
         return self._existing().at(at, branch).commit
 
     def resolve(self, commit_id: str) -> Commit | None:
-        """Return the commit with this id, None if it was never made: the answer to `CommitUnknownError`."""
+        """Return the commit with this id, None if it was never made: the answer to `CommitUnknownError`.
+
+        None, too, for one that a vacuum has removed: ask before the history that is kept has passed it.
+        """
         with suppress(CommitNotFoundError):
             return self._existing().at(commit_id).commit
         return None
@@ -274,7 +278,8 @@ class Repository:
     @property
     def tags(self) -> Tags:
         """Names of commits: a `MutableMapping` from name to `Commit`, where a name is given once."""
-        return Tags(self._existing())
+        self._existing()
+        return Tags(self.engine)
 
     def verify(self, progress: Callable[[int, int], None] | None = None, *, repair: bool = False) -> Report:
         """Check every checksum and reference that can be reached. Returns a report; `.faults` is empty if all is well.
@@ -366,8 +371,8 @@ class Repository:
         """
         self._existing()
         return vacuum(
-            self.engine.commits, self.engine.snapshots, branch=branch, durable=self._durable, keep=keep,
-            older_than=older_than, dry_run=dry_run,
+            self.engine.commits, self.engine.snapshots, branch=branch, keep=keep, older_than=older_than,
+            dry_run=dry_run,
         )  # fmt: skip
 
     def usage(self, *, branch: str = MAIN) -> Usage:
@@ -386,10 +391,11 @@ class Repository:
 
 
 class Tags(MutableMapping[str, Commit]):
-    """The tags of a repository. A tag is written once: it can be neither moved nor, so far, deleted."""
+    """The tags of a repository. A tag is never moved. A vacuum keeps what is tagged until the tag is deleted."""
 
-    def __init__(self, commits: Commits) -> None:
-        self._commits = commits
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._commits = engine.commits
 
     def __getitem__(self, name: str) -> Commit:
         try:
@@ -399,16 +405,23 @@ class Tags(MutableMapping[str, Commit]):
 
     def __setitem__(self, name: str, commit: Commit | str | int) -> None:
         stored = self._commits.at(commit.id if isinstance(commit, Commit) else commit)
+        pinned = self._engine.snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
         try:
             self._commits.write_tag(name, stored)
         except FileExistsError:
             raise ValueError(f"tag {name!r} exists; a tag is never moved: choose another name") from None
+        finally:
+            del pinned
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError(f"tag {name!r} can't be deleted: tags are kept for ever")
+        """Delete a tag, durably. Its commit stays for as long as `vacuum` keeps it."""
+        try:
+            self._commits.delete_tag(name)
+        except CommitNotFoundError as error:
+            raise KeyError(name) from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._commits.storage.list("tags")))
+        return iter(sorted(self._commits.storage.list(TAGS)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

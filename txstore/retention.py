@@ -1,11 +1,13 @@
 """Folding old commits while new ones are made, for a repository that nobody sweeps.
 
 Every `STEP` commits whoever has made the last one gives up those that are out of date: their live values are copied
-together, the floor is raised, and their files go. What that costs is spread over the commits that have been folded.
+together, the floor is raised, and their files go. That takes a look at every key, so it waits until what was committed
+since is worth it: what it costs is spread over the commits that are folded, however many keys there are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -16,8 +18,11 @@ from txstore.optimizing import below, optimize
 from txstore.snapshot import Snapshots
 from txstore.vacuuming import expiring, vacuum
 
-#: So many commits pass between two folds.
+#: So many commits pass between two folds, at least.
 STEP = 64
+#: A fold is worth it when so many commits are out of date for each key at the head, or keys were written in them; and
+#: so many for each that is kept.
+COMMITS_FOR_A_KEY, WRITTEN_FOR_A_KEY, COMMITS_FOR_A_KEPT_ONE = 1 / 64, 1 / 4, 1 / 4
 
 
 def check_retention(retention: int | timedelta | None) -> dict[str, Any] | None:
@@ -42,9 +47,25 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
         return
     try:
         floor = expiring(commits, snapshots, branch=header.branch, **wanted)
-        if floor - header.floor >= STEP:
+        # Half of it: the commits of a fold move the floor on by one or two more than the number of those between folds.
+        if floor - header.floor >= STEP // 2 and _is_worth_it(commits, made, floor):
             optimize(commits, snapshots, branch=header.branch, durable=durable, choose=below(floor))
-            vacuum(commits, snapshots, branch=header.branch, durable=durable, **wanted)
+            vacuum(commits, snapshots, branch=header.branch, **wanted)
     except (TxStoreError, OSError) as error:
         # The commit is made. Whoever makes one 64 commits later tries again.
-        warnings.warn(f"commits that are out of date were not folded: {error}", RuntimeWarning, stacklevel=2)
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+            warnings.warn(f"commits that are out of date were not folded: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _is_worth_it(commits: Commits, made: Stored, floor: int) -> bool:
+    header = made.header
+    keys = sum(run.entries for run in header.runs)
+    count, kept = floor - header.floor, header.slot - floor
+    if count < COMMITS_FOR_A_KEPT_ONE * kept:
+        return False  # a vacuum reads the headers of all that are kept
+    if count >= COMMITS_FOR_A_KEY * keys:
+        return True
+    some = [commits.read(header.branch, header.floor + i * count // STEP) for i in range(STEP)]
+    statistics = [stored.header.statistics for stored in some if stored is not None]
+    written = sum(each.keys_set + each.keys_deleted + each.prefixes_deleted for each in statistics)
+    return written * count / STEP >= WRITTEN_FOR_A_KEY * keys

@@ -361,6 +361,7 @@ class Session:
             if self._transaction is not None and not self._transaction.is_named:
                 self._transaction.rollback()
             self._transaction = None
+            self.position.let_go()
 
     def _move(self, old: Snapshot, new: Snapshot, *, own: int | None = None) -> None:
         """Base the next transaction on `new`, and note which documents somebody else has changed since `old`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -82,6 +83,11 @@ class Snapshot(Hierarchy):
     def seq(self) -> int:
         return 0 if self.stored is None else self.stored.header.seq
 
+    @property
+    def floor(self) -> int:
+        """The lowest slot that was kept when the commit was made."""
+        return 0 if self.stored is None else self.stored.header.floor
+
     def __repr__(self) -> str:
         return f"<Snapshot {self.url} {self.commit or '(empty)'}>"
 
@@ -150,15 +156,42 @@ class Snapshots:
         """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up."""
         last = None if self._last is None else self._last()
         if last is not None and _id(last.stored) == _id(stored):
+            self.pins.renew()
             return last
         packs: PackSource = self._packs if stored is None else _PacksOfCommit(self, stored)
         snapshot = Snapshot(stored, packs, self._commits.storage.url, self._opened.runs)
         # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
         self.pins.hold(snapshot, snapshot.seq)
         if stored is not None:
-            self.check_kept(stored)
+            try:
+                self.check_kept(stored)
+            except BaseException:
+                del snapshot, packs  # its pin goes now, not when whoever catches this forgets it
+                raise
         self._last, self._opened = weakref.ref(snapshot), snapshot.opened
         return snapshot
+
+    def newest(self, branch: str, found: Stored | None = None) -> Snapshot:
+        """Return the snapshot at the head of a branch, which is `found` unless a vacuum has overtaken it since."""
+        head = found or self._commits.head(branch)
+        while True:
+            try:
+                return self.of(head)
+            except SnapshotExpiredError:
+                expired, head = head, self._commits.head(branch)
+                if _id(expired) == _id(head):
+                    raise
+
+    def oldest(self, branch: str) -> Snapshot | None:
+        """Return the oldest commit that is kept: from there on, all stay for as long as the snapshot lives."""
+        while True:
+            floor = self._commits.floor(branch)
+            stored = self._commits.read(branch, floor)
+            if stored is not None:
+                with contextlib.suppress(SnapshotExpiredError):
+                    return self.of(stored)
+            elif self._commits.floor(branch) == floor:
+                return None
 
     def get(self, name: PackName) -> OpenPack:
         """Open a pack; in a forked child, pin first what the parent had pinned."""

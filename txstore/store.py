@@ -103,9 +103,10 @@ class TxStore(Store):
     def _set_up(self, engine: Engine, position: Position, session: Session | None, read_only: bool) -> None:
         super().__init__(read_only=read_only)
         self._engine = engine
-        self._position = position  # of a reader; a writer's moves with its session
         self._session = session
-        if session is not None:
+        if session is None:
+            self._reads_at = position
+        else:  # its place moves: to hold where it began would keep a vacuum from ever passing that
             _sessions[session.token] = session
 
     @classmethod
@@ -156,9 +157,9 @@ class TxStore(Store):
         return self._position.snapshot() if self._session is None else self._session.transaction
 
     @property
-    def _standing(self) -> Position:
+    def _position(self) -> Position:
         """Where it stands: a writer's place moves with its session."""
-        return self._position if self._session is None else self._session.position
+        return self._reads_at if self._session is None else self._session.position
 
     @property
     def _view(self) -> Session | Snapshot:
@@ -167,7 +168,7 @@ class TxStore(Store):
     @property
     def base(self) -> Commit | None:
         """The commit that is read, and that what is staged is based on. None if there is none yet."""
-        stored = self._standing.snapshot().stored
+        stored = self._position.snapshot().stored
         return None if stored is None else stored.commit
 
     @property
@@ -290,7 +291,7 @@ class TxStore(Store):
     def _identity(self) -> tuple[Any, ...]:
         if self._session is not None and self._session.staged_count:
             return self.url, self.read_only, self._session.token
-        return self.url, self.read_only, self._standing.exact
+        return self.url, self.read_only, self._position.exact
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TxStore) and self._identity() == other._identity()
@@ -307,7 +308,7 @@ class TxStore(Store):
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         """Return what tells this store's content from that of another: dask would else pickle the store for it."""
-        session, exact = self._session, self._standing.exact
+        session, exact = self._session, self._position.exact
         return (
             ("txstore", self.url, exact)
             if session is None
@@ -324,7 +325,7 @@ class TxStore(Store):
         return f"<b>TxStore</b> <code>{escape(self.url)}</code> {escape(self._state())}"
 
     def _state(self) -> str:
-        stored = self._standing.stored
+        stored = self._position.stored
         where = "(no commit)" if stored is None else str(stored.commit)
         mode = ", read-only" if self.read_only else ""
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""

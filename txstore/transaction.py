@@ -451,7 +451,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _changed_by_commits(self, keys: Iterable[str]) -> list[str]:
         if not self._commits.identity.exists():
             return []
-        head = self._snapshots.of(self._commits.head(self._staging.record.branch))
+        head = self._snapshots.newest(self._staging.record.branch)
         if head.seq <= self.base.seq:
             return []
         recent = head.runs.newer(self.base.seq)

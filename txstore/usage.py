@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from txstore import names
 from txstore.commits import Commits
 from txstore.documents import kind_of_node
+from txstore.format import participants_pack
 from txstore.keys import ancestors, directory_prefix
 from txstore.reachable import Reachable, data_packs, kept_commits
 from txstore.snapshot import Snapshot, Snapshots
@@ -53,7 +54,15 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     """Measure. See `Repository.usage`."""
     storage = commits.storage
     found = Usage()
-    head = commits.head(branch)
+    oldest = snapshots.oldest(branch)  # held, so that no vacuum deletes what is counted
+    # Listed before the head is looked for: of a commit that is made meanwhile, the packs are still staged.
+    directory = names.commits_directory(branch)
+    files = [*data_packs(commits), *[f"{directory}/{file}" for file in storage.list(directory)]]
+    staged = storage.list(names.STAGING)
+    committing = {
+        names.data_pack_path(participants_pack(*part)) for part in map(names.parse_staging, staged) if part is not None
+    }
+    head = None if oldest is None else commits.head(branch)
     needed = Reachable(commits)
     if head is not None:
         snapshot = snapshots.of(head)
@@ -61,14 +70,14 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
         found.live = sum(array.bytes for array in found.arrays.values())
         for stored in kept_commits(commits, branch, head, commits.floor(branch)):
             needed.add(stored)
-    directory = names.commits_directory(branch)
-    for path in (*data_packs(commits), *[f"{directory}/{file}" for file in storage.list(directory)]):
+    del oldest
+    for path in files:
         if path in needed.paths:
             found.history += _size(commits, path)
-        else:
+        elif path not in committing:  # another name of what is staged
             found.orphan += _size(commits, path)
     found.history -= found.live
-    found.staged = sum(_size(commits, f"{names.STAGING}/{file}") for file in storage.list(names.STAGING))
+    found.staged = sum(_size(commits, f"{names.STAGING}/{file}") for file in staged)
     return found
 
 

@@ -1,12 +1,15 @@
 """Deleting what nothing that is kept needs any more. I10: the floor first, durably; then the files.
 
 A vacuum that raises the floor is a commit, so that every writer meets it. When that is durable, and the file
-`floor/<slot>` says so too, the pins are looked at once more: whoever pins a commit looks for the floor afterwards, so
-one of the two sees the other. Whatever is left undone when a vacuum is interrupted, the next one does.
+`floor/<slot>` says so too, pins and tags are looked at once more: whoever pins or tags a commit looks for the floor
+afterwards, so one of the two sees the other. Whatever is left undone when a vacuum is interrupted, the next one does.
+
+What goes from one to another, from pin to record of a transaction, or to tag, is looked for in that order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +17,9 @@ from datetime import UTC, datetime, timedelta
 
 from txstore import encoding, names
 from txstore.commits import Commits, Stored
+from txstore.errors import CorruptionError
 from txstore.format import participants_pack
-from txstore.pack import PackWriter
+from txstore.pack import MissingPackError, PackWriter
 from txstore.publishing import Contents, Publisher, SyncFailedError
 from txstore.reachable import Reachable, data_packs, kept_commits
 from txstore.reclaiming import reclaim_staging
@@ -50,7 +54,6 @@ def vacuum(
     snapshots: Snapshots,
     *,
     branch: str,
-    durable: bool,
     keep: int | None = None,
     older_than: timedelta | datetime | None = None,
     dry_run: bool = False,
@@ -58,7 +61,7 @@ def vacuum(
     """Raise the floor as far as asked for and as nobody minds; delete. See `Repository.vacuum`."""
     if keep is not None and keep < 1:
         raise ValueError(f"keep={keep}: at least the newest commit is kept, so keep=1 is the least")
-    vacuuming = _Vacuum(commits, snapshots, branch=branch, durable=durable, dry_run=dry_run)
+    vacuuming = _Vacuum(commits, snapshots, branch=branch, dry_run=dry_run)
     try:
         return vacuuming.run(keep, None if older_than is None else _microseconds(older_than))
     except SyncFailedError as error:
@@ -78,7 +81,7 @@ def expiring(
     if head is None:
         return 0
     before = None if older_than is None else _microseconds(older_than)
-    return _Vacuum(commits, snapshots, branch=branch, durable=False, dry_run=True).wanted(head, keep, before)
+    return _Vacuum(commits, snapshots, branch=branch, dry_run=True).wanted(head, keep, before)
 
 
 def _microseconds(older_than: timedelta | datetime) -> int:
@@ -90,12 +93,11 @@ def _microseconds(older_than: timedelta | datetime) -> int:
 
 
 class _Vacuum:
-    def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, durable: bool, dry_run: bool) -> None:
+    def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, dry_run: bool) -> None:
         self.commits = commits
         self.storage = commits.storage
         self.snapshots = snapshots
         self.branch = branch
-        self.durable = durable
         self.dry_run = dry_run
 
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
@@ -108,16 +110,20 @@ class _Vacuum:
         floor = self.wanted(head, keep, before)
         if not self.dry_run:
             if floor > head.header.floor:
+                self.commits.make_durable(head)  # before anybody has to wait for us
                 head = self._publish(floor)
+                floor = head.header.floor
             if head.header.floor > floor_before:
                 self.commits.make_durable(head)  # one that was interrupted may not have come to that
                 self.commits.write_floor(head)
-        doomed = list(self._unreachable(floor))
+        doomed = self._doomed(floor)
         size = sum(self._size(path) for path in doomed)
         if not self.dry_run:
+            self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
             for path in doomed:
                 self.storage.delete(path)
-        return VacuumReport(floor, floor - floor_before, len(doomed), size, self.dry_run)
+        tagged = {tag.slot for tag in self.commits.tags().values() if floor_before <= tag.slot < floor}
+        return VacuumReport(floor, floor - floor_before - len(tagged), len(doomed), size, self.dry_run)
 
     # --- how far the floor may rise
 
@@ -128,8 +134,11 @@ class _Vacuum:
         wanted = head.header.slot if keep is None else head.header.slot - keep + 1
         if before is not None:
             wanted = min(wanted, self._first_since(head, before))
-        wanted = min([wanted, *self._bases()])
-        return max(head.header.floor, min(wanted, self._pinned(head, below=wanted)))
+        return max(head.header.floor, self._limited(head, wanted))
+
+    def _limited(self, head: Stored, wanted: int) -> int:
+        wanted = self._pinned(head, below=wanted)  # first: see above
+        return min([wanted, *self._bases()])
 
     def _first_since(self, head: Stored, time: int) -> int:
         """Return the slot of the oldest commit that is not older than a time."""
@@ -145,15 +154,21 @@ class _Vacuum:
 
     def _bases(self) -> Iterator[int]:
         """Yield the slots that recorded transactions are based on: what has a name outlives its processes."""
-        for file in self.storage.list(names.STAGING):
-            if names.parse_record(file) is None:
-                continue
-            try:
-                record = TransactionRecord.decode(self.storage.read(f"{names.STAGING}/{file}"))
-            except (FileNotFoundError, encoding.MalformedError):
-                continue  # it has just ended, or its owner died before it was written
-            if record.branch == self.branch:
+        files = self.storage.list(names.STAGING)
+        transactions = set(map(names.parse_record, files)) - {None}
+        # A record that was renamed while they were listed may be missing from the list; what was staged is there.
+        transactions |= {staged[0] for staged in map(names.parse_staging, files) if staged is not None}
+        for record in map(self._record, filter(None, transactions)):
+            if record is not None and record.branch == self.branch:
                 yield 0 if record.base is None else record.base[0]
+
+    def _record(self, transaction: bytes) -> TransactionRecord | None:
+        """Return the record of a transaction; None if it has just ended, has none, or died while it was written."""
+        # The first again: between two looks, it may have been unsealed.
+        for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
+            with contextlib.suppress(FileNotFoundError, encoding.MalformedError):
+                return TransactionRecord.decode(self.storage.read(path))
+        return None
 
     def _pinned(self, head: Stored, below: int) -> int:
         """Return the lowest slot that a living process reads or bases a transaction on; `below` if none is lower."""
@@ -165,11 +180,12 @@ class _Vacuum:
         transaction = os.urandom(16)
         path, pack_id = names.staging_path(transaction, 0), participants_pack(transaction, 0)
         writer = PackWriter(self.storage, path, pack_id, self.commits.identity.id)
-        publisher = Publisher(self.commits, writer, branch=self.branch, durable=self.durable, message="vacuum")
+        # Durable in any case (I10): what commits of `durability="none"` have made is synced once, not each time.
+        publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
             publisher.prepare()
             stored = publisher.publish(
-                lambda: self.snapshots.of(self.commits.head(self.branch)), lambda head: _unchanged(head, floor)
+                lambda: self.snapshots.newest(self.branch), lambda head: self._raised(head, floor)
             )
             assert stored is not None
             return stored
@@ -177,7 +193,22 @@ class _Vacuum:
             if writer.close() and not publisher.offered:
                 self.storage.delete(path)
 
+    def _raised(self, head: Snapshot, floor: int) -> Contents:
+        assert head.stored is not None
+        # Looked at again, as late as can be: a transaction whose base falls below the floor can't be committed.
+        return Contents((), tuple(head.run_names), floor=self._limited(head.stored, floor))
+
     # --- what goes
+
+    def _doomed(self, floor: int) -> list[str]:
+        while True:
+            try:
+                return list(self._unreachable(floor))
+            except CorruptionError:
+                # Another vacuum may have gone further meanwhile, and have deleted what we were about to look at.
+                if not self.commits.is_below_floor(self.branch, floor):
+                    raise
+                floor = self.commits.floor(self.branch)
 
     def _unreachable(self, floor: int) -> Iterator[str]:
         """Yield the paths of files that nothing kept needs.
@@ -189,10 +220,14 @@ class _Vacuum:
         staged = [found for found in map(names.parse_staging, self.storage.list(names.STAGING)) if found is not None]
         head = self.commits.head(self.branch)
         assert head is not None
-        lowest = self._pinned(head, below=floor)
+        lowest = self._limited(head, floor)
         needed = Reachable(self.commits)
-        for stored in (*kept_commits(self.commits, self.branch, head, floor), *self._down_from(floor, lowest)):
+        for stored in kept_commits(self.commits, self.branch, head, floor):
             needed.add(stored)
+        for stored in self._down_from(floor, lowest):
+            # Whoever asks for one that is gone pins it until told so: then it may be there in part.
+            with contextlib.suppress(MissingPackError):
+                needed.add(stored)
         needed.paths.update(names.data_pack_path(participants_pack(*part)) for part in staged)
         for path in candidates:
             if path not in needed.paths:
@@ -221,7 +256,3 @@ class _Vacuum:
             return self.storage.read_tail(path, 0)[1]
         except FileNotFoundError:
             return 0
-
-
-def _unchanged(head: Snapshot, floor: int) -> Contents:
-    return Contents((), tuple(head.run_names), floor=floor)

@@ -7,6 +7,7 @@ import pytest
 
 import txstore
 from tests.bad_input.disk import tree
+from tests.conflicts.faults import watch
 
 
 @pytest.fixture
@@ -103,10 +104,20 @@ def test_a_tag_is_written_once(history):
         with pytest.raises(ValueError, match=r"tag 'v1' exists.*choose another name"):
             history.tags["v1"] = commit
     assert history.tags["v1"] == history.commit(1)
-    with pytest.raises(TypeError, match="kept for ever"):
-        del history.tags["v1"]
     assert list(history.tags) == ["v1"]
     assert list(Path(history.url, ".staging").iterdir()) == []
+
+
+def test_a_tag_is_deleted_durably(history):
+    history.tags["v1"] = 1
+    watched = watch(history)
+    del history.tags["v1"]
+    assert watched.named("delete", "sync_directory") == [("delete", "tags/v1"), ("sync_directory", "tags")]
+    assert list(history.tags) == []
+    with pytest.raises(KeyError):
+        del history.tags["v1"]
+    history.tags["v1"] = 2  # the name is free again
+    assert history.tags["v1"] == history.commit(2)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".v1", "-v1", "a/b", "../v1", "a b", "v1\n", "ü", "x" * 101, "a\0", 5])

@@ -52,7 +52,7 @@ def check(history: list[Txn], isolation: str) -> list[Anomaly]:
     for key, faults, order in _version_orders(committed, external):
         versions[key] = order
         found += faults
-    edges = _dependencies(committed, [read for read in external if not read.txn.aborted], versions)
+    edges = _dependencies(committed, [read for read in external if not read.txn.aborted], versions, isolation)
     return [*found, *_cycles(edges, isolation), *_process_faults(history), *snapshot_faults(history)]
 
 
@@ -192,7 +192,7 @@ def _seq_versions(key: str, writers: list[Txn]) -> list[Version]:
 Edges = dict[str, dict[int, set[int]]]
 
 
-def _dependencies(committed: list[Txn], read: list[Read], versions: dict[str, list[Version]]) -> Edges:
+def _dependencies(committed: list[Txn], read: list[Read], versions: dict[str, list[Version]], isolation: str) -> Edges:
     edges: Edges = {kind: defaultdict(set) for kind in ("ww", "wr", "rw", "so")}
 
     def add(kind: str, before: Txn | None, after: Txn | None) -> None:
@@ -206,8 +206,10 @@ def _dependencies(committed: list[Txn], read: list[Read], versions: dict[str, li
         order = versions[key]
         same = [i for i, version in enumerate(order) if version.value == value]
         if same:
-            # A member that was not there yet, or no longer: the newest of these that the base may have had.
-            known = [i for i in same if _seq(order[i]) <= txn.base]
+            # A member that was not there yet, or no longer: the newest of these that the base may have had. What a
+            # serializable transaction has read is compared at its commit: gone and back again is as if nothing was.
+            point = txn.base if isolation == "snapshot" or txn.commit is None else txn.commit - 1
+            known = [i for i in same if _seq(order[i]) <= point]
             place = known[-1] if known else same[0]
             add("wr", order[place].writer, txn)
             if place + 1 < len(order):

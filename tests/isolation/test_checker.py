@@ -68,6 +68,12 @@ MADE = txn(0, make("s/a/old"), commit=1, process=SETUP)
         ],
         [txn(1, write("r/x", b"1"), commit=1), txn(2, write("r/x", b"2"), commit=2), txn(3, read("r/x", b"2"), base=2)],
         [MADE, txn(1, listed(A, "old"), remove("s/a/old"), listed(A), base=1, commit=2), txn(2, listed(A), base=2)],
+        [  # what was made meanwhile is gone again
+            txn(1, make("s/a/1"), base=0, commit=1),
+            txn(2, listed(A, "1"), remove("s/a/1"), base=1, commit=2),
+            txn(3, listed(A), write("r/x", b"3"), base=0, commit=3),
+            txn(4, read("r/x", None), listed(A, "1"), base=1, process=1),
+        ],
         [txn(1, make("s/a/1"), listed(A, "1"), commit=1), txn(2, listed(A)), txn(3, listed(A, "1"), base=1)],
         # A reader between two writers that it does not see, and one that it does.
         [
@@ -76,7 +82,7 @@ MADE = txn(0, make("s/a/old"), commit=1, process=SETUP)
             txn(3, read(Y, ()), append(Y, 3), base=0, commit=2),
         ],
     ],
-    ids=["empty", "lists", "registers", "removed", "made", "three"],
+    ids=["empty", "lists", "registers", "removed", "gone again", "made", "three"],
 )  # fmt: skip
 def test_what_is_allowed(history: list[Txn], isolation: str) -> None:
     assert check(history, isolation) == []

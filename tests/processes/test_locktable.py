@@ -161,18 +161,17 @@ def test_a_recoverer_killed_in_the_middle(path):
         assert sorted(waiter.finish()) == ["a", "b"]
 
 
-def test_pins_and_places_of_the_killed(path):
+def test_places_of_the_killed(path):
     with clients(path, 2) as [one, other]:
-        one.pin(5)
-        other.pin(9)
-        assert sorted(other.pins()) == [5, 9]
+        one.acquire("a")
+        other.acquire("b")
         assert {pid for _, pid, _ in other.members()} == {one.pid, other.pid}
         member = one.member()
         one.kill()
-        assert open_table(path).pins() == [9]
+        assert [pid for _, pid, _ in open_table(path).members()] == [other.pid]
         with open(path, "rb") as file:
             file.seek(4096 + 64 * member)
-            assert struct.unpack("<I12xQ", file.read(24)) == (0, 0)  # not in use: swept
+            assert struct.unpack("<I", file.read(4)) == (0,)  # not in use: swept
         assert {pid for _, pid, _ in other.members()} == {other.pid}
 
 

@@ -15,6 +15,7 @@ LAYERS = [
     "cli",
     "cli_maintenance",
     "cli_transactions",
+    "cli_space",
     "cli_output",
     "demo",
     "demo_scenes",

@@ -91,8 +91,6 @@ def _obey(pipe: Any, directory: str, kind: str | None, has_c: bool) -> None:
         "fence": lambda: owner(0).fence(),
         "close": lambda: owner(0).close(),
         "kind": lambda: locks.kind,
-        "pin": locks.pin,
-        "pins": locks.pins,
         "leave": locks.close,
         "count": lambda path, rounds: _count(owner(0), path, rounds),
         "fork": lambda key: _in_fork(lambda: _what_a_fork_sees(locks, owner(0), key)),
@@ -571,7 +569,6 @@ def test_nothing_is_open_before_it_is_used_or_after_it_is_closed(directory, kind
     if not LINUX:
         pytest.skip("needs /proc")
     locks = ChunkLocks(str(directory), "data.tx", kind=kind)
-    locks.pin(None)
     assert list(directory.iterdir()) == []
     owner = locks.owner()
     assert len(opened()) <= 2
@@ -603,28 +600,6 @@ def test_a_parked_lock_is_for_siblings(locks, start, kind):
     mine.park(["a/c/0"])
     mine.close()
     stranger.ask("acquire", "a/c/0", 0)
-
-
-# --- pins
-
-
-def test_pins_are_those_of_the_living(locks, start, kind):
-    first, second = start(kind), start(kind)
-    assert locks.pins() == []
-    locks.pin(7)
-    first.ask("pin", 3)
-    second.ask("pin", 0)
-    assert sorted(locks.pins()) == sorted(first.ask("pins")) == [0, 3, 7]
-    second.ask("pin", 12)
-    assert sorted(locks.pins()) == [3, 7, 12]
-    first.kill()
-    assert sorted(locks.pins()) == [7, 12]
-    second.ask("pin", None)
-    locks.pin(None)
-    assert locks.pins() == second.ask("pins") == []
-    locks.pin(1)
-    locks.close()
-    assert second.ask("pins") == []
 
 
 # --- the file
@@ -681,15 +656,6 @@ def test_a_stripe_that_is_gone_is_noticed(directory):
         mine.fence()
     assert len(caught.value.keys) == 1
     locks.close()
-
-
-def test_a_pin_moves_to_the_new_file(locks, peer, directory):
-    locks.pin(5)
-    for path in directory.iterdir():
-        path.unlink()
-    assert peer.ask("pins") == []
-    locks.owner()
-    assert peer.ask("pins") == [5]
 
 
 def test_a_descriptor_closed_behind_our_back_is_noticed(locks, kind, directory):

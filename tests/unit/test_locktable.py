@@ -1,4 +1,4 @@
-"""The lock table in C, in one process: the hash, owners, threads, parking, pins. The file: test_locktable_file.py."""
+"""The lock table in C, in one process: hash, owners, threads, parking, members. Its file: test_locktable_file.py."""
 
 import gc
 import os
@@ -670,27 +670,14 @@ def test_only_what_is_parked_may_be_named(table, owners):
     assert other.acquire("b", 0, [one.parked] * 100) == ()
 
 
-# ---- Pins and members ----------------------------------------------------------------------------------------------
+# ---- Members -------------------------------------------------------------------------------------------------------
 
 
-def test_pins(path, table):
+def test_members(path, table):
     other = open_table(path)
-    assert (table.pins(), table.members(), table.member, descriptors_of(path)) == ([], [], 0, [])
-    table.pin(None)
-    assert table.member == 0
-    table.pin(0)
-    other.pin(12)
-    assert sorted(other.pins()) == [0, 12]
-    table.pin(7)
-    assert sorted(table.pins()) == [7, 12]
+    assert (table.members(), table.member, descriptors_of(path)) == ([], 0, [])
+    owners = table.owner(), other.owner()
     assert sorted(table.members()) == sorted([(t.member, os.getpid(), 1) for t in (table, other)])
-    other.pin(None)
-    assert table.pins() == [7]
     table.close()
-    assert other.pins() == []
     assert [member for member, _, _ in other.members()] == [other.member]
-    for wrong in (-1, (1 << 64) - 1, 1 << 64):
-        with pytest.raises(OverflowError):
-            other.pin(wrong)
-    with pytest.raises(TypeError):
-        other.pin("1")
+    assert owners

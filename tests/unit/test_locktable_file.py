@@ -62,8 +62,6 @@ def test_one_descriptor_at_most(path):
     assert descriptors_of(path) == []
     with pytest.raises(ValueError, match="closed"):
         table.owner()
-    with pytest.raises(ValueError, match="closed"):
-        table.pin(1)
     table.close()
 
 
@@ -159,7 +157,6 @@ def test_a_child_inherits_no_locks(path, table, owners):
     one, _ = owners
     one.acquire(["a", "p"])
     one.park("p")
-    table.pin(3)
 
     def child():
         refused = []
@@ -181,14 +178,13 @@ def test_a_child_inherits_no_locks(path, table, owners):
             own.acquire(["a", "p"], 0)
         own.acquire("b")
         own.fence()
-        return len(refused), held, descriptors, before, table.member, caught.value.keys, sorted(table.pins())
+        return len(refused), held, descriptors, before, table.member, caught.value.keys
 
     member = table.member
-    refused, held, descriptors, before, theirs, keys, pins = in_child(child)
+    refused, held, descriptors, before, theirs, keys = in_child(child)
     assert (refused, held, descriptors, before) == (4, False, [], 0)
     assert theirs not in (0, member)
     assert sorted(keys) == ["a", "p"]
-    assert pins == [3]
     assert one.holds("a")
     one.fence()
     assert not is_free(table, "a")
@@ -287,12 +283,11 @@ def test_the_header_is_as_documented(path, table):
 
 
 def test_members_and_words_are_as_documented(path, table):
-    table.pin(41)
     owner = table.owner()
     owner.acquire("a")
     with open(path, "rb") as file:
         file.seek(MEMBERS_OFFSET + 64 * table.member)
-        assert struct.unpack("<IIQQ40x", file.read(64)) == (1, os.getpid(), 1, 42)
+        assert struct.unpack("<IIQ48s", file.read(64)) == (1, os.getpid(), 1, bytes(48))
         file.seek(WORDS_OFFSET + 4 * table.slot_of("a"))
         assert struct.unpack("<I", file.read(4)) == (owner.identity,)
 
@@ -443,10 +438,9 @@ def test_a_file_removed_or_replaced(path, table, owners, how):
     assert sorted(caught.value.keys) == ["a", "b"]
     other.fence()
     one.release(["a", "b"])
-    for use in (table.owner, unjoined.owner, unjoined.pins, lambda: unjoined.pin(1)):
+    for use in (table.owner, unjoined.owner, unjoined.members):
         with pytest.raises(OSError, match="removed or replaced since it was opened"):
             use()
-    assert table.pins() == []
 
 
 def test_words_that_are_lost(path, table, owners):

@@ -1,7 +1,7 @@
 /*
  * txstore._native._locktable: locks of chunk keys between processes, in one mapped file of 32-bit words.
  *
- *     LockTable    the file as one process sees it: opened once, a member from its first owner or pin on
+ *     LockTable    the file as one process sees it: opened once, a member from its first owner on
  *     Owner        what one transaction holds; several in one process exclude each other
  *
  *     lock_slots.h     which word a key has              lock_held.h      a set of slots
@@ -35,8 +35,7 @@
  *          0  |   4  in use: 0 once its words have been swept            |
  *          4  |   4  process id, in its own namespace: for people only   |
  *          8  |   8  incarnation: another one each time the place is taken |
- *         16  |   8  pin: 1 + the lowest seq that it still reads; 0: none |
- *         24  |  40  0                                                   |
+ *         16  |  48  0: reserved                                        |
  *    135,168  +---------------------------------------------------------+
  *             | words, 4 bytes each, one a slot: lock_words.h            |
  *             +---------------------------------------------------------+

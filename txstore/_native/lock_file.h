@@ -53,12 +53,12 @@ typedef struct {
 
 typedef struct {
     uint32_t in_use, pid;
-    uint64_t incarnation, pin;
-    uint8_t reserved[40];
+    uint64_t incarnation;
+    uint8_t reserved[48];
 } member_record;
 
 _Static_assert(sizeof(lock_header) == 96 && offsetof(lock_header, boot) == 56, "see _locktable.c");
-_Static_assert(sizeof(member_record) == MEMBER_SIZE && offsetof(member_record, pin) == 16, "see _locktable.c");
+_Static_assert(sizeof(member_record) == MEMBER_SIZE && offsetof(member_record, incarnation) == 8, "see _locktable.c");
 
 static inline uint64_t
 lock_magic(void)

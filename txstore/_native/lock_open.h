@@ -162,7 +162,6 @@ reset_file(lock_table *table, uint64_t epoch)
     /* Incarnations go on, whatever they are: they only have to differ. */
     for (uint32_t member = 0; member <= MEMBERS; member++) {
         table->members[member].in_use = table->members[member].pid = 0;
-        table->members[member].pin = 0;
     }
     for (uint32_t slot = 0; slot < table->slots; slot++) {
         if (table->words[slot] != 0) { /* reading does not make a page dirty */

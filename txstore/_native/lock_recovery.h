@@ -82,7 +82,6 @@ recover_members(lock_table *table, int fd, uint32_t first, uint32_t last)
     }
     for (uint32_t member = first; count > 0 && member <= last; member++) {
         if (dead[member]) {
-            __atomic_store_n(&table->members[member].pin, 0, __ATOMIC_RELAXED);
             __atomic_store_n(&table->members[member].in_use, 0, __ATOMIC_RELEASE);
             give_byte(fd, LIVE_BYTE(member));
         }

@@ -1,5 +1,5 @@
 /*
- * LockTable: opening the file for Python, joining, owners and pins.
+ * LockTable: opening the file for Python, joining, owners.
  */
 
 #ifndef TXS_LOCK_TABLE_H
@@ -156,7 +156,7 @@ table_new(PyTypeObject *type, PyObject *args, PyObject *named)
     return (PyObject *)self;
 }
 
-/* ---- Owners and pins --------------------------------------------------------------------------------------------- */
+/* ---- Owners ------------------------------------------------------------------------------------------------------ */
 
 PyDoc_STRVAR(table_owner_doc,
              "owner($self, /)\n--\n\n"
@@ -195,42 +195,6 @@ table_owner(PyObject *object, PyObject *Py_UNUSED(none))
     owner->identity = self->table.member << MEMBER_SHIFT | number << 1;
     owner->forks = fork_count();
     return (PyObject *)owner;
-}
-
-PyDoc_STRVAR(table_pin_doc,
-             "pin($self, seq)\n--\n\n"
-             "Set the lowest seq that this process still reads, or None. A forked child begins with None.\n\n"
-             "Raises as owner does.");
-
-static PyObject *
-table_pin(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    static const char *const parameters[] = {"seq"};
-    table_object *self = (table_object *)object;
-    PyObject *seq;
-    if (sort_arguments("pin", parameters, 1, 1, args, count, names, &seq) < 0) {
-        return NULL;
-    }
-    unsigned long long pin = 0;
-    if (seq != Py_None) {
-        pin = PyLong_AsUnsignedLongLong(seq);
-        if (pin == ULLONG_MAX) {
-            if (!PyErr_Occurred()) {
-                PyErr_SetString(PyExc_OverflowError, "no seq is that large");
-            }
-            return NULL;
-        }
-        pin++;
-        if (ensure_member(self) < 0) {
-            return NULL;
-        }
-    } else if (table_is_usable(self) < 0) {
-        return NULL;
-    }
-    if (own_member(&self->table) != 0) {
-        __atomic_store_n(&self->table.members[self->table.member].pin, pin, __ATOMIC_SEQ_CST);
-    }
-    Py_RETURN_NONE;
 }
 
 /* Recovers the dead and returns a list of what `describe` makes of the living, without those that it makes NULL of. */
@@ -278,26 +242,11 @@ survey(table_object *self, PyObject *(*describe)(uint32_t number, const member_r
 }
 
 static PyObject *
-describe_pin(uint32_t Py_UNUSED(number), const member_record *record)
-{
-    uint64_t pin = __atomic_load_n(&record->pin, __ATOMIC_SEQ_CST);
-    return pin == 0 ? NULL : PyLong_FromUnsignedLongLong(pin - 1);
-}
-
-static PyObject *
 describe_member(uint32_t number, const member_record *record)
 {
     unsigned long pid = __atomic_load_n(&record->pid, __ATOMIC_RELAXED);
     unsigned long long incarnation = __atomic_load_n(&record->incarnation, __ATOMIC_RELAXED);
     return Py_BuildValue("(kkK)", (unsigned long)number, pid, incarnation);
-}
-
-PyDoc_STRVAR(table_pins_doc, "pins($self, /)\n--\n\nThe pins of all living members, our own among them.");
-
-static PyObject *
-table_pins(PyObject *object, PyObject *Py_UNUSED(none))
-{
-    return survey((table_object *)object, describe_pin);
 }
 
 PyDoc_STRVAR(table_members_doc, "members($self, /)\n--\n\n"
@@ -396,8 +345,6 @@ table_dealloc(PyObject *object)
 
 static PyMethodDef table_methods[] = {
     {"owner", table_owner, METH_NOARGS, table_owner_doc},
-    {"pin", WITH_NAMES(table_pin), table_pin_doc},
-    {"pins", table_pins, METH_NOARGS, table_pins_doc},
     {"members", table_members, METH_NOARGS, table_members_doc},
     {"slot_of", WITH_NAMES(table_slot_of), table_slot_of_doc},
     {"close", table_close, METH_NOARGS, table_close_doc},

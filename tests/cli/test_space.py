@@ -1,0 +1,81 @@
+"""The commands that free space and say what it is used for."""
+
+from __future__ import annotations
+
+import pytest
+
+import txstore
+from tests.cli.test_cli import assert_refused, run, run_json
+from tests.conformance.upkeep import content, floor_of, rewrite, tree
+from txstore.cli_space import readable_size
+
+
+@pytest.fixture
+def rewritten(repo: txstore.Repository) -> txstore.Repository:
+    rewrite(repo, 12)
+    return repo
+
+
+def test_optimize(rewritten):
+    before = content(rewritten)
+    made = run_json("optimize", rewritten.url)["commit"]
+    assert made["message"] == "optimize"
+    assert made["slot"] == 12
+    assert content(rewritten) == before
+    assert run_json("optimize", rewritten.url) == {"commit": None}
+    assert run("optimize", rewritten.url).stdout == "nothing to do\n"
+    rewrite(rewritten, 3)
+    assert run("optimize", rewritten.url).stdout.startswith("optimized as main@16; ")
+
+
+def test_vacuum(rewritten):
+    before = tree(rewritten)
+    told = run_json("vacuum", rewritten.url, "--keep", 3, "--dry-run")
+    assert tree(rewritten) == before
+    assert told["dry_run"]
+    done = run_json("vacuum", rewritten.url, "--keep", 3)
+    assert done == {**told, "dry_run": False}
+    assert done["floor"] == floor_of(rewritten) == 9
+    assert run("vacuum", rewritten.url).stdout == (
+        "0 files (0 B) deleted, 0 commits given up; commits are kept from slot 9 on\n"
+    )
+    assert "would be given up" in run("vacuum", rewritten.url, "--keep", 1, "--dry-run").stdout
+
+
+def test_vacuum_by_age(rewritten):
+    assert run_json("vacuum", rewritten.url, "--older-than", "30d")["expired"] == 0
+    assert run_json("vacuum", rewritten.url, "--older-than", "1.5h")["expired"] == 0
+    assert run_json("vacuum", rewritten.url, "--older-than", "0s")["expired"] == 11
+
+
+@pytest.mark.parametrize("age", ["", "30", "d", "30x", "-1d", "1 year"])
+def test_what_is_no_age(rewritten, age):
+    result = run("vacuum", rewritten.url, "--older-than", age)
+    assert result.exit_code == 2
+    assert "30d" in result.stderr
+    assert floor_of(rewritten) == 0
+
+
+def test_keep_is_at_least_1(rewritten):
+    assert run("vacuum", rewritten.url, "--keep", 0).exit_code == 2
+
+
+def test_du(rewritten):
+    usage = rewritten.usage()
+    told = run_json("du", rewritten.url)
+    assert told["total"] == usage.total
+    assert told["arrays"] == {"": {"keys": 10, "bytes": usage.live}}
+    shown = run("du", rewritten.url).stdout
+    for number in (usage.live, usage.history, usage.total):
+        assert f"{number:,}" in shown
+
+
+@pytest.mark.parametrize("command", ["optimize", "vacuum", "du"])
+def test_there_is_no_repository(tmp_path, command):
+    assert_refused(run(command, tmp_path / "none.tx"), "none.tx")
+
+
+def test_sizes_that_people_read():
+    assert [readable_size(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30, 2 << 40)] == [
+        "0 B", "1023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB", "2.0 TiB",
+    ]  # fmt: skip

@@ -1,0 +1,124 @@
+"""`txstore optimize`, `vacuum` and `du`: what a repository takes of the disk, and getting it back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from txstore.cli_output import (
+    JsonOption,
+    PathArgument,
+    as_text,
+    commit_as_dict,
+    new_console,
+    new_table,
+    print_json,
+    reporting_errors,
+)
+from txstore.repository import Repository
+from txstore.usage import Usage
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def register(app: typer.Typer) -> None:
+    for command in (optimize, vacuum, du):
+        app.command()(command)
+
+
+@reporting_errors
+def optimize(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Copy small packs, and those that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
+    with _progress("optimize") as progress:
+        made = Repository(path).optimize(progress=progress)
+    if as_json:
+        print_json({"commit": None if made is None else commit_as_dict(made)})
+    elif made is None:
+        typer.echo("nothing to do")
+    else:
+        typer.echo(f"optimized as {made}; `txstore vacuum` frees what is needed no more")
+
+
+@reporting_errors
+def vacuum(
+    path: PathArgument,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Give up all but so many of the newest commits.", show_default=False)
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Give up commits older than this: 30d, 12h, 90m.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete what no commit needs that is kept: all of them, unless options say otherwise."""
+    age = None if older_than is None else _age(older_than)
+    report = Repository(path).vacuum(keep=keep, older_than=age, dry_run=dry_run)
+    if as_json:
+        print_json(asdict(report))
+        return
+    would = "would be " if dry_run else ""
+    typer.echo(
+        f"{report.files:,} files ({readable_size(report.bytes)}) {would}deleted, {report.expired:,} commits {would}"
+        f"given up; commits are kept from slot {report.floor} on"
+    )
+
+
+@reporting_errors
+def du(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Say what the bytes on the disk are for, and which arrays have how many."""
+    usage = Repository(path).usage()
+    if as_json:
+        print_json({**asdict(usage), "total": usage.total})
+        return
+    console = new_console()
+    table = new_table("bytes>", "size>", "what for")
+    for size, what in _purposes(usage):
+        table.add_row(f"{size:,}", readable_size(size), what)
+    console.print(table)
+    arrays = new_table("bytes>", "size>", "keys>", "array or group")
+    for name, array in sorted(usage.arrays.items(), key=lambda item: -item[1].bytes):
+        arrays.add_row(f"{array.bytes:,}", readable_size(array.bytes), f"{array.keys:,}", as_text(name or "/"))
+    console.print(arrays)
+
+
+def _purposes(usage: Usage) -> Iterator[tuple[int, str]]:
+    yield usage.live, "live: values at the head"
+    yield usage.history, "history: what else the kept commits need"
+    yield usage.staged, "staged: transactions that are going on, or were"
+    yield usage.orphan, "orphan: needed by nothing; vacuum deletes it"
+    yield usage.total, "total"
+
+
+def _age(text: str) -> timedelta:
+    """Raises `typer.BadParameter`."""
+    found = _AGE.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no age: give a number and one of s, m, h, d or w, such as 30d")
+    return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
+
+
+def readable_size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar while the block runs, where somebody can see it."""
+    console = new_console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
