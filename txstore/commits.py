@@ -437,6 +437,7 @@ class Commits:
         """Say that what lies below the floor of a vacuum's commit, which is durable, goes now. Raises `OSError`."""
         header = stored.header
         content = Tag(header.branch, header.slot, header.id).encode()
+        self.storage.sync_directory(names.FLOOR)  # whoever made the branch's directory may not have done so
         with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
             self.storage.write_once(names.floor_path(header.branch, header.floor), content, durable=True)
 

@@ -76,7 +76,7 @@ def record(workload: Workload, *, omitted: tuple[str, ...] = (), sites: bool = F
             workload.run(world)
     finally:
         forget_all()
-    return Recording(world, disk)
+    return Recording(world, disk, first=world.begun)
 
 
 def after_kill(

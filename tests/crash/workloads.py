@@ -265,7 +265,7 @@ def vacuumed(world: World) -> None:
 
 
 def vacuumed_scratch(world: World) -> None:
-    """Commits without durability are given up by a vacuum that has it, and one that has not."""
+    """Commits without durability, packs of two processes among them, are given up; a vacuum is durable."""
     for durability in ("none", "fsync", "none"):
         process = Process()
         with process:
@@ -275,7 +275,7 @@ def vacuumed_scratch(world: World) -> None:
             world.optimize(world.open(durability))
         process.die()
         with Process() as process:
-            world.vacuum(world.open(durability), keep=1)
+            world.vacuum(world.open("none"), keep=1)
         process.die()
     world.put(world.open(), {"a": world.value()})
 
@@ -304,6 +304,8 @@ def vacuumed_around(world: World) -> None:
     with Process():
         repo = world.open()
         assert world.vacuum(repo, keep=1) == 7
+        world.untag(repo, "one")
+        world.vacuum(repo, keep=1)
 
 
 def retained(world: World) -> None:
@@ -419,6 +421,9 @@ def _found_started(world: World, *, durable: bool) -> txstore.Repository:
     return repo
 
 
+_IN_A_PACK = {"p": b"in a pack"}
+
+
 def started() -> Tree:
     SYSTEM.turn_on(Disk(), boot=1)
     _start()
@@ -462,10 +467,13 @@ def copying(world: World) -> None:
         elif inode != ROOT:
             SYSTEM.mkdir(path)
         left += [(below, f"{path}/{name}") for name, below in directories.get(inode, {}).items()]
+    world.begun, world.torn = len(SYSTEM.disk.steps), True
     repo = _found_started(world, durable=False)
+    packed = repo.commit(1).id
+    world.made[packed] = Made(_IN_A_PACK, (), False)
+    world.commits.append(Promise(len(SYSTEM.disk.steps), packed, packed, False))
     world.put(repo, {"b": world.value()})
-    tag = repo.commit(0)
-    world.tags.append(Promise(len(SYSTEM.disk.steps), "copied", tag.id, True))
+    world.tags.append(Promise(len(SYSTEM.disk.steps), "one", repo.commit(0).id, True))
 
 
 def without_empty_directories(tree: Tree, more: int = 0) -> Tree:
@@ -502,11 +510,12 @@ def elsewhere() -> Tree:
     with Process() as process:
         other = World().open()
         theirs = other.engine.join(shared, repo.engine.commits.identity.id)
-        theirs["p"] = b"in a pack"
+        theirs["p"] = _IN_A_PACK["p"]
         theirs.seal()
         theirs._finalizer.detach()
     process.die()
     tx.commit()
+    repo.tags["one"] = repo.commit(0)
     _ORIGINAL = SYSTEM.disk.image()
     return {ROOT: {}}, {}
 

@@ -58,11 +58,14 @@ class World:
     made: dict[str, Made] = field(default_factory=dict)
     commits: list[Promise] = field(default_factory=list)
     tags: list[Promise] = field(default_factory=list)
+    untagged: list[tuple[int, int, str]] = field(default_factory=list)  # from when to when, and which
     parts: list[Part] = field(default_factory=list)
     vacuums: list[Vacuumed] = field(default_factory=list)
     ending: dict[str, int] = field(default_factory=dict)  # transactions with a name, and since which step
     unguarded: bool = False  # a power loss has taken the guard, before anything was to survive
     torn: bool = False  # a power loss has torn what was not to survive, and nobody has repaired it yet
+    unsure: bool = False  # nothing had been promised then
+    begun: int = 0  # crashes up to this step are of no interest
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def as_of(self, step: int) -> World:
@@ -71,7 +74,12 @@ class World:
             self,
             made=dict(self.made),
             commits=[promise for promise in self.commits if promise.step <= step],
-            tags=[promise for promise in self.tags if promise.step <= step],
+            tags=[
+                promise
+                for promise in self.tags
+                if promise.step <= step and not any(promise.what == name for begun, _, name in self.untagged if begun <= step)
+            ],
+            untagged=[each for each in self.untagged if each[1] <= step],
             parts=[part for part in self.parts if part.step <= step],
             vacuums=[vacuum for vacuum in self.vacuums if vacuum.step <= step],
             ending={transaction: since for transaction, since in self.ending.items() if since <= step},
@@ -82,6 +90,7 @@ class World:
         world = self.as_of(1 << 60)
         world.commits = [promise._replace(step=0) for promise in world.commits]
         world.tags = [promise._replace(step=0) for promise in world.tags]
+        world.untagged = [(0, 0, name) for _, _, name in world.untagged]
         world.parts = [part._replace(step=0) for part in world.parts]
         world.vacuums = [vacuum._replace(step=0) for vacuum in world.vacuums]
         world.ending = dict.fromkeys(world.ending, 0)
@@ -151,6 +160,11 @@ class World:
         if commit not in self.promised(durable_only=True):  # a tag makes its commit durable
             self.commits.append(Promise(len(SYSTEM.disk.steps), commit, commit, True))
 
+    def untag(self, repo: txstore.Repository, name: str) -> None:
+        begun = len(SYSTEM.disk.steps)
+        del repo.tags[name]
+        self.untagged.append((begun, len(SYSTEM.disk.steps), name))
+
     # --- maintenance
 
     def optimize(self, repo: txstore.Repository) -> None:
@@ -170,8 +184,8 @@ class World:
 
     def note_maintenance(self, repo: txstore.Repository) -> None:
         for commit in [*repo.log()][::-1]:
-            if commit.message in MAINTENANCE:
-                self._note(commit.id, repo.engine.durability == "fsync")
+            if commit.message in MAINTENANCE:  # a vacuum is durable in any case
+                self._note(commit.id, commit.message == "vacuum" or repo.engine.durability == "fsync")
 
     def _note(self, commit: str, durable: bool) -> None:
         if commit not in self.made:
