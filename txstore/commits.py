@@ -467,6 +467,7 @@ class Commits:
         Commits made with `durability="none"` are synced file by file, down to the first that was made durable: its
         committer did the same for those below it. Raises `OSError`.
         """
+        self.identity.create(durable=True)  # of a copy, empty directories may be missing
         self.identity.make_durable()
         if self._is_copy:
             self._sync_all()
@@ -486,12 +487,13 @@ class Commits:
 
     def _sync_all(self) -> None:
         directories = [f"{names.PACKS}/{name}" for name in self.storage.list(names.PACKS)]
-        for directory in [*directories, names.commits_directory(MAIN)]:
+        for directory in [*directories, names.TAGS, names.floor_directory(MAIN), names.commits_directory(MAIN)]:
             for name in self.storage.list(directory):
                 with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
                     self.storage.sync_file(f"{directory}/{name}")
             self.storage.sync_directory(directory)
-        self.storage.sync_directory(names.PACKS)
+        for directory in (names.PACKS, names.FLOOR):
+            self.storage.sync_directory(directory)
 
     def _sync_files(self, stored: Stored) -> None:
         packs = [pack.name for pack in stored.header.packs]

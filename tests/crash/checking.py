@@ -30,7 +30,7 @@ def look(tree: Tree, world: World, *, boot: int, lost_power: bool, go_on: bool =
     """
     SYSTEM.turn_on(Disk(tree), boot=boot, seed=_SEED + boot)
     promised = world.promised(durable_only=lost_power)
-    world.unsure = world.torn and not promised
+    world.unsure |= world.torn and not promised
     try:
         found = _look(world, promised, lost_power=lost_power)
         if go_on:

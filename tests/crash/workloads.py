@@ -421,6 +421,19 @@ def _found_started(world: World, *, durable: bool) -> txstore.Repository:
     return repo
 
 
+def tidied_copy(world: World) -> None:
+    """Whoever has a copy without its empty directories does not begin with a transaction."""
+    repo = _found_started(world, durable=True)
+    world.tag(repo, "one", repo.commit(0).id)
+    world.vacuum(world.open(), keep=1)
+    with Process():
+        repo = world.open()
+        world.optimize(repo)
+        world.put(repo, {"b": world.value()})
+        world.optimize(repo)
+        world.vacuum(repo, keep=1)
+
+
 _IN_A_PACK = {"p": b"in a pack"}
 
 
@@ -555,6 +568,8 @@ WORKLOADS: dict[str, Workload] = {
     "copied with a commit": Workload(cooperative_on_copy, copied),
     "copying": Workload(copying, elsewhere),
     "swept": Workload(cooperative_on_copy, lambda: without_empty_directories(started())),
+    "copied, tidied": Workload(tidied_copy, copied),
+    "swept, tidied": Workload(tidied_copy, lambda: without_empty_directories(started())),
     "optimized": Workload(optimized),
     "vacuumed": Workload(vacuumed),
     "vacuumed scratch": Workload(vacuumed_scratch),
