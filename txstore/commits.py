@@ -487,13 +487,12 @@ class Commits:
 
     def _sync_all(self) -> None:
         directories = [f"{names.PACKS}/{name}" for name in self.storage.list(names.PACKS)]
-        for directory in [*directories, names.TAGS, names.floor_directory(MAIN), names.commits_directory(MAIN)]:
+        for directory in [*directories, names.TAGS, names.commits_directory(MAIN)]:
             for name in self.storage.list(directory):
                 with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
                     self.storage.sync_file(f"{directory}/{name}")
             self.storage.sync_directory(directory)
-        for directory in (names.PACKS, names.FLOOR):
-            self.storage.sync_directory(directory)
+        self.storage.sync_directory(names.PACKS)
 
     def _sync_files(self, stored: Stored) -> None:
         packs = [pack.name for pack in stored.header.packs]

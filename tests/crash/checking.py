@@ -67,6 +67,8 @@ def _look(world: World, promised: list[str], *, lost_power: bool) -> Found:
             assert guarded or world.unguarded or (_has_scratch(world) and not promised), "no guard"
             world.unguarded |= not guarded
         _compare(repo, world, found, every=True)
+        for path in world.quarantined:
+            assert repo.engine.storage.exists(path), f"{path} is gone, and a repair deletes nothing"
         if found.ids:
             _check_faults(repo, world, found, lost_power=lost_power)
         return found

@@ -66,10 +66,19 @@ def maintain(world: World) -> None:
         world.vacuum(repo, keep=2)
 
 
+def sweep(world: World) -> None:
+    """Delete what is left over of what others have given up, and nothing else."""
+    with Process():
+        repo = world.open()
+        if repo.exists():
+            world.vacuum(repo)
+
+
 FOLLOW_UPS: dict[str, Callable[[World], None]] = {
     "commit and tag": commit_and_tag,
     "cooperate": cooperate,
     "resume": resume,
     "roll back": roll_back,
     "maintain": maintain,
+    "sweep": sweep,
 }

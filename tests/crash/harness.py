@@ -93,6 +93,8 @@ def after_kill(
     SYSTEM.omitted, SYSTEM.wants_sites = omitted, bool(omitted)
     world = recording.world.as_of(step)
     try:
+        if world.torn:
+            world.open().verify(repair=True)
         follow_up(world)
     except BaseException as error:
         error.add_note(_note(recording, step, "killed; then " + follow_up.__name__))

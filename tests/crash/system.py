@@ -339,7 +339,9 @@ class System:
             return argument
         while other := next((lock for lock in held if _conflict(lock, found, start, end, kind)), None):
             if command == fcntl.F_OFD_GETLK:
-                return struct.pack(_FLOCK, other[3], 0, other[1], 0 if other[2] == _TO_THE_END else other[2] - other[1], -1)
+                return struct.pack(
+                    _FLOCK, other[3], 0, other[1], 0 if other[2] == _TO_THE_END else other[2] - other[1], -1
+                )
             if command == fcntl.F_OFD_SETLK:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), found.path)
             if self.wait is None:

@@ -12,7 +12,7 @@ import pytest
 import txstore
 from tests.crash.disk import ROOT, Disk, Tree
 from tests.crash.system import PREFIX, SYSTEM, URL, Process
-from tests.crash.world import Made, Promise, World
+from tests.crash.world import TORN, Made, Promise, World
 from txstore import names, retention
 
 
@@ -342,27 +342,88 @@ def housekeeping(seed: int) -> Callable[[World], None]:
     return housekeeping
 
 
-def late_reader(world: World) -> None:
-    """A vacuum has raised the floor, and is about to say so, when a process begins to read an old commit."""
-    for _ in range(3):
-        world.put(world.open(), {"a": world.value(), "b": world.value(300)})
-    expected = world.state([promise.commit for promise in world.commits[:2]])
-    process, read = Process(), []
+def reader(when: str) -> Callable[[World], None]:
+    def reader(world: World) -> None:
+        """A process reads an old commit: since before a vacuum, or since that has raised the floor, but not said so."""
+        for _ in range(3):
+            world.put(world.open(), {"a": world.value(), "b": world.value(300)})
+        expected = world.state([promise.commit for promise in world.commits[:2]])
+        process, read = Process(), []
 
-    def before(call: str, path: str, site: str) -> None:
-        if call == "rename" and "/floor/main/" in path:
-            SYSTEM.before = None
+        def begin() -> None:
             with process:
                 read.append(world.open().mapping(1))
 
-    SYSTEM.before = before
-    with Process():
-        repo = world.open()
-        world.optimize(repo)
-        world.vacuum(repo, keep=1)
-    (mapping,) = read
-    assert dict(mapping) == expected, "what a process reads was changed"
+        def before(call: str, path: str, site: str) -> None:
+            if call == "rename" and "/floor/main/" in path:
+                SYSTEM.before = None
+                begin()
+
+        if when == "early":
+            begin()
+        else:
+            SYSTEM.before = before
+        with Process():
+            repo = world.open()
+            world.optimize(repo)
+            world.vacuum(repo, keep=1)
+        (mapping,) = read
+        assert dict(mapping) == expected, "what a process reads was changed"
+        process.die()
+
+    return reader
+
+
+def late_tag(world: World) -> None:
+    """A commit that is about to get a tag, and whose pin is lost, is given up by a vacuum: there is no tag then."""
+    with Process() as process:
+        commit = world.put(world.open(), {"a": world.value()})
+        world.put(world.open(), {"a": world.value()})
     process.die()
+    repo = world.open()
+
+    def before(call: str, path: str, site: str) -> None:
+        if call == "rename" and "/tags/" in path:
+            SYSTEM.before = None
+            SYSTEM.unlink(f"{URL}/{names.PINS}")
+            with Process() as process:
+                other = world.open()
+                world.optimize(other)
+                world.vacuum(other, keep=1)
+            process.die()
+
+    SYSTEM.before = before
+    with pytest.raises(txstore.SnapshotExpiredError):
+        repo.tags["late"] = commit
+    assert dict(repo.tags) == {}
+
+
+def linked(world: World) -> None:
+    """What two processes have staged has its name in `packs/`, and no commit yet, when somebody vacuums."""
+    _several_packs(world)
+
+    def before(call: str, path: str, site: str) -> None:
+        if call == "rename" and "/commits/main/" in path:
+            SYSTEM.before = None
+            with Process() as process:
+                world.vacuum(world.open())
+            process.die()
+
+    SYSTEM.before = None
+    owner = world.open()
+    tx = owner.begin()
+    changes = {"c/0": world.value(300), "c/1": world.value(300)}
+    tx["c/0"] = changes["c/0"]
+    shared = tx.share()
+    with Process() as worker:
+        repo = world.open()
+        theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
+        theirs["c/1"] = changes["c/1"]
+        theirs.seal()
+        theirs._finalizer.detach()
+    worker.die()
+    SYSTEM.before = before
+    world.commit(tx, changes)
 
 
 def sleeper(world: World) -> None:
@@ -372,8 +433,8 @@ def sleeper(world: World) -> None:
     def before(call: str, path: str, site: str) -> None:
         if call == "rename" and "/commits/main/" in path:
             SYSTEM.before = None
-            for path in (names.COMMIT_LOCK, names.PINS):
-                SYSTEM.unlink(f"{URL}/{path}")
+            for lock in (names.COMMIT_LOCK, names.PINS):
+                SYSTEM.unlink(f"{URL}/{lock}")
             with Process() as process:
                 repo = world.open()
                 for _ in range(3):
@@ -392,6 +453,7 @@ def sleeper(world: World) -> None:
         tx["b"] = world.value()  # what nobody may see
         with pytest.raises(txstore.SnapshotExpiredError):
             tx.commit()
+        assert 1 not in repo.engine.commits.slots("main"), "a slot outside of the history is not given back"
         tx.rollback()
     process.die()
     world.put(world.open(), {"a": world.value()})
@@ -411,6 +473,7 @@ def _start(tear: bool = False) -> None:
         tx.commit()
         inode = SYSTEM.find(f"{URL}/{names.commit_path('main', 1)}")
         SYSTEM.disk.files[inode] = bytes(len(SYSTEM.disk.files[inode]))
+        SYSTEM.disk.files[SYSTEM.find(f"{URL}/{names.GUARD}")] = b""
 
 
 def _found_started(world: World, *, durable: bool) -> txstore.Repository:
@@ -421,17 +484,17 @@ def _found_started(world: World, *, durable: bool) -> txstore.Repository:
     return repo
 
 
-def tidied_copy(world: World) -> None:
-    """Whoever has a copy without its empty directories does not begin with a transaction."""
+def tidied(world: World) -> None:
+    """Whoever has a repository without its empty directories does not begin with a transaction."""
     repo = _found_started(world, durable=True)
     world.tag(repo, "one", repo.commit(0).id)
     world.vacuum(world.open(), keep=1)
-    with Process():
-        repo = world.open()
-        world.optimize(repo)
-        world.put(repo, {"b": world.value()})
-        world.optimize(repo)
-        world.vacuum(repo, keep=1)
+
+
+def vacuumed_at_once(world: World) -> None:
+    _found_started(world, durable=True)
+    world.vacuum(world.open())
+    world.put(world.open(), {"b": world.value()})
 
 
 _IN_A_PACK = {"p": b"in a pack"}
@@ -450,13 +513,19 @@ def torn() -> Tree:
 
 
 def repaired(world: World) -> None:
-    """The newest commit, which had no durability, is torn: it is moved away. The others stay."""
+    """The newest commit, which had no durability, is torn, and so is the guard. The others stay."""
     repo = _found_started(world, durable=True)
-    world.torn, world.made["torn"] = True, Made({}, (), False)
+    world.torn, world.made[TORN] = True, Made({}, (), False)
     with Process():
         report = repo.verify(repair=True)
         assert report.ok
         assert report.repairs
+        world.mended = len(SYSTEM.disk.steps)
+        prefix = "data.tx/"
+        tree = {path.removeprefix(prefix): content for path, content in SYSTEM.disk.tree().items()}
+        kept = [path for path, content in tree.items() if path.startswith(names.QUARANTINE) and content is not None]
+        assert len(kept) == 3
+        world.quarantined = tuple(kept)
     with Process():
         world.put(world.open(), {"c": world.value()})
 
@@ -514,7 +583,7 @@ _ORIGINAL: Tree = ({}, {})
 
 def elsewhere() -> Tree:
     """An empty disk; what is to be copied to it has three commits, a tag, and data packs."""
-    global _ORIGINAL  # noqa: PLW0603
+    global _ORIGINAL
     SYSTEM.turn_on(Disk(), boot=1)
     repo = World().open()
     _start()
@@ -568,8 +637,9 @@ WORKLOADS: dict[str, Workload] = {
     "copied with a commit": Workload(cooperative_on_copy, copied),
     "copying": Workload(copying, elsewhere),
     "swept": Workload(cooperative_on_copy, lambda: without_empty_directories(started())),
-    "copied, tidied": Workload(tidied_copy, copied),
-    "swept, tidied": Workload(tidied_copy, lambda: without_empty_directories(started())),
+    "copied, tidied": Workload(tidied, copied),
+    "swept, tidied": Workload(tidied, lambda: without_empty_directories(started())),
+    "copied, vacuumed": Workload(vacuumed_at_once, copied),
     "optimized": Workload(optimized),
     "vacuumed": Workload(vacuumed),
     "vacuumed scratch": Workload(vacuumed_scratch),
@@ -577,7 +647,10 @@ WORKLOADS: dict[str, Workload] = {
     "retained": Workload(retained),
     "housekeeping 1": Workload(housekeeping(1)),
     "housekeeping 2": Workload(housekeeping(2)),
-    "late reader": Workload(late_reader),
+    "early reader": Workload(reader("early")),
+    "late reader": Workload(reader("late")),
+    "late tag": Workload(late_tag),
+    "linked": Workload(linked),
     "sleeper": Workload(sleeper),
     "repaired": Workload(repaired, torn),
     "links": Workload(several_processes, has_noreplace=False),

@@ -53,6 +53,10 @@ class Vacuumed(NamedTuple):
 MAINTENANCE = ("optimize", "vacuum", "runs rebuilt by verify")
 
 
+#: In the place of the id of a commit that nobody will find whole.
+TORN = "torn"
+
+
 @dataclass
 class World:
     made: dict[str, Made] = field(default_factory=dict)
@@ -64,20 +68,27 @@ class World:
     ending: dict[str, int] = field(default_factory=dict)  # transactions with a name, and since which step
     unguarded: bool = False  # a power loss has taken the guard, before anything was to survive
     torn: bool = False  # a power loss has torn what was not to survive, and nobody has repaired it yet
+    mended: int = 0  # since which step a repair has put that right
+    quarantined: tuple[str, ...] = ()  # what it has kept
     unsure: bool = False  # nothing had been promised then
     begun: int = 0  # crashes up to this step are of no interest
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def as_of(self, step: int) -> World:
         """What had been promised then. What was only tried may have been done."""
+        is_torn = self.torn and (step < self.mended or not self.mended)
         return replace(
             self,
-            made=dict(self.made),
+            made={commit: made for commit, made in self.made.items() if is_torn or commit != TORN},
+            torn=is_torn,
+            quarantined=() if is_torn else self.quarantined,
+            unguarded=self.unguarded or step < self.mended,
             commits=[promise for promise in self.commits if promise.step <= step],
             tags=[
                 promise
                 for promise in self.tags
-                if promise.step <= step and not any(promise.what == name for begun, _, name in self.untagged if begun <= step)
+                if promise.step <= step
+                and not any(promise.what == name for begun, _, name in self.untagged if begun <= step)
             ],
             untagged=[each for each in self.untagged if each[1] <= step],
             parts=[part for part in self.parts if part.step <= step],
