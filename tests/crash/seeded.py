@@ -246,7 +246,7 @@ EDITS = [
     Edit("verifying:Verifier._check_hint", "or hint.slot < floor", "", "vacuumed"),
     Edit("commits:Commits.make_durable", "self.identity.create(durable=True)", "pass", "copied, tidied"),
     Edit("vacuuming:_Vacuum.run", "self.commits.identity.create(durable=True)", "pass", "copied, vacuumed"),
-    Edit("repairing:verify_and_repair", "in names.DIRECTORIES:", "in ():", "copying"),
+    Edit("repairing:verify_and_repair", "in names.DIRECTORIES:", "in ():", "repaired"),
     Edit("identity:Identity._why_not_found", "not self._is_guarded()", "True", "first commit"),
 ]
 

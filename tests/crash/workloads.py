@@ -474,6 +474,7 @@ def _start(tear: bool = False) -> None:
         inode = SYSTEM.find(f"{URL}/{names.commit_path('main', 1)}")
         SYSTEM.disk.files[inode] = bytes(len(SYSTEM.disk.files[inode]))
         SYSTEM.disk.files[SYSTEM.find(f"{URL}/{names.GUARD}")] = b""
+        del SYSTEM.disk.directories[SYSTEM.find(URL)][names.LOCKS]
 
 
 def _found_started(world: World, *, durable: bool) -> txstore.Repository:
@@ -513,7 +514,7 @@ def torn() -> Tree:
 
 
 def repaired(world: World) -> None:
-    """The newest commit, which had no durability, is torn, and so is the guard. The others stay."""
+    """The newest commit, which had no durability, is torn, the guard is, and a directory is gone."""
     repo = _found_started(world, durable=True)
     world.torn, world.made[TORN] = True, Made({}, (), False)
     with Process():
