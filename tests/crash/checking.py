@@ -31,6 +31,7 @@ def look(tree: Tree, world: World, *, boot: int, lost_power: bool, go_on: bool =
     SYSTEM.turn_on(Disk(tree), boot=boot, seed=_SEED + boot)
     promised = world.promised(durable_only=lost_power)
     world.unsure |= world.torn and not promised
+    go_on &= not world.unsure
     try:
         found = _look(world, promised, lost_power=lost_power)
         if go_on:
@@ -186,10 +187,11 @@ def _repair(world: World, promised: list[str]) -> None:
     """A repair moves away what was not to survive, unless values are all that is torn. What was promised stays."""
     with Process():
         report = world.open().verify(repair=True)
-    for fault in report.faults:
-        assert world.unsure or _is_scratch(fault.path, world, promised), f"a repair leaves {fault}"
+    faults = [fault for fault in report.faults if not _is_half_a_record(fault, world)]
+    for fault in faults:
+        assert _is_scratch(fault.path, world, promised), f"a repair leaves {fault}"
     _look_at_promised(world, promised)
-    if report.ok:
+    if not faults:
         with Process():
             repo = world.open()
             _compare(repo, world, _history(repo, world, promised), every=True)
@@ -206,20 +208,24 @@ def _check_faults(
     """
     if world.unsure:
         return
-    named = {part.transaction for part in world.parts}
 
     def is_legitimate(fault: Fault) -> bool:
         directory, _, name = fault.path.rpartition("/")
         slot = names.parse_slot(name)
         if directory == names.commits_directory("main"):
             return slot is not None and slot >= len(found.ids)
-        if directory == names.STAGING:
-            return not tidy and names.parse_record(name) is not None and name.partition(".")[0] not in named
-        return False
+        return not tidy and _is_half_a_record(fault, world)
 
     faults = [fault for fault in repo.verify().faults if not (lost_power and is_legitimate(fault))]
     faults = [fault for fault in faults if not (world.unguarded and fault.path == names.GUARD)]
     assert faults == [], f"verify reports {[str(fault) for fault in faults]}"
+
+
+def _is_half_a_record(fault: Fault, world: World) -> bool:
+    """Tell whether a fault is of the record of a transaction without a name: its owner's process is gone."""
+    directory, _, name = fault.path.rpartition("/")
+    transaction = names.parse_record(name) if directory == names.STAGING else None
+    return transaction is not None and transaction.hex() not in {part.transaction for part in world.parts}
 
 
 def _resume(world: World, found: Found) -> None:
