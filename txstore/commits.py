@@ -437,6 +437,7 @@ class Commits:
         """Say that what lies below the floor of a vacuum's commit, which is durable, goes now. Raises `OSError`."""
         header = stored.header
         content = Tag(header.branch, header.slot, header.id).encode()
+        self.storage.sync_directory(names.FLOOR)  # whoever made the branch's directory may not have done so
         with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
             self.storage.write_once(names.floor_path(header.branch, header.floor), content, durable=True)
 
@@ -466,6 +467,7 @@ class Commits:
         Commits made with `durability="none"` are synced file by file, down to the first that was made durable: its
         committer did the same for those below it. Raises `OSError`.
         """
+        self.identity.create(durable=True)  # of a copy, empty directories may be missing
         self.identity.make_durable()
         if self._is_copy:
             self._sync_all()
@@ -485,7 +487,7 @@ class Commits:
 
     def _sync_all(self) -> None:
         directories = [f"{names.PACKS}/{name}" for name in self.storage.list(names.PACKS)]
-        for directory in [*directories, names.commits_directory(MAIN)]:
+        for directory in [*directories, names.TAGS, names.commits_directory(MAIN)]:
             for name in self.storage.list(directory):
                 with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
                     self.storage.sync_file(f"{directory}/{name}")

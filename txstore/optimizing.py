@@ -99,6 +99,7 @@ def optimize(
     stored = commits.head(branch)
     if stored is None:
         return None
+    commits.identity.create(durable=durable)  # of a copy, empty directories may be missing
     head = snapshots.of(stored)
     uses = uses_of(head)
     chosen = choose(uses)

@@ -37,6 +37,8 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
     before = verify(Commits(storage), progress)
     if before.ok:
         return before
+    for directory in names.DIRECTORIES:  # a power loss may have taken some, and some tools copy no empty ones
+        storage.make_directory(directory, durable=False)
     with storage.lock(names.COMMIT_LOCK):  # nobody commits meanwhile
         repairer = _Repairer(storage)
         repairs = repairer.run()

@@ -102,6 +102,7 @@ class _Vacuum:
 
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
         if not self.dry_run:
+            self.commits.identity.create(durable=True)  # of a copy, empty directories may be missing
             reclaim_staging(self.commits)
         head = self.commits.head(self.branch)
         if head is None:

@@ -111,7 +111,7 @@ class Verifier:
             if slot > top:
                 path = names.commit_path(MAIN, slot)
                 self._add(Fault(path, "this commit does not follow the one in the slot before it", part="orphan"))
-        self._check_hint()
+        self._check_hint(floor)
         child: Stored | None = None
         for slot in range(top, floor - 1, -1):
             path, stored = names.commit_path(MAIN, slot), None
@@ -139,7 +139,7 @@ class Verifier:
         except (TxStoreError, OSError):
             return None
 
-    def _check_hint(self) -> None:
+    def _check_hint(self, floor: int) -> None:
         """Report a damaged hint, and the loss of the newest commits: of a durable one that it names."""
         path = names.hint_path(MAIN)
         try:
@@ -154,8 +154,8 @@ class Verifier:
             if any(content):  # else its writer was killed, or the power lost, before it was written
                 self._add(Fault(path, error.reason, part="hint"))
             return
-        if not self.commits.is_durable(hint):
-            return
+        if not self.commits.is_durable(hint) or hint.slot < floor:
+            return  # a power loss can leave an older hint than that of the last vacuum
         try:
             stored = self.commits.read(MAIN, hint.slot)
         except (OSError, TxStoreError):

@@ -60,7 +60,11 @@ def _kill(name: str, images: int, seed: int) -> Counts:
     """Kill the programs after each step in turn, or after some if few images are wanted."""
     counts = Counts()
     recording = record(WORKLOADS[name], sites=True)
-    kills = [(step, follow_up) for step in range(1, len(recording.disk.steps) + 1) for follow_up in FOLLOW_UPS]
+    kills = [
+        (step, follow_up)
+        for step in range(recording.first + 1, len(recording.disk.steps) + 1)
+        for follow_up in FOLLOW_UPS
+    ]
     kills = random.Random(seed).sample(kills, min(len(kills), max(1, images // 20)))
     for step, follow_up in kills:
         followed = after_kill(recording, step, FOLLOW_UPS[follow_up], WORKLOADS[name])

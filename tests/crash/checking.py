@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import txstore
 from tests.crash.disk import Disk, Tree
-from tests.crash.system import SYSTEM, Process, forget_all
-from tests.crash.world import World
+from tests.crash.system import SYSTEM, URL, Process, forget_all
+from tests.crash.world import MAINTENANCE, Made, World
 from txstore import encoding, names, records
+from txstore.format import Header
+from txstore.records import Tag
 from txstore.verifying import Fault
 
 _SEED = 1 << 20  # of what these processes draw: nothing that the workloads have drawn
@@ -28,32 +30,47 @@ def look(tree: Tree, world: World, *, boot: int, lost_power: bool, go_on: bool =
     """
     SYSTEM.turn_on(Disk(tree), boot=boot, seed=_SEED + boot)
     promised = world.promised(durable_only=lost_power)
+    world.unsure |= world.torn and not promised
     try:
         found = _look(world, promised, lost_power=lost_power)
         if go_on:
             _resume(world, found)
             _go_on(world, lost_power=lost_power)
     except (txstore.CorruptionError, txstore.RepositoryNotFoundError) as error:
-        if not (lost_power and _is_scratch(getattr(error, "path", names.FORMAT), world, promised)):
+        path = getattr(error, "path", names.FORMAT)
+        if not ((lost_power or world.torn) and _is_scratch(path, world, promised)):
             raise
-        _look_at_promised(world, promised)
+        if path != names.FORMAT:
+            _look_at_promised(world, promised)
+            if go_on:
+                _repair(world, promised)
         return Looked(0, True)
-    return Looked(len(found), False)
+    return Looked(len(found.ids), False)
 
 
-def _look(world: World, promised: list[str], *, lost_power: bool) -> list[str]:
+class Found(NamedTuple):
+    """The history that an image holds."""
+
+    ids: list[str]  # of all commits, oldest first
+    floor: int  # the lowest slot that can be read
+
+    def slot_of(self, commit: str) -> int:
+        return self.ids.index(commit)
+
+
+def _look(world: World, promised: list[str], *, lost_power: bool) -> Found:
     with Process():
         repo = world.open()
         found = _history(repo, world, promised)
-        _compare(repo, world, found, every=True)
-        if found:
-            _check_faults(repo, found, lost_power=lost_power)
-        for tag in world.tags:
-            assert repo.tags[tag.what].id == tag.commit, f"the tag {tag.what} is another"
         if repo.exists():
             guarded = _is_guarded(repo)
             assert guarded or world.unguarded or (_has_scratch(world) and not promised), "no guard"
             world.unguarded |= not guarded
+        _compare(repo, world, found, every=True)
+        for path in world.quarantined:
+            assert repo.engine.storage.exists(path), f"{path} is gone, and a repair deletes nothing"
+        if found.ids:
+            _check_faults(repo, world, found, lost_power=lost_power)
         return found
 
 
@@ -62,25 +79,44 @@ def _is_guarded(repo: txstore.Repository) -> bool:
     return storage.exists(names.GUARD) and storage.read(names.GUARD) == records.encode_guard()
 
 
-def _history(repo: txstore.Repository, world: World, promised: list[str]) -> list[str]:
-    """Return the ids of the commits, oldest first."""
+def _history(repo: txstore.Repository, world: World, promised: list[str]) -> Found:
+    """Return all commits, also those that a vacuum has given up, which those that are left name as their parents."""
     if not repo.exists():
         assert not promised, "there is no repository"
-        return []
-    found = [commit.id for commit in repo.log()][::-1]
-    missing = [commit for commit in promised if commit not in found]
-    assert not missing, f"acknowledged commits are missing: {missing}, of {promised}; found {found}"
-    foreign = [commit for commit in found if commit not in world.made]
+        return Found([], 0)
+    kept = [commit.id for commit in repo.log()][::-1]
+    stored = repo.engine.commits.head()
+    headers = [] if stored is None else _chain(stored.hash)
+    ids = [header.id.hex() for header in headers][::-1]
+    assert ids[len(ids) - len(kept) :] == kept, "the log is another than the chain of parents"
+    missing = [commit for commit in promised if commit not in ids]
+    assert not missing, f"acknowledged commits are missing: {missing}, of {promised}; found {ids}"
+    _note_maintenance(world, headers)
+    foreign = [commit for commit in ids if commit not in world.made]
     assert not foreign, f"what nobody has committed is there: {foreign}"
-    assert len(found) == len(set(found)), "a commit is there twice"
-    return found
+    assert len(ids) == len(set(ids)), "a commit is there twice"
+    floor = len(ids) - len(kept)
+    assert floor <= world.floor, f"what lies below slot {floor} is gone; a vacuum was to keep it from {world.floor} on"
+    return Found(ids, floor)
 
 
-def _compare(repo: txstore.Repository, world: World, found: list[str], *, every: bool) -> None:
-    for slot in range(len(found)) if every else ():
-        assert dict(repo.mapping(slot)) == world.state(found[: slot + 1]), f"commit {slot} holds something else"
+def _compare(repo: txstore.Repository, world: World, found: Found, *, every: bool) -> None:
+    for slot in range(len(found.ids)) if every else ():
+        state = world.state(found.ids[: slot + 1])
+        try:
+            held = dict(repo.mapping(slot))
+        except txstore.SnapshotExpiredError:
+            assert slot < found.floor, f"commit {slot} can't be read, and the floor is {found.floor}"
+            continue
+        assert held == state, f"commit {slot} holds something else"
     if repo.exists():
-        assert dict(repo.mapping()) == world.state(found), "the head holds something else"
+        assert dict(repo.mapping()) == world.state(found.ids), "the head holds something else"
+    for _, _, name in world.untagged:
+        assert name not in repo.tags, f"the tag {name} is back"
+    for tag in world.tags:
+        assert repo.tags[tag.what].id == tag.commit, f"the tag {tag.what} is another"
+        state = world.state(found.ids[: found.slot_of(tag.commit) + 1])
+        assert dict(repo.mapping(tag=tag.what)) == state, f"the tag {tag.what} holds something else"
 
 
 def _is_scratch(path: str, world: World, promised: list[str]) -> bool:
@@ -93,6 +129,9 @@ def _is_scratch(path: str, world: World, promised: list[str]) -> bool:
     if path.startswith(names.commits_directory("main")):
         slot = names.parse_slot(path.rpartition("/")[2])
         return slot is not None and slot >= _safe(world, promised)
+    if path.startswith(names.PACKS):
+        slots = [header.slot for header in SYSTEM.headers.values() if path in {pack.name.path for pack in header.packs}]
+        return min(slots, default=0) >= _safe(world, promised)
     return path == names.FORMAT and not promised
 
 
@@ -101,33 +140,89 @@ def _has_scratch(world: World) -> bool:
 
 
 def _safe(world: World, promised: list[str]) -> int:
-    """How many slots are safe: a durable commit makes all durable that are below it."""
+    """How many slots are safe: a durable commit, or a vacuum that deletes, makes all durable that is below it."""
     order = [promise.commit for promise in world.commits]
-    return max((order.index(commit) for commit in promised), default=-1) + 1
+    floors = [Tag.decode(world.open().engine.storage.read(path)).slot for path in _floors(world)]
+    return max([*floors, *(order.index(commit) for commit in promised)], default=-1) + 1
+
+
+def _floors(world: World) -> list[str]:
+    directory = names.floor_directory("main")
+    return [f"{directory}/{name}" for name in world.open().engine.storage.list(directory)]
 
 
 def _look_at_promised(world: World, promised: list[str]) -> None:
     """Where the newest is damaged, what is below it can still be read."""
-    order = list(dict.fromkeys(promise.commit for promise in world.commits))
-    for slot in range(_safe(world, promised)):
-        repo = world.open()
-        assert repo.commit(slot).id == order[slot]
-        assert dict(repo.mapping(slot)) == world.state(order[: slot + 1])
+    repo = world.open()
+    floor, safe = repo.engine.commits.floor("main"), _safe(world, promised)
+    ids: list[str] = []
+    for slot in range(floor, safe):
+        stored = repo.engine.commits.read("main", slot)
+        assert stored is not None, f"commit {slot} is gone, and only those below {floor} were to go"
+        headers = _chain(stored.hash)
+        _note_maintenance(world, headers)
+        ids = [header.id.hex() for header in headers][::-1]
+        assert dict(repo.mapping(slot)) == world.state(ids), f"commit {slot} holds something else"
+    missing = [commit for commit in promised if commit not in ids]
+    assert not missing, f"acknowledged commits are missing: {missing}, of {promised}; found {ids}"
 
 
-def _check_faults(repo: txstore.Repository, found: list[str], *, lost_power: bool) -> None:
-    """A loss of power may leave commits above a hole, which nobody has acknowledged; and no other fault."""
+def _chain(hash: bytes) -> list[Header]:
+    """Return a commit and its ancestors, also those whose files are gone."""
+    found = []
+    while hash in SYSTEM.headers:
+        found.append(SYSTEM.headers[hash])
+        hash = found[-1].parent_hash
+    return found
+
+
+def _note_maintenance(world: World, headers: list[Header]) -> None:
+    for header in headers:
+        if header.message in MAINTENANCE:
+            world.made.setdefault(header.id.hex(), Made({}, (), header.synced))
+
+
+def _repair(world: World, promised: list[str]) -> None:
+    """A repair moves away what was not to survive, unless values are all that is torn. What was promised stays."""
+    with Process():
+        report = world.open().verify(repair=True)
+    for fault in report.faults:
+        assert world.unsure or _is_scratch(fault.path, world, promised), f"a repair leaves {fault}"
+    _look_at_promised(world, promised)
+    if report.ok:
+        with Process():
+            repo = world.open()
+            _compare(repo, world, _history(repo, world, promised), every=True)
+        _go_on(world, lost_power=True)
+
+
+def _check_faults(
+    repo: txstore.Repository, world: World, found: Found, *, lost_power: bool, tidy: bool = False
+) -> None:
+    """A loss of power may leave three kinds of faults, and no others.
+
+    Commits above a hole, which nobody has acknowledged; the guard of a repository in which nothing was to survive; and,
+    until the next process that writes has made things `tidy`, half of the record of a transaction without a name.
+    """
+    if world.unsure:
+        return
+    named = {part.transaction for part in world.parts}
 
     def is_legitimate(fault: Fault) -> bool:
-        slot = names.parse_slot(fault.path.rpartition("/")[2])
-        is_orphan = fault.path.startswith(names.commits_directory("main")) and slot is not None and slot >= len(found)
-        return lost_power and is_orphan
+        directory, _, name = fault.path.rpartition("/")
+        slot = names.parse_slot(name)
+        if directory == names.commits_directory("main"):
+            return slot is not None and slot >= len(found.ids)
+        if directory == names.STAGING:
+            return not tidy and names.parse_record(name) is not None and name.partition(".")[0] not in named
+        return False
 
-    faults = [fault for fault in repo.verify().faults if not is_legitimate(fault)]
+    faults = [fault for fault in repo.verify().faults if not (lost_power and is_legitimate(fault))]
+    faults = [fault for fault in faults if not (world.unguarded and fault.path == names.GUARD)]
     assert faults == [], f"verify reports {[str(fault) for fault in faults]}"
 
 
-def _resume(world: World, found: list[str]) -> None:
+def _resume(world: World, found: Found) -> None:
     """What was left in a transaction with a name is there, for the next process that gives the name."""
     for name in dict.fromkeys(part.name for part in world.parts):
         part = [part for part in world.parts if part.name == name][-1]
@@ -140,7 +235,7 @@ def _resume(world: World, found: list[str]) -> None:
         with Process():
             repo = world.open()
             tx = repo.engine.named(name)
-            if part.transaction in found:
+            if part.transaction in found.ids:
                 assert tx.id != part.transaction, "it was committed, and goes on"
                 tx.rollback()
                 continue
@@ -171,21 +266,35 @@ def finish(world: World, repo: txstore.Repository, name: str, staged: dict[str, 
 
 def _go_on(world: World, *, lost_power: bool) -> None:
     """New processes commit on top, see all of it, and clear away what the dead have left."""
-    with Process():
+    process = Process()
+    with process:
         repo = world.open()
         for number in range(2):
             world.put(repo, {"went on": world.value(), f"after/{number}": world.value(50)})
+    process.die()
+    if world.vacuums:
+        with Process():
+            world.vacuum(world.open(), keep=2)
     with Process():
         repo = world.open()
         found = _history(repo, world, world.promised(durable_only=lost_power))
         _compare(repo, world, found, every=False)
-        _check_faults(repo, found, lost_power=lost_power)
-        storage = repo.engine.storage
-        left = storage.list(names.STAGING)
-        kept = {name.partition(".")[0] for name in left if _is_named_record(storage.read(f"{names.STAGING}/{name}"))}
-        dead = [name for name in left if names.parse_named(name) is None and name.partition(".")[0] not in kept]
-        assert dead == [], f"what dead processes have staged is still there: {dead}"
+        _check_faults(repo, world, found, lost_power=lost_power, tidy=True)
+        _check_staging(repo)
+        if world.vacuums:
+            assert repo.usage().orphan == 0, "a vacuum has left something behind"
     forget_all()
+
+
+def _check_staging(repo: txstore.Repository) -> None:
+    storage = repo.engine.storage
+    left = storage.list(names.STAGING)
+    kept = {name.partition(".")[0] for name in left if _is_named_record(storage.read(f"{names.STAGING}/{name}"))}
+    # The file of pins may have its first name, too: nobody can delete that while somebody reads.
+    staging, of_pins = SYSTEM.find(f"{URL}/{names.STAGING}"), SYSTEM.find(f"{URL}/{names.PINS}")
+    kept |= {name.partition(".")[0] for name in left if SYSTEM.disk.directories[staging][name] == of_pins}
+    dead = [name for name in left if names.parse_named(name) is None and name.partition(".")[0] not in kept]
+    assert dead == [], f"what dead processes have staged is still there: {dead}"
 
 
 def _is_named_record(content: bytes) -> bool:

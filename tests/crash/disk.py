@@ -132,6 +132,11 @@ class Disk:
                 else:
                     self.files[change.inode] = b""
 
+    def image(self) -> Tree:
+        """Everything that is there now."""
+        directories = {inode: dict(found) for inode, found in self.directories.items()}
+        return directories, {inode: bytes(content) for inode, content in self.files.items()}
+
     def names_of(self, inode: int) -> int:
         """How many names a file has."""
         return sum(found == inode for entries in self.directories.values() for found in entries.values())

@@ -57,9 +57,28 @@ def roll_back(world: World) -> None:
         world.put(repo, {"followed/1": world.value()})
 
 
+def maintain(world: World) -> None:
+    """Do what somebody may have been killed at: it is begun again."""
+    with Process():
+        repo = world.open()
+        world.put(repo, {"followed/1": world.value(), "followed/2": world.value(300)})
+        world.optimize(repo)
+        world.vacuum(repo, keep=2)
+
+
+def sweep(world: World) -> None:
+    """Delete what is left over of what others have given up, and nothing else."""
+    with Process():
+        repo = world.open()
+        if repo.exists():
+            world.vacuum(repo)
+
+
 FOLLOW_UPS: dict[str, Callable[[World], None]] = {
     "commit and tag": commit_and_tag,
     "cooperate": cooperate,
     "resume": resume,
     "roll back": roll_back,
+    "maintain": maintain,
+    "sweep": sweep,
 }

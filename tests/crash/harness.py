@@ -64,6 +64,7 @@ class Counts:
 
 def record(workload: Workload, *, omitted: tuple[str, ...] = (), sites: bool = False) -> Recording:
     """Run a workload. The calls that come from `omitted` sites are not made."""
+    SYSTEM.headers.clear()
     start = workload.start() if workload.start is not None else None
     disk = Disk(start)
     SYSTEM.turn_on(disk, boot=1, seed=1)
@@ -75,7 +76,7 @@ def record(workload: Workload, *, omitted: tuple[str, ...] = (), sites: bool = F
             workload.run(world)
     finally:
         forget_all()
-    return Recording(world, disk)
+    return Recording(world, disk, first=world.begun)
 
 
 def after_kill(
@@ -92,6 +93,8 @@ def after_kill(
     SYSTEM.omitted, SYSTEM.wants_sites = omitted, bool(omitted)
     world = recording.world.as_of(step)
     try:
+        if world.torn:
+            world.open().verify(repair=True)
         follow_up(world)
     except BaseException as error:
         error.add_note(_note(recording, step, "killed; then " + follow_up.__name__))

@@ -38,7 +38,7 @@ OMITTED = [
     # What makes a repository.
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Identity.create", "first commit"),
     Omitted(f"{_NAMES} . < {_STORAGE}LocalStorage.write_once < Identity.create", "first commit"),
-    Omitted(f"{_NAMES} . < LocalStorage.make_directory < Identity.create", "copied with a commit"),
+    Omitted(f"{_NAMES} . < LocalStorage.make_directory < Identity.create", "swept"),
     Omitted(f"{_NAMES} . < {_STORAGE}Identity.create", "first commit", "commit and tag", "rename zarr.json"),
     Omitted("sync zarr.json < LocalStorage.sync_file < Identity.make_durable", "scratch"),
     Omitted("sync format.json < LocalStorage.sync_file < Identity.make_durable", "scratch"),
@@ -46,17 +46,42 @@ OMITTED = [
     Omitted(f"{_NAMES} commits < {_STORAGE}Identity.make_durable", "scratch"),
     Omitted(f"{_NAMES} the parent < {_STORAGE}Identity.make_durable", "scratch"),
     # A commit.
-    Omitted(f"{_SYNC}.0 < PackWriter.sync < Committer._sync", "first commit"),
+    Omitted(f"{_SYNC}.0 < PackWriter.sync < Publisher._sync < Publisher.publish", "first commit"),
     Omitted(f"{_NAMES} commits/main < {_STORAGE}Commits.settle", "first commit"),
-    Omitted("sync commits/main/N < LocalStorage.sync_file < Commits.make_durable", "scratch"),
+    Omitted("sync commits/main/N < LocalStorage.sync_file < Commits._sync_files", "scratch"),
+    Omitted("sync packs/*/* < LocalStorage.sync_file < Commits._sync_files", "cooperative scratch"),
+    Omitted(f"{_NAMES} packs/* < {_STORAGE}Commits._sync_files", "cooperative scratch"),
+    Omitted(f"{_NAMES} packs < {_STORAGE}Commits._sync_files", "cooperative scratch"),
     Omitted(f"{_NAMES} commits/main < {_STORAGE}Commits.make_durable", "tag on scratch"),
+    # A copy that nobody has synced.
+    Omitted("sync commits/main/N < LocalStorage.sync_file < Commits._sync_all", "copying"),
+    Omitted("sync packs/*/* < LocalStorage.sync_file < Commits._sync_all", "copying"),
+    Omitted("sync tags/* < LocalStorage.sync_file < Commits._sync_all", "copying"),
+    Omitted(f"{_NAMES} packs/* < {_STORAGE}Commits._sync_all", "copying"),
+    Omitted(f"{_NAMES} packs < {_STORAGE}Commits._sync_all", "copying"),
+    Omitted(f"{_NAMES} tags < {_STORAGE}Commits._sync_all", "copying"),
     # Packs of several processes.
-    Omitted(f"{_SYNC}.n < LocalStorage.sync_file < Committer._publish_packs", "cooperative"),
-    Omitted(f"{_NAMES} packs/* < {_STORAGE}Committer._publish_packs", "cooperative"),
-    Omitted(f"{_NAMES} packs < {_STORAGE}Committer._publish_packs", "named", "resume", "mkdir packs/"),
+    Omitted(f"{_SYNC}.n < LocalStorage.sync_file < Publisher.prepare", "cooperative"),
+    Omitted(f"{_NAMES} packs/* < {_STORAGE}Publisher.prepare", "cooperative"),
+    Omitted(f"{_NAMES} packs < {_STORAGE}Publisher.prepare", "named", "resume", "mkdir packs/"),
     # Tags.
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_tag", "tags"),
     Omitted(f"{_NAMES} tags < {_STORAGE}LocalStorage.write_once < Commits.write_tag", "tags"),
+    Omitted(f"{_NAMES} tags < {_STORAGE}Commits.delete_tag", "vacuumed around"),
+    # Vacuuming.
+    Omitted(f"{_NAMES} tags < {_STORAGE}vacuum", "vacuumed around", "sweep", "unlink tags/*"),
+    Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_floor", "vacuumed"),
+    Omitted(f"{_NAMES} floor < {_STORAGE}Commits.write_floor", "vacuumed scratch"),
+    Omitted(f"{_NAMES} floor/main < {_STORAGE}LocalStorage.write_once < Commits.write_floor", "vacuumed"),
+    # Repairing.
+    Omitted(f"{_SYNC}.new < Replacer.write_small", "repaired"),
+    Omitted(f"{_NAMES} . < {_STORAGE}Replacer.write_small", "repaired"),
+    Omitted(f"{_NAMES} commits/main < {_STORAGE}Replacer._quarantine", "repaired"),
+    Omitted(f"{_NAMES} quarantine < {_STORAGE}Replacer._quarantine", "repaired"),
+    Omitted(f"{_NAMES} quarantine/commits/main < {_STORAGE}Replacer._quarantine", "repaired"),
+    Omitted(f"{_NAMES} . < LocalStorage.make_directory < Replacer._quarantine", "repaired"),
+    Omitted(f"{_NAMES} quarantine < LocalStorage.make_directory < Replacer._quarantine", "repaired"),
+    Omitted(f"{_NAMES} quarantine/commits < LocalStorage.make_directory < Replacer._quarantine", "repaired"),
     # Transactions with a name.
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < SharedTransaction.publish", "named"),
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < find_or_begin", "named"),
@@ -77,19 +102,37 @@ OMITTED = [
     Omitted("rename .staging/named-run", "named"),
     Omitted("rename locks/commit", "first commit"),
     Omitted("rename locks/staging", "named"),
-    Omitted("link packs/*/*", "cooperative"),
+    Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < Committer.run", "cooperative"),
+    Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < optimize", "optimized"),
+    Omitted(
+        "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < optimize",
+        "optimized",
+    ),
+    Omitted(
+        "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < vacuum",
+        "vacuumed",
+    ),
+    Omitted("rename floor/main/N", "sleeper"),
+    Omitted("rename quarantine/commits/main/N", "repaired"),
+    Omitted("replace zarr.json", "repaired"),
+    Omitted("link quarantine/zarr.json", "repaired"),
 ]
 
 #: Syncs without which nothing that can be seen differs, and why they are made all the same.
 _LATER = "the first durable commit syncs it once more (Identity.make_durable)"
 _SEAL = "nothing is promised of a part before it is sealed, which syncs the same directory"
+_HINT = "a hint is never trusted"
 SUPERFLUOUS = {
-    f"{_SYNC}.0 < PackWriter.sync < Committer._sync < Committer.run": "so that little is left to sync inside the lock",
+    f"{_SYNC}.0 < PackWriter.sync < Publisher._sync < Publisher.prepare": "so that less is left inside the lock",
     f"{_NAMES} the parent < LocalStorage.make_directory": _LATER,
     f"{_NAMES} commits < LocalStorage.make_directory": _LATER,
     f"{_NAMES} .staging < {_STORAGE}LocalStorage.write_once < SharedTransaction.publish": _SEAL,
     f"{_NAMES} .staging < {_STORAGE}LocalStorage.write_once < find_or_begin": _SEAL,
     f"{_NAMES} .staging < {_STORAGE}SharedTransaction.end < Staging.settle": "the history tells what was committed",
+    f"{_NAMES} floor < LocalStorage.make_directory": "a vacuum syncs `floor` itself: it may be another's",
+    f"{_NAMES} commits/main < {_STORAGE}Commits._sync_all": "make_durable syncs it once more",
+    f"{_NAMES} heads < {_STORAGE}Replacer": _HINT,
+    f"{_NAMES} quarantine/heads < {_STORAGE}Replacer": _HINT,
     f"{_NAMES} packs < LocalStorage.make_directory": "the committer syncs `packs` itself: it may be another's",
 }
 
@@ -131,7 +174,7 @@ EDITS = [
         "rename commits",
     ),
     Edit(
-        "committer:Committer.run",
+        "publishing:Publisher.publish",
         "self.commits.write_hint(stored, durable=False)",
         "self.commits.write_hint(stored, durable=True)",
         "overtaken",
@@ -151,6 +194,59 @@ EDITS = [
         "named on scratch",
     ),
     Edit("reclaiming:reclaim_staging", "is_unfinished or file in doomed", "is_unfinished", "first commit"),
+    # Vacuuming: what is kept, and in which order it is said that the rest is not.
+    Edit("vacuuming:_Vacuum.run", "self.commits.write_floor(head)", "pass", "late reader"),
+    Edit(
+        "vacuuming:_Vacuum.run",
+        "self.commits.make_durable(head)  # one that was",
+        "pass  # one that was",
+        "late tag",
+        "sweep",
+        "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < vacuum",
+    ),
+    Edit("vacuuming:_Vacuum._limited", "self._pinned(head, below=wanted)", "wanted", "early reader"),
+    Edit("vacuuming:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
+    Edit("vacuuming:_Vacuum._unreachable", "lowest = self._limited(head, floor)", "lowest = floor", "late reader"),
+    Edit(
+        "vacuuming:_Vacuum._unreachable",
+        "slot < lowest and path not in needed.paths",
+        "slot < lowest",
+        "vacuumed around",
+    ),
+    Edit(
+        "vacuuming:_Vacuum._unreachable",
+        "needed.paths.update(names.data_pack_path(participants_pack(*part)) for part in staged)",
+        "pass",
+        "linked",
+    ),
+    Edit(
+        "vacuuming:_Vacuum._unreachable",
+        "with contextlib.suppress(MissingPackError):\n            needed.add(stored)",
+        "pass",
+        "late reader",
+    ),
+    Edit("reachable:kept_commits", "tag.commit_id not in seen and tag.branch == branch", "False", "vacuumed around"),
+    Edit(
+        "reachable:Reachable.add", "self.paths.update(pack.path for pack in self._packs_of(name))", "pass", "vacuumed"
+    ),
+    Edit("commits:Commits.is_kept", "return self._is_tagged(header)", "return False", "vacuumed around"),
+    Edit("commits:Commits.is_kept", "self.floor(header.branch) <= header.slot", "True", "vacuumed"),
+    Edit(
+        "commits:Commits.head",
+        "not self.is_below_floor(branch, -1 if found is None else found.header.slot)",
+        "True",
+        "vacuumed around",
+    ),
+    Edit("commits:Commits.write_tag", "header.slot < self.floor(header.branch) and", "False and", "late tag"),
+    Edit("publishing:Publisher.publish", "self._check_floor(stored)", "pass", "sleeper"),
+    Edit("publishing:Publisher._check_floor", "self.commits.give_back(stored)", "pass", "sleeper"),
+    Edit(
+        "optimizing:_Optimizer._attempt", "at = find_runs(inputs, runs) if inputs else None", "at = 0", "housekeeping 1"
+    ),
+    Edit("verifying:Verifier._check_hint", "or hint.slot < floor", "", "vacuumed"),
+    Edit("commits:Commits.make_durable", "self.identity.create(durable=True)", "pass", "copied, tidied"),
+    Edit("vacuuming:_Vacuum.run", "self.commits.identity.create(durable=True)", "pass", "copied, vacuumed"),
+    Edit("repairing:verify_and_repair", "in names.DIRECTORIES:", "in ():", "copying"),
     Edit("identity:Identity._why_not_found", "not self._is_guarded()", "True", "first commit"),
 ]
 

@@ -1,8 +1,9 @@
 """The system calls that `txstore.storage` makes, over a simulated disk: its own code runs on top of them.
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
-replaced are the names `os`, `open`, `fcntl` and `local` in the module `storage`, and `os` in `sharing`. Locks of open
-file descriptions are granted as the kernel does; chunk-key locks and watches there are none.
+replaced are the names `os`, `open`, `fcntl` and `local` in the module `storage`, and some of them in `sharing`, `pins`
+and `numbered_locks`. Locks of open file descriptions are granted as the kernel does; chunk-key locks and watches there
+are none.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from unittest import mock
 import txstore
 from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Step, Sync, SyncNames, Write
 from txstore import engine as engine_module
-from txstore import forking, sharing, staging, storage
+from txstore import forking, numbered_locks, pins, sharing, staging, storage
+from txstore._native import local as native_local
+from txstore.commits import Stored
 from txstore.errors import LocksUnavailableError
+from txstore.format import Footer, Header
 from txstore.transaction import Transaction
 
 if sys.platform == "linux":
@@ -37,6 +41,7 @@ _PACKAGE = os.path.dirname(txstore.__file__) + os.sep
 _FIRST_DESCRIPTOR = 1 << 40  # no descriptor of the real system
 _OUTER = 4  # frames that a site names
 _FLOCK = "hhqqi4x"
+_TO_THE_END = 1 << 62  # of a file
 
 
 class ProgramDied(BaseException):
@@ -90,11 +95,15 @@ class System:
     """The one simulated machine. `turn_on` gives it a disk; what ran on it before is gone then."""
 
     def __init__(self) -> None:
+        self.headers: dict[bytes, Header] = {}  # of all commits that were met, by their hashes
+        self._descriptor = _FIRST_DESCRIPTOR  # of the last file opened: none is used twice
         self.turn_on(Disk(), boot=1)
 
     def turn_on(self, disk: Disk, *, boot: int, seed: int = 0) -> None:
+        _let_go_of_pins(lambda descriptor: descriptor >= _FIRST_DESCRIPTOR)
         self.disk = disk
         self.boot = boot
+        self.changed_at = 0  # when any file was changed last: nobody asks for more than that it stays the same
         self.process: Process | None = None
         self.before: Callable[[str, str, str], object] | None = None  # each call: its name, path and site
         self.after: Callable[[str, str, str], object] | None = None
@@ -106,10 +115,10 @@ class System:
         self.calls, self.most_calls = 0, 20_000
         self._chance = random.Random(seed)
         self._open: dict[int, _Open] = {}
-        self._locks: dict[int, list[tuple[_Open, int, float, int]]] = {}
-        self._descriptor = _FIRST_DESCRIPTOR
+        self._locks: dict[int, list[tuple[_Open, int, int, int]]] = {}
 
     def close_all(self, process: Process | None) -> None:
+        _let_go_of_pins(lambda descriptor: descriptor in self._open and self._open[descriptor].process is process)
         for descriptor, found in list(self._open.items()):
             if found.process is process:
                 self.close(descriptor)
@@ -144,8 +153,7 @@ class System:
                 name = code.co_qualname
                 inside = name.startswith(("_", "LocalStagedFile", "PackWriter._", "LocalStorage._"))
                 if not (frames and name in frames[-1]) and not inside:
-                    line = f":{frame.f_lineno - code.co_firstlineno}" if name == "Committer.run" else ""
-                    frames.append(name + line)
+                    frames.append(name)
             frame = frame.f_back
         return f"{call} {_class_of(path)} < {' < '.join(frames)}"
 
@@ -167,7 +175,7 @@ class System:
             directory = inode
         return directory, name
 
-    def _find(self, path: str) -> int:
+    def find(self, path: str) -> int:
         directory, name = self._split(path)
         inode = directory if name == "." else self.disk.directories[directory].get(name)
         if inode is None:
@@ -193,7 +201,7 @@ class System:
 
     def open_file(self, path: str, mode: str) -> io.BytesIO:
         self._begin("open", path)
-        return io.BytesIO(self._content(self._find(path), path))
+        return io.BytesIO(self._content(self.find(path), path))
 
     def _content(self, inode: int, path: str) -> bytes | bytearray:
         if inode in self.disk.directories:
@@ -245,11 +253,13 @@ class System:
 
     def stat(self, path: str) -> Any:
         self._begin("stat", path)
-        return SimpleNamespace(st_mode=0o40755 if self._find(path) in self.disk.directories else 0o100644)
+        inode = self.find(path)
+        mode = 0o40755 if inode in self.disk.directories else 0o100644
+        return SimpleNamespace(st_mode=mode, st_ino=inode, st_ctime_ns=self.changed_at)
 
     def listdir(self, path: str) -> list[str]:
         self._begin("list", path)
-        inode = self._find(path)
+        inode = self.find(path)
         if inode not in self.disk.directories:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return list(self.disk.directories[inode])
@@ -264,13 +274,13 @@ class System:
 
     def unlink(self, path: str) -> None:
         site = self._begin("unlink", path)
-        if self._find(path) in self.disk.directories:
+        if self.find(path) in self.disk.directories:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._finish("unlink", path, site, Leave(*self._split(path)))
 
     def link(self, source: str, target: str) -> None:
         site = self._begin("link", target)
-        inode = self._find(source)
+        inode = self.find(source)
         directory, name = self._free(target)
         self._finish("link", target, site, Enter(directory, name, inode))
 
@@ -287,7 +297,7 @@ class System:
                 self.unlink(source)
             return
         site = self._begin("rename", target)
-        inode = self._find(source)
+        inode = self.find(source)
         old_directory, old = self._split(source)
         directory, name = self._free(target)
         changes: tuple[Change, ...] = (Move(directory, old, name, inode),)
@@ -295,9 +305,18 @@ class System:
             changes = (Enter(directory, name, inode), Leave(old_directory, old))
         self._finish("rename", target, site, *changes)
 
+    def replace(self, source: str, target: str) -> None:
+        site = self._begin("replace", target)
+        inode = self.find(source)
+        (old_directory, old), (directory, name) = self._split(source), self._split(target)
+        changes: tuple[Change, ...] = (Move(directory, old, name, inode),)
+        if old_directory != directory:
+            changes = (Enter(directory, name, inode), Leave(old_directory, old))
+        self._finish("replace", target, site, *changes)
+
     def map_file(self, path: str) -> bytes:
         self._begin("map", path)
-        return bytes(self._content(self._find(path), path))
+        return bytes(self._content(self.find(path), path))
 
     def allocate(self, descriptor: int, offset: int, length: int) -> bool:
         found = self._opened(descriptor)
@@ -313,14 +332,16 @@ class System:
     def fcntl(self, descriptor: int, command: int, argument: bytes) -> bytes:
         found = self._opened(descriptor)
         kind, _, start, length, _ = struct.unpack(_FLOCK, argument)
-        end = start + length if length else float("inf")
+        end = start + length if length else _TO_THE_END
         held = self._locks.setdefault(found.inode, [])
         if kind == fcntl.F_UNLCK:
             held[:] = [lock for lock in held if lock[0] is not found or lock[1] < start or lock[2] > end]
             return argument
         while other := next((lock for lock in held if _conflict(lock, found, start, end, kind)), None):
             if command == fcntl.F_OFD_GETLK:
-                return struct.pack(_FLOCK, other[3], 0, 0, 0, -1)
+                return struct.pack(
+                    _FLOCK, other[3], 0, other[1], 0 if other[2] == _TO_THE_END else other[2] - other[1], -1
+                )
             if command == fcntl.F_OFD_SETLK:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), found.path)
             if self.wait is None:
@@ -335,7 +356,14 @@ class System:
         return self._chance.randbytes(length)
 
 
-def _conflict(lock: tuple[_Open, int, float, int], mine: _Open, start: int, end: float, kind: int) -> bool:
+def _let_go_of_pins(is_theirs: Callable[[int], bool]) -> None:
+    """Let the pins of processes that are gone do nothing when they are collected: their locks went with them."""
+    for found in list(numbered_locks._watched):
+        if isinstance(found, pins.Pins) and is_theirs(found._descriptor):
+            found._bytes, found._descriptor, found._open_file = None, -1, lambda: None
+
+
+def _conflict(lock: tuple[_Open, int, int, int], mine: _Open, start: int, end: int, kind: int) -> bool:
     exclusive = fcntl.F_WRLCK in (lock[3], kind)
     return exclusive and lock[0] is not mine and lock[1] < end and start < lock[2]
 
@@ -356,7 +384,7 @@ SYSTEM = System()
 #: What of `os` the storage may use. What is not here is a call that the simulation has to learn first.
 _CALLS = (
     "open", "close", "lseek", "pread", "pwrite", "pwritev", "ftruncate", "fsync", "fdatasync", "fstat", "stat",
-    "listdir", "mkdir", "rmdir", "unlink", "link",
+    "listdir", "mkdir", "rmdir", "unlink", "link", "replace",
 )  # fmt: skip
 _SAME = ("path", "sep", "name", "strerror", "geteuid")
 _os = SimpleNamespace(
@@ -369,6 +397,7 @@ _local = SimpleNamespace(
     allocate=SYSTEM.allocate,
     start_writeback=SYSTEM.start_writeback,
     rename_noreplace=SYSTEM.rename_noreplace,
+    crc32c=native_local.crc32c,
 )
 
 
@@ -392,6 +421,15 @@ class SimulatedStorage(storage.LocalStorage):
         raise LocksUnavailableError(self.url, "they are not on the simulated disk")
 
 
+_init = Stored.__init__
+
+
+def _init_stored(stored: Stored, header: Header, footer: Footer, hash: bytes) -> None:
+    """Remember a commit: a vacuum may delete its file, and those that are kept still hold what it has changed."""
+    SYSTEM.headers[hash] = header
+    _init(stored, header, footer, hash)
+
+
 @contextlib.contextmanager
 def simulated() -> Iterator[System]:
     """Let `txstore` work on the simulated machine."""
@@ -401,7 +439,11 @@ def simulated() -> Iterator[System]:
         mock.patch.object(storage, "local", _local),
         mock.patch.object(storage, "open", SYSTEM.open_file, create=True),
         mock.patch.object(sharing, "os", _os),
+        mock.patch.object(pins, "os", _os),
+        mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine
+        mock.patch.object(numbered_locks, "fcntl", _Fcntl()),
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
+        mock.patch.object(Stored, "__init__", _init_stored),
         mock.patch.object(engine_module, "open_storage", lambda url, options: SimulatedStorage(url)),
     ]
     with contextlib.ExitStack() as stack:
@@ -416,6 +458,7 @@ def simulated() -> Iterator[System]:
 
 def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
+    _let_go_of_pins(lambda descriptor: descriptor >= _FIRST_DESCRIPTOR)
     for thing in list(forking._objects):
         if isinstance(thing, Transaction) and thing._staging.url == URL:
             thing._finalizer.detach()

@@ -41,7 +41,7 @@ def test_programs_are_killed_and_then_power_is_lost(name: str, follow_up: str) -
     chance = random.Random(f"{name} {follow_up}")
     with simulated():
         recording = record(WORKLOADS[name])
-        steps = range(1, len(recording.disk.steps) + 1)
+        steps = range(recording.first + 1, len(recording.disk.steps) + 1)
         kills = min(len(steps), max(_KILLS, _EACH_FOLLOWED // 20))
         for step in chance.sample(steps, kills):
             followed = after_kill(recording, step, FOLLOW_UPS[follow_up], WORKLOADS[name])

@@ -193,11 +193,7 @@ def test_a_call_fails(name: str, kind: str) -> None:
 
 def _look(world: World, disk: Disk) -> None:
     """Look at it as a new process does, and as one does after a loss of power."""
-    tree = (
-        {inode: dict(found) for inode, found in disk.directories.items()},
-        {inode: bytes(content) for inode, content in disk.files.items()},
-    )
-    look(tree, world.rebased(), boot=1, lost_power=False)
+    look(disk.image(), world.rebased(), boot=1, lost_power=False)
 
 
 @pytest.mark.parametrize("cut", [1, 100, 511])

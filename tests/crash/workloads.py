@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 
 import txstore
 from tests.crash.disk import ROOT, Disk, Tree
-from tests.crash.system import SYSTEM, Process
-from tests.crash.world import Made, Promise, World
+from tests.crash.system import PREFIX, SYSTEM, URL, Process
+from tests.crash.world import TORN, Made, Promise, World
+from txstore import names, retention
 
 
 def first_commit(world: World) -> None:
@@ -74,23 +77,6 @@ def cooperative(world: World) -> None:
     world.put(owner, {"c": world.value()})
 
 
-_COPIED = {"a": b"copied"}
-
-
-def _copied_commit(world: World) -> None:
-    tx = world.open().engine.begin()
-    tx["a"] = _COPIED["a"]
-    tx.commit()
-
-
-def cooperative_on_copy(world: World) -> None:
-    """The same on a repository that has a commit, and whose empty directories are missing."""
-    (found,) = world.open().log()
-    world.made[found.id] = Made(_COPIED, (), True)
-    world.commits.append(Promise(0, found.id, found.id, True))
-    cooperative(world)
-
-
 def named(world: World) -> None:
     """A transaction with a name, of two processes one after the other; a third commits it."""
     world.put(world.open(), {"a": world.value()})
@@ -128,6 +114,25 @@ def named_first(world: World) -> None:
         again = repo.engine.existing("run")
         world.end(again)
         world.commit(again, staged)
+
+
+def cooperative_scratch(world: World) -> None:
+    """What two processes have staged becomes a commit without durability; a durable one follows."""
+    fast = world.open("none")
+    world.put(fast, {"a": world.value()})
+    tx = fast.begin()
+    changes = {"b/0": world.value(300), "b/1": world.value(2000)}
+    tx["b/0"] = changes["b/0"]
+    shared = tx.share()
+    with Process() as worker:
+        repo = world.open("none")
+        theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
+        theirs["b/1"] = changes["b/1"]
+        theirs.seal()
+        theirs._finalizer.detach()
+    worker.die()
+    world.commit(tx, changes)
+    world.put(world.open(), {"c": world.value()})
 
 
 def tags(world: World) -> None:
@@ -211,21 +216,396 @@ def rivals(seed: int) -> Callable[[World], None]:
     return rivals
 
 
-def copied(write: Callable[[World], object] | None = None) -> Tree:
-    """A repository that was copied, after `write`, by a tool that does not copy empty directories."""
+def _several_packs(world: World) -> None:
+    """Three commits; what one of them holds lies in packs of two processes."""
+    owner = world.open()
+    world.put(owner, {"a": world.value(), "b/0": world.value(600)})
+    with Process() as process:
+        tx = owner.begin()
+        changes = {"b/1": world.value(300), "b/2": world.value(300)}
+        tx["b/1"] = changes["b/1"]
+        shared = tx.share()
+        worker = Process()
+        with worker:
+            repo = world.open()
+            theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
+            theirs["b/2"] = changes["b/2"]
+            theirs.seal()
+            theirs._finalizer.detach()
+        worker.die()
+        world.commit(tx, changes)
+    process.die()
+    world.put(owner, {"a": None, "b/1": world.value()}, deleted=("c",))
+
+
+def optimized(world: World) -> None:
+    """Small packs and their runs are copied into one, which the commits after that need."""
+    _several_packs(world)
+    with Process():
+        repo = world.open()
+        world.optimize(repo)
+        world.put(repo, {"a": world.value()})
+        world.optimize(repo)
+
+
+def vacuumed(world: World) -> None:
+    """All commits but the newest are given up; what it needs of them was copied by then."""
+    _several_packs(world)
+    process = Process()
+    with process:
+        repo = world.open()
+        assert world.vacuum(repo, keep=1) == 2  # the files of the others are still needed
+        world.put(repo, {"a": world.value()})
+        world.optimize(repo)
+    process.die()
+    with Process():
+        repo = world.open()
+        assert world.vacuum(repo, keep=1) == 5
+        world.put(repo, {"a": world.value(), "b/3": world.value()})
+
+
+def vacuumed_scratch(world: World) -> None:
+    """Commits without durability, packs of two processes among them, are given up; a vacuum is durable."""
+    for durability in ("none", "fsync", "none"):
+        process = Process()
+        with process:
+            repo = world.open("none")
+            for number in range(2):
+                world.put(repo, {"a": world.value(), f"b/{number}": world.value(700)})
+            world.optimize(world.open(durability))
+        process.die()
+        with Process() as process:
+            world.vacuum(world.open("none"), keep=1)
+        process.die()
+    world.put(world.open(), {"a": world.value()})
+
+
+def vacuumed_around(world: World) -> None:
+    """A commit that has a tag, and those since the base of a transaction with a name, are kept."""
+    process = Process()
+    with process:
+        repo = world.open()
+        for number in range(5):
+            commit = world.put(repo, {"a": world.value(), f"b/{number}": world.value(200)})
+            if number == 1:
+                world.tag(repo, "one", commit)
+            if number == 3:
+                world.leave(world.open().engine.named("run"), "run", {"c": world.value(300)})
+        world.optimize(repo)
+    process.die()
+    process = Process()
+    with process:
+        repo = world.open()
+        assert world.vacuum(repo, keep=1) == 3
+        tx = repo.engine.existing("run")
+        world.end(tx)
+        world.commit(tx, {"c": world.parts[-1].staged["c"]})
+    process.die()
+    with Process():
+        repo = world.open()
+        assert world.vacuum(repo, keep=1) == 7
+        world.untag(repo, "one")
+        world.vacuum(repo, keep=1)
+
+
+def retained(world: World) -> None:
+    """Every second commit gives up those that are out of date."""
+
+    def vacuum(*arguments: object, **named: object) -> None:
+        world.vacuum(repo, keep=2)
+
+    repo = world.open(retention=2)
+    with mock.patch.object(retention, "STEP", 2), mock.patch.object(retention, "vacuum", vacuum):
+        for number in range(8):
+            world.put(repo, {"a": world.value(), f"b/{number % 3}": world.value(300)})
+    assert world.floor > 2
+
+
+def housekeeping(seed: int) -> Callable[[World], None]:
+    def housekeeping(world: World) -> None:
+        """One process optimizes and vacuums again and again, while another commits."""
+        world.put(world.open(), {"a": world.value(), "0": world.value(100)})
+
+        def keep_house() -> None:
+            repo = world.open()
+            for _ in range(2):
+                world.optimize(repo)
+                world.vacuum(repo, keep=2)
+
+        def commit() -> None:
+            repo = world.open()
+            for number in range(4):
+                world.put(repo, {"a": world.value(), f"{number}": world.value(100)})
+
+        world.take_turns(seed, keep_house, commit)
+
+    return housekeeping
+
+
+def reader(when: str) -> Callable[[World], None]:
+    def reader(world: World) -> None:
+        """A process reads an old commit: since before a vacuum, or since that has raised the floor, but not said so."""
+        for _ in range(3):
+            world.put(world.open(), {"a": world.value(), "b": world.value(300)})
+        expected = world.state([promise.commit for promise in world.commits[:2]])
+        process, read = Process(), []
+
+        def begin() -> None:
+            with process:
+                read.append(world.open().mapping(1))
+
+        def before(call: str, path: str, site: str) -> None:
+            if call == "rename" and "/floor/main/" in path:
+                SYSTEM.before = None
+                begin()
+
+        if when == "early":
+            begin()
+        else:
+            SYSTEM.before = before
+        with Process():
+            repo = world.open()
+            world.optimize(repo)
+            world.vacuum(repo, keep=1)
+        (mapping,) = read
+        assert dict(mapping) == expected, "what a process reads was changed"
+        process.die()
+
+    return reader
+
+
+def late_tag(world: World) -> None:
+    """A commit that is about to get a tag, and whose pin is lost, is given up by a vacuum: there is no tag then."""
+    with Process() as process:
+        commit = world.put(world.open(), {"a": world.value()})
+        world.put(world.open(), {"a": world.value()})
+    process.die()
+    repo = world.open()
+
+    def before(call: str, path: str, site: str) -> None:
+        if call == "rename" and "/tags/" in path:
+            SYSTEM.before = None
+            SYSTEM.unlink(f"{URL}/{names.PINS}")
+            with Process() as process:
+                other = world.open()
+                world.optimize(other)
+                world.vacuum(other, keep=1)
+            process.die()
+
+    SYSTEM.before = before
+    with pytest.raises(txstore.SnapshotExpiredError):
+        repo.tags["late"] = commit
+    assert dict(repo.tags) == {}
+
+
+def linked(world: World) -> None:
+    """What two processes have staged has its name in `packs/`, and no commit yet, when somebody vacuums."""
+    _several_packs(world)
+
+    def before(call: str, path: str, site: str) -> None:
+        if call == "rename" and "/commits/main/" in path:
+            SYSTEM.before = None
+            with Process() as process:
+                world.vacuum(world.open())
+            process.die()
+
+    SYSTEM.before = None
+    owner = world.open()
+    tx = owner.begin()
+    changes = {"c/0": world.value(300), "c/1": world.value(300)}
+    tx["c/0"] = changes["c/0"]
+    shared = tx.share()
+    with Process() as worker:
+        repo = world.open()
+        theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
+        theirs["c/1"] = changes["c/1"]
+        theirs.seal()
+        theirs._finalizer.detach()
+    worker.die()
+    SYSTEM.before = before
+    world.commit(tx, changes)
+
+
+def sleeper(world: World) -> None:
+    """A process is about to take a slot when the locks are lost: others take it, and a vacuum frees it again."""
+    world.put(world.open(), {"a": world.value()})
+
+    def before(call: str, path: str, site: str) -> None:
+        if call == "rename" and "/commits/main/" in path:
+            SYSTEM.before = None
+            for lock in (names.COMMIT_LOCK, names.PINS):
+                SYSTEM.unlink(f"{URL}/{lock}")
+            with Process() as process:
+                repo = world.open()
+                for _ in range(3):
+                    world.put(repo, {"a": world.value()})
+                world.optimize(repo)
+            process.die()
+            with Process() as process:
+                world.vacuum(world.open(), keep=1)
+            process.die()
+
+    SYSTEM.before = before
+    process = Process()
+    with process:
+        repo = world.open()
+        tx = repo.begin()
+        tx["b"] = world.value()  # what nobody may see
+        with pytest.raises(txstore.SnapshotExpiredError):
+            tx.commit()
+        assert 1 not in repo.engine.commits.slots("main"), "a slot outside of the history is not given back"
+        tx.rollback()
+    process.die()
+    world.put(world.open(), {"a": world.value()})
+
+
+_STARTED = {"a": b"started"}
+
+
+def _start(tear: bool = False) -> None:
+    """Make a commit, and another one without durability, over which the power is lost then."""
+    tx = txstore.Repository(URL).begin()
+    tx["a"] = _STARTED["a"]
+    tx.commit()
+    if tear:
+        tx = txstore.Repository(URL, durability="none").begin()
+        tx["b"] = bytes(900)
+        tx.commit()
+        inode = SYSTEM.find(f"{URL}/{names.commit_path('main', 1)}")
+        SYSTEM.disk.files[inode] = bytes(len(SYSTEM.disk.files[inode]))
+        SYSTEM.disk.files[SYSTEM.find(f"{URL}/{names.GUARD}")] = b""
+
+
+def _found_started(world: World, *, durable: bool) -> txstore.Repository:
+    repo = world.open()
+    commit = repo.commit(0).id
+    world.made[commit] = Made(_STARTED, (), durable)
+    world.commits.append(Promise(len(SYSTEM.disk.steps), commit, commit, durable))
+    return repo
+
+
+def tidied(world: World) -> None:
+    """Whoever has a repository without its empty directories does not begin with a transaction."""
+    repo = _found_started(world, durable=True)
+    world.tag(repo, "one", repo.commit(0).id)
+    world.vacuum(world.open(), keep=1)
+
+
+def vacuumed_at_once(world: World) -> None:
+    _found_started(world, durable=True)
+    world.vacuum(world.open())
+    world.put(world.open(), {"b": world.value()})
+
+
+_IN_A_PACK = {"p": b"in a pack"}
+
+
+def started() -> Tree:
     SYSTEM.turn_on(Disk(), boot=1)
-    world = World()
-    world.open().engine.commits.identity.create(durable=True)
-    if write is not None:
-        write(world)
-    directories, files = SYSTEM.disk.directories, SYSTEM.disk.files
+    _start()
+    return SYSTEM.disk.image()
+
+
+def torn() -> Tree:
+    SYSTEM.turn_on(Disk(), boot=1)
+    _start(tear=True)
+    return SYSTEM.disk.image()
+
+
+def repaired(world: World) -> None:
+    """The newest commit, which had no durability, is torn, and so is the guard. The others stay."""
+    repo = _found_started(world, durable=True)
+    world.torn, world.made[TORN] = True, Made({}, (), False)
+    with Process():
+        report = repo.verify(repair=True)
+        assert report.ok
+        assert report.repairs
+        world.mended = len(SYSTEM.disk.steps)
+        prefix = "data.tx/"
+        tree = {path.removeprefix(prefix): content for path, content in SYSTEM.disk.tree().items()}
+        kept = [path for path, content in tree.items() if path.startswith(names.QUARANTINE) and content is not None]
+        assert len(kept) == 3
+        world.quarantined = tuple(kept)
+    with Process():
+        world.put(world.open(), {"c": world.value()})
+
+
+def cooperative_on_copy(world: World) -> None:
+    """The same on a repository that has a commit, and whose empty directories are missing."""
+    _found_started(world, durable=True)
+    cooperative(world)
+
+
+def copying(world: World) -> None:
+    """A repository is copied, nothing is synced; the first durable commit to the copy does that."""
+    directories, files = _ORIGINAL
+    left = [(ROOT, PREFIX.rstrip("/"))]
+    while left:
+        inode, path = left.pop()
+        if inode in files:
+            descriptor = SYSTEM.open(path, os.O_CREAT | os.O_WRONLY)
+            SYSTEM.pwrite(descriptor, files[inode], 0)
+            SYSTEM.close(descriptor)
+        elif inode != ROOT:
+            SYSTEM.mkdir(path)
+        left += [(below, f"{path}/{name}") for name, below in directories.get(inode, {}).items()]
+    world.begun, world.torn = len(SYSTEM.disk.steps), True
+    repo = _found_started(world, durable=False)
+    packed = repo.commit(1).id
+    world.made[packed] = Made(_IN_A_PACK, (), False)
+    world.commits.append(Promise(len(SYSTEM.disk.steps), packed, packed, False))
+    world.put(repo, {"b": world.value()})
+    world.tags.append(Promise(len(SYSTEM.disk.steps), "one", repo.commit(0).id, True))
+
+
+def without_empty_directories(tree: Tree, more: int = 0) -> Tree:
+    """A tree as some tools copy it; `more` is added to the number of each inode."""
+    directories, files = tree
     full = {inode for inode, found in directories.items() if any(below in files for below in found.values())}
     full |= {inode for inode, found in directories.items() if full & set(found.values())}
+    full |= {inode for inode, found in directories.items() if full & set(found.values())}
+    number = {inode: inode if inode == ROOT else inode + more for inode in (*directories, *files)}
     kept = {
-        inode: {name: below for name, below in directories[inode].items() if below in files or below in full}
+        number[inode]: {
+            name: number[below] for name, below in directories[inode].items() if below in files or below in full
+        }
         for inode in {ROOT} | full
     }
-    return kept, {inode: bytes(content) for inode, content in files.items()}
+    return kept, {number[inode]: content for inode, content in files.items()}
+
+
+def copied() -> Tree:
+    return without_empty_directories(started(), more=1000)
+
+
+_ORIGINAL: Tree = ({}, {})
+
+
+def elsewhere() -> Tree:
+    """An empty disk; what is to be copied to it has three commits, a tag, and data packs."""
+    global _ORIGINAL
+    SYSTEM.turn_on(Disk(), boot=1)
+    repo = World().open()
+    _start()
+    tx = repo.begin()
+    shared = tx.share()
+    with Process() as process:
+        other = World().open()
+        theirs = other.engine.join(shared, repo.engine.commits.identity.id)
+        theirs["p"] = _IN_A_PACK["p"]
+        theirs.seal()
+        theirs._finalizer.detach()
+    process.die()
+    tx.commit()
+    repo.tags["one"] = repo.commit(0)
+    _ORIGINAL = SYSTEM.disk.image()
+    return {ROOT: {}}, {}
+
+
+def copied_before_any_commit() -> Tree:
+    SYSTEM.turn_on(Disk(), boot=1)
+    World().open().engine.commits.identity.create(durable=True)
+    return without_empty_directories(SYSTEM.disk.image(), more=1000)
 
 
 @dataclass(frozen=True)
@@ -245,6 +625,7 @@ WORKLOADS: dict[str, Workload] = {
     "named first": Workload(named_first),
     "tags": Workload(tags),
     "scratch": Workload(scratch),
+    "cooperative scratch": Workload(cooperative_scratch),
     "tag on scratch": Workload(on_scratch),
     "named on scratch": Workload(named_on_scratch),
     "large": Workload(large),
@@ -252,8 +633,26 @@ WORKLOADS: dict[str, Workload] = {
     "rivals 1": Workload(rivals(1)),
     "rivals 2": Workload(rivals(2)),
     "rivals 3": Workload(rivals(3)),
-    "copied": Workload(first_commit, copied),
-    "copied with a commit": Workload(cooperative_on_copy, lambda: copied(_copied_commit)),
+    "copied": Workload(first_commit, copied_before_any_commit),
+    "copied with a commit": Workload(cooperative_on_copy, copied),
+    "copying": Workload(copying, elsewhere),
+    "swept": Workload(cooperative_on_copy, lambda: without_empty_directories(started())),
+    "copied, tidied": Workload(tidied, copied),
+    "swept, tidied": Workload(tidied, lambda: without_empty_directories(started())),
+    "copied, vacuumed": Workload(vacuumed_at_once, copied),
+    "optimized": Workload(optimized),
+    "vacuumed": Workload(vacuumed),
+    "vacuumed scratch": Workload(vacuumed_scratch),
+    "vacuumed around": Workload(vacuumed_around),
+    "retained": Workload(retained),
+    "housekeeping 1": Workload(housekeeping(1)),
+    "housekeeping 2": Workload(housekeeping(2)),
+    "early reader": Workload(reader("early")),
+    "late reader": Workload(reader("late")),
+    "late tag": Workload(late_tag),
+    "linked": Workload(linked),
+    "sleeper": Workload(sleeper),
+    "repaired": Workload(repaired, torn),
     "links": Workload(several_processes, has_noreplace=False),
     "links, named": Workload(named, has_noreplace=False),
 }

@@ -42,24 +42,57 @@ class Part(NamedTuple):
     staged: Mapping[str, bytes]
 
 
+class Vacuumed(NamedTuple):
+    """A vacuum that had begun when so many steps had been recorded: what it was told to give up."""
+
+    step: int
+    floor: int  # the lowest slot that it was to keep
+
+
+#: The messages of commits that change nothing.
+MAINTENANCE = ("optimize", "vacuum", "runs rebuilt by verify")
+
+
+#: In the place of the id of a commit that nobody will find whole.
+TORN = "torn"
+
+
 @dataclass
 class World:
     made: dict[str, Made] = field(default_factory=dict)
     commits: list[Promise] = field(default_factory=list)
     tags: list[Promise] = field(default_factory=list)
+    untagged: list[tuple[int, int, str]] = field(default_factory=list)  # from when to when, and which
     parts: list[Part] = field(default_factory=list)
+    vacuums: list[Vacuumed] = field(default_factory=list)
     ending: dict[str, int] = field(default_factory=dict)  # transactions with a name, and since which step
     unguarded: bool = False  # a power loss has taken the guard, before anything was to survive
+    torn: bool = False  # a power loss has torn what was not to survive, and nobody has repaired it yet
+    mended: int = 0  # since which step a repair has put that right
+    quarantined: tuple[str, ...] = ()  # what it has kept
+    unsure: bool = False  # nothing had been promised then
+    begun: int = 0  # crashes up to this step are of no interest
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def as_of(self, step: int) -> World:
         """What had been promised then. What was only tried may have been done."""
+        is_torn = self.torn and (step < self.mended or not self.mended)
         return replace(
             self,
-            made=dict(self.made),
+            made={commit: made for commit, made in self.made.items() if is_torn or commit != TORN},
+            torn=is_torn,
+            quarantined=() if is_torn else self.quarantined,
+            unguarded=self.unguarded or step < self.mended,
             commits=[promise for promise in self.commits if promise.step <= step],
-            tags=[promise for promise in self.tags if promise.step <= step],
+            tags=[
+                promise
+                for promise in self.tags
+                if promise.step <= step
+                and not any(promise.what == name for begun, _, name in self.untagged if begun <= step)
+            ],
+            untagged=[each for each in self.untagged if each[1] <= step],
             parts=[part for part in self.parts if part.step <= step],
+            vacuums=[vacuum for vacuum in self.vacuums if vacuum.step <= step],
             ending={transaction: since for transaction, since in self.ending.items() if since <= step},
         )
 
@@ -68,12 +101,19 @@ class World:
         world = self.as_of(1 << 60)
         world.commits = [promise._replace(step=0) for promise in world.commits]
         world.tags = [promise._replace(step=0) for promise in world.tags]
+        world.untagged = [(0, 0, name) for _, _, name in world.untagged]
         world.parts = [part._replace(step=0) for part in world.parts]
+        world.vacuums = [vacuum._replace(step=0) for vacuum in world.vacuums]
         world.ending = dict.fromkeys(world.ending, 0)
         return world
 
     def promised(self, *, durable_only: bool) -> list[str]:
         return [promise.commit for promise in self.commits if promise.durable or not durable_only]
+
+    @property
+    def floor(self) -> int:
+        """The lowest slot that no vacuum was told to give up."""
+        return max((vacuum.floor for vacuum in self.vacuums), default=0)
 
     def state(self, ids: list[str]) -> State:
         """What a commit holds with these ancestors, oldest first, itself included."""
@@ -91,9 +131,9 @@ class World:
 
     # --- writing
 
-    def open(self, durability: str = "fsync") -> txstore.Repository:
+    def open(self, durability: str = "fsync", retention: int | None = None) -> txstore.Repository:
         """Open the repository as a new process does."""
-        return txstore.Repository(URL, durability=durability)
+        return txstore.Repository(URL, durability=durability, retention=retention)
 
     def value(self, length: int = 8) -> bytes:
         """Return bytes that were not written before."""
@@ -130,6 +170,38 @@ class World:
         self.tags.append(Promise(len(SYSTEM.disk.steps), name, commit, True))
         if commit not in self.promised(durable_only=True):  # a tag makes its commit durable
             self.commits.append(Promise(len(SYSTEM.disk.steps), commit, commit, True))
+
+    def untag(self, repo: txstore.Repository, name: str) -> None:
+        begun = len(SYSTEM.disk.steps)
+        del repo.tags[name]
+        self.untagged.append((begun, len(SYSTEM.disk.steps), name))
+
+    # --- maintenance
+
+    def optimize(self, repo: txstore.Repository) -> None:
+        if (made := repo.optimize()) is not None:
+            self._note(made.id, repo.engine.durability == "fsync")
+
+    def vacuum(self, repo: txstore.Repository, **arguments: int) -> int:
+        """Return the floor, which is what it was told to raise it to if it fails."""
+        begun, head = len(SYSTEM.disk.steps), repo.head()
+        floor = 0 if head is None else head.slot
+        try:
+            floor = repo.vacuum(**arguments).floor
+        finally:
+            self.vacuums.append(Vacuumed(begun, floor))
+        self.note_maintenance(repo)
+        return floor
+
+    def note_maintenance(self, repo: txstore.Repository) -> None:
+        for commit in [*repo.log()][::-1]:
+            if commit.message in MAINTENANCE:  # a vacuum is durable in any case
+                self._note(commit.id, commit.message == "vacuum" or repo.engine.durability == "fsync")
+
+    def _note(self, commit: str, durable: bool) -> None:
+        if commit not in self.made:
+            self.made[commit] = Made({}, (), durable)
+            self.commits.append(Promise(len(SYSTEM.disk.steps), commit, commit, durable))
 
     def leave(self, tx: Transaction, name: str, staged: Mapping[str, bytes]) -> None:
         """Stage into a transaction with a name, and leave it."""
