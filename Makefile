@@ -55,7 +55,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 check format demo bench bench-processes torture histories fuzz sanitize pythons clean
+.PHONY: help test test-all test-zarr2 check format demo bench bench-processes torture histories fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -70,6 +70,8 @@ help:
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make fuzz        every decoder on ten million damaged inputs'
+	@echo 'make crash       the power is lost at any point, a hundred thousand times'
+	@echo 'make reliability all of these four, the bit flips and the seeded bugs: one table, in some hours'
 	@echo 'make sanitize    the C of the lock table under the thread, address and undefined behaviour sanitizers'
 	@echo 'make clean       removes .venv and what was built'
 	@echo 'Python: $(PYTHON)'
@@ -156,6 +158,35 @@ fuzz: $(TEST)/stamp
 # What several processes have read and written, while some are killed: one history for each workload and level.
 histories: $(TEST)/stamp
 	TXSTORE_HISTORIES=10000 $(TEST)/bin/python -m pytest tests/isolation $(PYTEST_ARGS)
+
+CRASH_IMAGES ?= 100000
+crash: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.crash --images $(CRASH_IMAGES)
+
+# Everything that counts what it has tried, with long settings; each leaves its counts in a file of its own, whether it
+# fails or not, and the table at the end says what has failed.
+RELIABILITY := build/reliability
+RELIABILITY_CRASH_IMAGES ?= 1000000
+RELIABILITY_KILL_ROUNDS ?= 10000
+RELIABILITY_BIT_FLIPS ?= all
+RELIABILITY_HISTORIES ?= 10000
+RELIABILITY_FUZZ_INPUTS ?= $(FUZZ_INPUTS)
+# $(call counted,NAME,COMMAND)
+counted = TXSTORE_RELIABILITY_JSON=$(RELIABILITY)/$(1).json $(TEST)/bin/python -m $(2) || true
+reliability: $(TEST)/stamp
+	rm -rf $(RELIABILITY)
+	mkdir -p $(RELIABILITY)
+	$(call counted,crash,tests.crash --images $(RELIABILITY_CRASH_IMAGES))
+	TXSTORE_CRASH_IMAGES=1 \
+	  $(call counted,faults,pytest tests/crash/test_faults.py tests/crash/test_seeded_bugs.py --timeout 0 $(PYTEST_ARGS))
+	TXSTORE_KILL_ROUNDS=$(RELIABILITY_KILL_ROUNDS) \
+	  $(call counted,kills,pytest tests/processes/test_torture.py $(PYTEST_ARGS))
+	TXSTORE_BIT_FLIPS=$(RELIABILITY_BIT_FLIPS) \
+	  $(call counted,bits,pytest tests/corruption/test_bit_flips.py $(PYTEST_ARGS))
+	TXSTORE_HISTORIES=$(RELIABILITY_HISTORIES) \
+	  $(call counted,histories,pytest tests/isolation/test_histories.py $(PYTEST_ARGS))
+	$(call counted,fuzz,tests.fuzz --inputs $(RELIABILITY_FUZZ_INPUTS))
+	$(TEST)/bin/python -m tests.reliability $(RELIABILITY)
 
 sanitize:
 	mkdir -p build/native

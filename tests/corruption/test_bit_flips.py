@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import txstore
+from tests import reliability
 from tests.corruption import small
 from txstore import storage
 from txstore.commits import Commits
@@ -93,6 +94,33 @@ def flips(tree: Tree) -> Iterator[tuple[str, int, int]]:
         yield from random.Random(int(wanted)).sample(every, int(wanted))
 
 
+def turn(path: Path, tree: Tree, contents: small.Contents, name: str, at: int, bit: int, counts: Counter[str]) -> None:
+    """Turn one bit, and look at what becomes of it."""
+    content = bytearray(tree[name])
+    content[at] ^= 1 << bit
+    (path / name).write_bytes(content)
+    what = f"bit {bit} of byte {at} of {name}"
+    try:
+        errors, head_is_whole = read_all(path, contents)
+        report = verified(path)
+        assert errors == 0 or report.faults, what
+        assert head_is_whole or report.faults, what
+        kind = "detected by reading" if errors else "found by verify alone" if report.faults else "harmless"
+        counts[kind] += 1
+
+        repaired = verify_and_repair(open_storage(path))
+        assert not report.ok or repaired.repairs == [], what
+        errors_left, _ = read_all(path, contents)
+        counts["repaired" if repaired.ok else "not repaired"] += not report.ok
+        assert repaired.ok == verified(path).ok, what
+        assert errors_left <= errors, what
+        for fault in repaired.faults:
+            counts[f"not repaired: {fault.part}"] += 1
+        assert bytes(content) in files_of(path).values(), what  # nothing is deleted
+    except AssertionError as error:
+        raise AssertionError(f"{what}: {error}") from error
+
+
 @pytest.mark.timeout(7200)
 def test_every_bit_of_a_small_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "data.tx"
@@ -101,31 +129,12 @@ def test_every_bit_of_a_small_repository(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(storage, "_sync_directory", lambda _: None)
     tree = files_of(path)
     counts: Counter[str] = Counter()
-    for name, at, bit in flips(tree):
-        content = bytearray(tree[name])
-        content[at] ^= 1 << bit
-        (path / name).write_bytes(content)
-        what = f"bit {bit} of byte {at} of {name}"
-        try:
-            errors, head_is_whole = read_all(path, contents)
-            report = verified(path)
-            assert errors == 0 or report.faults, what
-            assert head_is_whole or report.faults, what
-            kind = "detected by reading" if errors else "found by verify alone" if report.faults else "harmless"
-            counts[kind] += 1
-
-            repaired = verify_and_repair(open_storage(path))
-            assert not report.ok or repaired.repairs == [], what
-            errors_left, _ = read_all(path, contents)
-            counts["repaired" if repaired.ok else "not repaired"] += not report.ok
-            assert repaired.ok == verified(path).ok, what
-            assert errors_left <= errors, what
-            for fault in repaired.faults:
-                counts[f"not repaired: {fault.part}"] += 1
-            assert bytes(content) in files_of(path).values(), what  # nothing is deleted
-        except AssertionError as error:
-            raise AssertionError(f"{what}: {error}") from error
-        restore(path, tree)
+    with reliability.counting("bit flips") as counted:
+        for name, at, bit in flips(tree):
+            counted["bits turned"] += 1
+            turn(path, tree, contents, name, at, bit, counts)
+            restore(path, tree)
+        counted.update({kind: counts[kind] for kind in ("harmless", "repaired")})
     print(f"{sum(map(len, tree.values())) * 8:,} bits;", dict(counts))
     assert set(counts) <= {
         "detected by reading", "found by verify alone", "harmless", "repaired", "not repaired", "not repaired: value",

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from tests.crash import reliability
+from tests import reliability
 from tests.crash.follow_ups import FOLLOW_UPS
 from tests.crash.harness import Counts, after_kill, explore, record
 from tests.crash.system import simulated
@@ -45,7 +45,8 @@ def main() -> int:
 
 def _tried(what: str, explored: Callable[[], Counts]) -> bool:
     try:
-        reliability.add(what, explored())
+        with reliability.counting(what) as counted:
+            counted.update(explored().as_numbers())
     except Exception:  # noqa: BLE001 - the next workload is tried all the same
         traceback.print_exc()
         return False

@@ -74,10 +74,10 @@ OMITTED = [
     Omitted(f"{_NAMES} floor < {_STORAGE}Commits.write_floor", "vacuumed scratch"),
     Omitted(f"{_NAMES} floor/main < {_STORAGE}LocalStorage.write_once < Commits.write_floor", "vacuumed"),
     # Repairing.
-    Omitted(f"{_SYNC}.new < Replacer.write_small", "repaired"),
-    Omitted(f"{_NAMES} . < {_STORAGE}Replacer.write_small", "repaired"),
+    Omitted(f"{_SYNC}.new < Replacer.write_small", "repaired guard"),
+    Omitted(f"{_NAMES} . < {_STORAGE}Replacer.write_small", "repaired guard"),
     Omitted(f"{_NAMES} commits/main < {_STORAGE}Replacer._quarantine", "repaired"),
-    Omitted(f"{_NAMES} quarantine < {_STORAGE}Replacer._quarantine", "repaired"),
+    Omitted(f"{_NAMES} quarantine < {_STORAGE}Replacer._quarantine", "repaired guard"),
     Omitted(f"{_NAMES} quarantine/commits/main < {_STORAGE}Replacer._quarantine", "repaired"),
     Omitted(f"{_NAMES} . < LocalStorage.make_directory < Replacer._quarantine", "repaired"),
     Omitted(f"{_NAMES} quarantine < LocalStorage.make_directory < Replacer._quarantine", "repaired"),
@@ -114,8 +114,8 @@ OMITTED = [
     ),
     Omitted("rename floor/main/N", "sleeper"),
     Omitted("rename quarantine/commits/main/N", "repaired"),
-    Omitted("replace zarr.json", "repaired"),
-    Omitted("link quarantine/zarr.json", "repaired"),
+    Omitted("replace zarr.json", "repaired guard"),
+    Omitted("link quarantine/zarr.json", "repaired guard"),
 ]
 
 #: Syncs without which nothing that can be seen differs, and why they are made all the same.
@@ -131,6 +131,7 @@ SUPERFLUOUS = {
     f"{_NAMES} .staging < {_STORAGE}SharedTransaction.end < Staging.settle": "the history tells what was committed",
     f"{_NAMES} floor < LocalStorage.make_directory": "a vacuum syncs `floor` itself: it may be another's",
     f"{_NAMES} commits/main < {_STORAGE}Commits._sync_all": "make_durable syncs it once more",
+    f"{_NAMES} . < {_STORAGE}Replacer._quarantine": "only a second name was made, elsewhere",
     f"{_NAMES} heads < {_STORAGE}Replacer": _HINT,
     f"{_NAMES} quarantine/heads < {_STORAGE}Replacer": _HINT,
     f"{_NAMES} packs < LocalStorage.make_directory": "the committer syncs `packs` itself: it may be another's",
@@ -246,7 +247,7 @@ EDITS = [
     Edit("verifying:Verifier._check_hint", "or hint.slot < floor", "", "vacuumed"),
     Edit("commits:Commits.make_durable", "self.identity.create(durable=True)", "pass", "copied, tidied"),
     Edit("vacuuming:_Vacuum.run", "self.commits.identity.create(durable=True)", "pass", "copied, vacuumed"),
-    Edit("repairing:verify_and_repair", "in names.DIRECTORIES:", "in ():", "copying"),
+    Edit("repairing:verify_and_repair", "in names.DIRECTORIES:", "in ():", "repaired"),
     Edit("identity:Identity._why_not_found", "not self._is_guarded()", "True", "first commit"),
 ]
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.crash import reliability
+from tests import reliability
 from tests.crash.follow_ups import FOLLOW_UPS
 from tests.crash.harness import Counts, after_kill, explore, record
 from tests.crash.system import simulated
@@ -21,29 +21,29 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the simulated s
 
 IMAGES = int(os.environ.get("TXSTORE_CRASH_IMAGES", "1000"))
 _EACH = IMAGES // 2 // len(WORKLOADS)
-_EACH_FOLLOWED = IMAGES // 2 // len(WORKLOADS) // len(FOLLOW_UPS)
-_KILLS = 3  # at so many steps, at least
+_EACH_FOLLOWED = IMAGES // 2 // len(WORKLOADS)
+_KILLS = 3  # at so many steps, at least, each with one of the follow-ups
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_power_is_lost(name: str) -> None:
-    with simulated():
+    with simulated(), reliability.counting("power lost") as counted:
         counts = explore(record(WORKLOADS[name]), about=_EACH)
+        counted.update(counts.as_numbers())
     assert counts.looked > _EACH // 5
-    reliability.add("power lost", counts)
 
 
-@pytest.mark.parametrize("follow_up", FOLLOW_UPS)
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_programs_are_killed_and_then_power_is_lost(name: str, follow_up: str) -> None:
+def test_programs_are_killed_and_then_power_is_lost(name: str) -> None:
     """Who goes on in the same boot finds what is not durable, and builds on it."""
     counts = Counts()
-    chance = random.Random(f"{name} {follow_up}")
-    with simulated():
+    chance = random.Random(name)
+    with simulated(), reliability.counting("killed, then power lost") as counted:
         recording = record(WORKLOADS[name])
         steps = range(recording.first + 1, len(recording.disk.steps) + 1)
-        kills = min(len(steps), max(_KILLS, _EACH_FOLLOWED // 20))
-        for step in chance.sample(steps, kills):
+        kills = [(step, follow_up) for step in steps for follow_up in FOLLOW_UPS]
+        kills = chance.sample(kills, min(len(kills), max(_KILLS, _EACH_FOLLOWED // 20)))
+        for step, follow_up in kills:
             followed = after_kill(recording, step, FOLLOW_UPS[follow_up], WORKLOADS[name])
-            counts.add(explore(followed, about=_EACH_FOLLOWED // kills, seed=step))
-    reliability.add("killed, then power lost", counts)
+            counts.add(explore(followed, about=max(1, _EACH_FOLLOWED // len(kills)), seed=step))
+        counted.update(counts.as_numbers())

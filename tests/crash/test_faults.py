@@ -10,13 +10,12 @@ import errno
 import os
 import random
 import sys
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 import txstore
-from tests.crash import reliability
+from tests import reliability
 from tests.crash.checking import look
 from tests.crash.disk import Disk
 from tests.crash.system import SYSTEM, Process, forget_all, simulated
@@ -169,8 +168,7 @@ def run(program: Callable[[World], Writer], fault: Fault, *, cut: int = sys.maxs
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_call_fails(name: str, kind: str) -> None:
     program, (code, calls) = PROGRAMS[name], FAULTS[kind]
-    counts: Counter[str] = Counter()
-    with simulated():
+    with simulated(), reliability.counting("calls that fail") as counts:
         counting = Fault(1 << 30, code, calls)
         run(program, counting)
         total = (1 << 30) - counting.left
@@ -188,7 +186,6 @@ def test_a_call_fails(name: str, kind: str) -> None:
                 raise
             counts["faults injected"] += 1
             counts["told"] += bool(writer.told)
-    reliability.add("calls that fail", counts)
 
 
 def _look(world: World, disk: Disk) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.crash import reliability
+from tests import reliability
 from tests.crash.follow_ups import FOLLOW_UPS
 from tests.crash.harness import Recording, after_kill, explore, record
 from tests.crash.seeded import EDITS, OMITTED, SUPERFLUOUS, Edit, Omitted, edited

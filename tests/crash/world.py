@@ -81,6 +81,7 @@ class World:
             self,
             made={commit: made for commit, made in self.made.items() if is_torn or commit != TORN},
             torn=is_torn,
+            mended=0 if is_torn else self.mended,
             quarantined=() if is_torn else self.quarantined,
             unguarded=self.unguarded or step < self.mended,
             commits=[promise for promise in self.commits if promise.step <= step],

@@ -7,8 +7,10 @@ import json
 import multiprocessing
 import os
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
+from tests import reliability
 from tests.fuzz.fuzzing import Finding, batch
 from tests.fuzz.targets import TARGETS
 
@@ -37,6 +39,7 @@ def main() -> None:
         for name, count, job in jobs:
             findings.extend(job.result())
             done[name] += count
+    reliability.add("fuzz", Counter({"inputs": sum(done.values()), reliability.FAILURES: len(findings)}))
     for finding in findings:
         print(f"{finding.save()}: {finding.what}")
     if arguments.json:

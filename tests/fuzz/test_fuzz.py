@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests import reliability
 from tests.fuzz.fuzzing import CORPUS, fuzz, look_at, target_named
 from tests.fuzz.targets import TARGETS, Target
 
@@ -22,7 +23,9 @@ def test_seeds_are_valid(target: Target) -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_mutated(target: Target) -> None:
-    assert next(fuzz(target, INPUTS, seed=1), None) is None
+    with reliability.counting("fuzz") as counts:
+        counts["inputs"] += INPUTS
+        assert next(fuzz(target, INPUTS, seed=1), None) is None
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}")

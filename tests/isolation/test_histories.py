@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import txstore
+from tests import reliability
 from tests.isolation.checker import check
 from tests.isolation.clients import WORKLOADS, read_all, run, set_up
 from tests.isolation.histories import Txn, optimize
@@ -118,8 +119,11 @@ def record(repo: txstore.Repository, isolation: str, workload: str, without: str
 @pytest.mark.parametrize("workload", list(WORKLOADS))
 @pytest.mark.timeout(2 * TIMEOUT + TRANSACTIONS)
 def test_histories(repo: txstore.Repository, workload: str, isolation: str, capsys: pytest.CaptureFixture[str]) -> None:
-    history, deaths = record(repo, isolation, workload)
-    anomalies = check(history, isolation)
+    with reliability.counting("isolation") as counts:
+        history, deaths = record(repo, isolation, workload)
+        anomalies = check(history, isolation)
+        counts.update({"transactions": len(history), "histories": 1, "processes killed": deaths})
+        counts[reliability.FAILURES] += len(anomalies)
     ends = Counter("aborted" if txn.aborted else "read only" if txn.commit is None else "committed" for txn in history)
     with capsys.disabled():
         print(

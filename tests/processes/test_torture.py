@@ -19,6 +19,7 @@ import pytest
 import zarr
 
 import txstore
+from tests import reliability
 from tests.processes.torture import KEYS, LOCK_TIMEOUT, WRITERS, key
 from tests.processes.torture_roles import check
 
@@ -77,7 +78,15 @@ def test_writers_that_are_killed(repo: txstore.Repository, namespaces: bool) -> 
     if namespaces and not may_unshare():
         pytest.skip("pid namespaces can't be made here")
     make_array(repo)
-    said = tortured(repo.url, ROUNDS, WRITERS, WRITERS, namespaces=namespaces)
+    with reliability.counting("processes killed") as counts:
+        said = tortured(repo.url, ROUNDS, WRITERS, WRITERS, namespaces=namespaces)
+        counts["kills"] += ROUNDS
+        check_writers(repo, said)
+        counts["commits"] += len(names_said(said, "done"))
+    check_usable(repo)
+
+
+def check_writers(repo: txstore.Repository, said: list[str]) -> None:
     begun, done = names_said(said, "begun"), names_said(said, "done")
     made = Counter(commit.message for commit in repo.log())
     del made["first"]
@@ -86,7 +95,6 @@ def test_writers_that_are_killed(repo: txstore.Repository, namespaces: bool) -> 
     assert set(made) <= begun
     assert len(done) > ROUNDS // 10, "hardly anything was done"
     assert set(check(repo.snapshot())) == set(made), "an increment was lost"
-    check_usable(repo)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -94,9 +102,15 @@ def test_writers_that_are_killed(repo: txstore.Repository, namespaces: bool) -> 
 def test_all_kinds_of_processes_that_are_killed(repo: txstore.Repository) -> None:
     """Beside writers: cooperating ones, readers, followers, and those that optimize and vacuum."""
     make_array(repo)
-    said = tortured(
-        repo.url, ROUNDS, ("write", "cooperate", "vacuum", "read"), ("write", "cooperate", "optimize", "follow")
-    )
+    families = ("write", "cooperate", "vacuum", "read"), ("write", "cooperate", "optimize", "follow")
+    with reliability.counting("processes killed") as counts:
+        said = tortured(repo.url, ROUNDS, *families)
+        counts["kills"] += ROUNDS
+        check_all_kinds(repo, said)
+        counts["commits"] += len(names_said(said, "done"))
+
+
+def check_all_kinds(repo: txstore.Repository, said: list[str]) -> None:
     begun, done = names_said(said, "begun"), names_said(said, "done")
     made = set(check(repo.snapshot()))
     assert done <= made, "an acknowledged commit is missing"
