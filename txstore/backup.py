@@ -2,7 +2,7 @@
 
 Order: packs, commits by slot, tags, the hint, and in a new copy `format.json` last: at any moment the copy is a whole
 repository, or none yet. Each file is copied beside its place, checked, synced and renamed, so that what is there is
-complete, and an interrupted backup is simply run again. No lock is taken.
+complete, and an interrupted backup is simply run again. No lock is taken; what is copied is pinned.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from txstore.errors import BackupError, CorruptionError, RepositoryNotFoundError
 from txstore.faults import Fault
 from txstore.format import PackName, RunName
 from txstore.index import names_of
+from txstore.pins import Pins
 from txstore.records import Tag
 from txstore.storage import StagedFile, Storage, open_storage
 
@@ -81,6 +82,7 @@ class _BackUp:
         self._verify = verify
         self._progress = progress
         self._id = commits.identity.id
+        self._pins = Pins(self.source.open_pins)
         self._files = self._bytes = self._total = self._floor = 0
         self._seen: set[tuple[bytes, int]] = set()  # runs whose packs are known
 
@@ -94,8 +96,7 @@ class _BackUp:
             raise
 
     def _run(self) -> Backup:
-        head = self.commits.head(MAIN)
-        self._floor = 0 if head is None else head.header.floor
+        head = self._pinned_head()
         tags = self._tags(head)
         copies = Commits(self.target)
         is_new = self._check_target(copies)
@@ -120,6 +121,17 @@ class _BackUp:
             self.target.url, -1 if made is None else made.header.slot, "" if made is None else made.header.id.hex(),
             self._files, self._bytes,
         )  # fmt: skip
+
+    def _pinned_head(self) -> Stored | None:
+        """Return the head; a vacuum leaves alone what it needs, down to the floor, for as long as this object lives."""
+        while True:
+            head = self.commits.head(MAIN)
+            if head is None:
+                return None
+            self._floor = max(head.header.floor, self.commits.floor(MAIN))
+            self._pins.hold(self, head.header.seq - (head.header.slot - self._floor))
+            if self.commits.floor(MAIN) <= self._floor:
+                return head
 
     # --- whether it may be done
 

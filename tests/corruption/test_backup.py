@@ -249,3 +249,21 @@ def test_the_first_durable_commit_makes_a_copy_durable(source, tmp_path):
     assert "commits/main/0000000000" not in {call[1] for call in watched.named("sync_file")}
     commits = txstore.Repository(tmp_path / "copy").engine.commits
     assert commits.is_durable(commits.read_hint("main"))
+
+
+def test_while_others_vacuum(source, tmp_path):
+    """What is being copied is pinned, down to the oldest commit."""
+    repo, contents = source
+    reports = []
+
+    def vacuum(*_: int) -> None:
+        if not reports:
+            other = txstore.Repository(repo.url)
+            put(other, "meanwhile")
+            other.optimize()
+            reports.append(other.vacuum(keep=1))
+
+    repo.backup(tmp_path / "copy", progress=vacuum)
+    assert [report.expired for report in reports] == [0]
+    assert len(contents_of(tmp_path / "copy")) == len(contents)
+    assert repo.vacuum(keep=1).expired > 0
