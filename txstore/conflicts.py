@@ -257,9 +257,10 @@ FOREIGN_CHANGES: dict[DocumentChange, Callable[[Node, str, str], bool]] = {
 }
 
 
-def _all_below(check: Check, document: str, _: bytes | None) -> Iterator[str]:
-    # A chunk that was deleted has become the fill value, which may be another now.
-    return check.changed_keys_below(directory_prefix(node_of_document(document)))
+def _all_below(check: Check, document: str, after: bytes | None) -> Iterator[str]:
+    prefix = directory_prefix(node_of_document(document))
+    # A chunk that was deleted has become the fill value, which may be another now. With the node gone, it is just gone.
+    return check.new_keys_below(prefix) if after is None else check.changed_keys_below(prefix)
 
 
 def _dropped_below(check: Check, document: str, after: bytes | None) -> Iterator[str]:

@@ -105,6 +105,9 @@ def optimize(
     chosen = choose(uses)
     if not chosen and len(head.run_names) < 2:
         return None
+    for use in uses.values():
+        use.runs = 0  # they are about to be merged: what is left of their files may not be worth keeping then
+    chosen = choose(uses)
     total = sum(uses[name].live for name in chosen)
     copies = _Copies(commits, head, chosen, progress=lambda done: progress and progress(done, total))
     try:

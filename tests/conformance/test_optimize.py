@@ -298,3 +298,14 @@ def test_many_rewrites_leave_little(open_repo):
     files = tree(repo)
     assert len(files) <= 10, sorted(files)
     assert sum(files.values()) <= 1.05 * bytes_of_head(repo) + (64 << 10)
+
+
+@pytest.mark.parametrize("length", [1000, 1015, 1020, 1030, 1200, 2000])
+def test_a_second_time_finds_nothing_whatever_the_runs_weighed(tmp_path, length):
+    """A file that was worth keeping with its run may not be without it."""
+    repo = txstore.Repository(tmp_path / "data.tx", durability="none")
+    for value in (b"0", bytes(length)):
+        with repo.begin() as transaction:
+            transaction["a"] = value
+    assert repo.optimize() is not None
+    assert repo.optimize() is None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -388,6 +388,11 @@ def test_txstore_behaves_as_the_model(tmp_path: Path) -> None:
     base=st.lists(WRITES, max_size=8),
     first=st.lists(WRITES, min_size=1, max_size=3),
     second=st.lists(WRITES, min_size=1, max_size=3),
+)
+@example(
+    base=[("set", "b/c/0/0", 0), ("set group", "b/zarr.json", 0)],
+    first=[("delete below", "b/c", 0)],
+    second=[("delete", "b/zarr.json", 0)],
 )
 def test_two_transactions_conflict_as_the_model_says(
     tmp_path_factory: pytest.TempPathFactory, base: list[Write], first: list[Write], second: list[Write]
