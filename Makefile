@@ -171,8 +171,9 @@ RELIABILITY_KILL_ROUNDS ?= 10000
 RELIABILITY_BIT_FLIPS ?= all
 RELIABILITY_HISTORIES ?= 10000
 RELIABILITY_FUZZ_INPUTS ?= $(FUZZ_INPUTS)
-# $(call counted,NAME,COMMAND)
-counted = TXSTORE_RELIABILITY_JSON=$(RELIABILITY)/$(1).json $(TEST)/bin/python -m $(2) || true
+# $(call counted,NAME,COMMAND): one that fails, or is killed before it has counted anything, fails the table.
+counted = TXSTORE_RELIABILITY_JSON=$(RELIABILITY)/$(1).json $(TEST)/bin/python -m $(2) || \
+	  echo '{"tests: $(1)": {"failures": 1}}' > $(RELIABILITY)/$(1)-failed.json
 reliability: $(TEST)/stamp
 	rm -rf $(RELIABILITY)
 	mkdir -p $(RELIABILITY)

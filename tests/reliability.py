@@ -88,7 +88,8 @@ def misses(found: dict[str, Counter[str]]) -> list[str]:
             missed.append(f"{line.name}: not tried")
         elif failed(line, counts):
             missed.append(f"{line.name}: {failed(line, counts):,} of {counts[line.tried]:,}")
-    return missed
+    lines = {line.name for line in LINES}
+    return missed + [f"{what}: {counts[FAILURES]:,}" for what, counts in found.items() if what not in lines]
 
 
 def failed(line: Line, counts: Counter[str]) -> int:
