@@ -55,7 +55,10 @@ def retention(setting: Setting) -> list[Row]:
             seconds[name] = time.perf_counter() - began
         files, _ = _usage(Path(repo.url))
     return [
-        Row("retention-time", f"{commits:,} commits with retention=100: time of those without", seconds["with"] / seconds["without"], 2.0),  # noqa: E501
+        Row(
+            "retention-time", f"{commits:,} commits with retention=100: time of those without",
+            seconds["with"] / seconds["without"], 2.0,
+        ),
         Row("retention-files", f"{commits:,} commits with retention=100: files", files, 250, "files"),
     ]  # fmt: skip
 

@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from txstore import repairing
 from txstore.backup import back_up
-from txstore.cli_output import JsonOption, PathArgument, new_console, print_json, printable, reporting_errors_as
+from txstore.cli_output import (
+    JsonOption,
+    PathArgument,
+    print_json,
+    printable,
+    reporting_errors_as,
+    showing_progress,
+)
 from txstore.commits import Commits
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
 from txstore.faults import Report
 from txstore.storage import open_storage
 from txstore.verifying import verify as verify_commits
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    console = new_console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), DownloadColumn(), TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @reporting_errors_as(2)
@@ -59,7 +43,7 @@ def verify(
     except UnsupportedFormatError:
         if not repair:
             raise
-    with _progress("verify") as tell:
+    with showing_progress("verify") as tell:
         report = repairing.verify_and_repair(storage, tell) if repair else verify_commits(commits, tell)
     if as_json:
         print_json({"ok": report.ok, **asdict(report)})
@@ -90,7 +74,7 @@ def backup(
     as_json: JsonOption = False,
 ) -> None:
     """Copy a repository while it is in use; a second time, only what is new."""
-    with _progress("backup") as tell:
+    with showing_progress("backup") as tell:
         made = back_up(open_storage(path), destination, verify=not no_verify, progress=tell)
     if as_json:
         print_json(asdict(made))

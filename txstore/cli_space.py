@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from txstore.cli_output import (
     JsonOption,
@@ -21,6 +19,7 @@ from txstore.cli_output import (
     new_table,
     print_json,
     reporting_errors,
+    showing_progress,
 )
 from txstore.repository import Repository
 from txstore.usage import Usage
@@ -37,7 +36,7 @@ def register(app: typer.Typer) -> None:
 @reporting_errors
 def optimize(path: PathArgument, as_json: JsonOption = False) -> None:
     """Copy small packs, and those that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
-    with _progress("optimize") as progress:
+    with showing_progress("optimize") as progress:
         made = Repository(path).optimize(progress=progress)
     if as_json:
         print_json({"commit": None if made is None else commit_as_dict(made)})
@@ -112,13 +111,3 @@ def readable_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar while the block runs, where somebody can see it."""
-    console = new_console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

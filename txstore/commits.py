@@ -262,13 +262,14 @@ class Commits:
 
     def slots(self, branch: str) -> list[int]:
         """Return the slots that hold a file, in no order."""
-        files = self.storage.list(names.commits_directory(branch))
-        return [slot for slot in map(names.parse_slot, files) if slot is not None]
+        return self._slots_in(names.commits_directory(branch))
+
+    def _slots_in(self, directory: str) -> list[int]:
+        return [slot for slot in map(names.parse_slot, self.storage.list(directory)) if slot is not None]
 
     def floor(self, branch: str) -> int:
         """Return the lowest slot that every vacuum so far has kept."""
-        files = self.storage.list(names.floor_directory(branch))
-        return max([slot for slot in map(names.parse_slot, files) if slot is not None], default=0)
+        return max(self._slots_in(names.floor_directory(branch)), default=0)
 
     def is_below_floor(self, branch: str, slot: int) -> bool:
         """Tell whether a vacuum has given up a slot, or what was there before the first one (-1)."""

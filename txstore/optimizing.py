@@ -14,11 +14,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from txstore import format, index, names
+from txstore import format, index
 from txstore._native import index as native_index
 from txstore.commits import Commits, Stored
 from txstore.committer import find_runs
-from txstore.format import DataPack, PackName, RunName, Section, participants_pack
+from txstore.format import DataPack, PackName, RunName, Section
 from txstore.pack import PackWriter
 from txstore.publishing import Contents, Publisher, SyncFailedError, align
 from txstore.snapshot import Snapshot, Snapshots
@@ -188,8 +188,7 @@ class _Copies:
 
     def new_writer(self) -> PackWriter:
         number = len(self.writers) + 1
-        path, pack_id = names.staging_path(self.id, number), participants_pack(self.id, number)
-        self.writers.append(PackWriter(self._storage, path, pack_id, self._repository_id, participant=number))
+        self.writers.append(PackWriter.of_participant(self._storage, self.id, number, self._repository_id))
         return self.writers[-1]
 
     def packs(self) -> list[tuple[DataPack, str]]:
@@ -231,8 +230,7 @@ class _Optimizer:
         self.head = head
         self.copies = copies
         self.branch = branch
-        path, pack_id = names.staging_path(copies.id, 0), participants_pack(copies.id, 0)
-        self.writer = PackWriter(commits.storage, path, pack_id, commits.identity.id)
+        self.writer = PackWriter.of_participant(commits.storage, copies.id, 0, commits.identity.id)
         self.publisher = Publisher(
             commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize"
         )

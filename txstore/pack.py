@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from txstore import encoding, forking, format
+from txstore import encoding, forking, format, names
 from txstore._native import local
 from txstore.encoding import crc32c
 from txstore.errors import CorruptionError
@@ -12,6 +12,8 @@ from txstore.format import PackName, Predecessor, Seen, encode_frame, frame_layo
 from txstore.storage import Mapped, StagedFile, Storage
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from typing_extensions import Buffer
 
 #: From this length on a pack is preallocated (several times faster than growing it write by write) in steps.
@@ -68,6 +70,12 @@ class PackWriter:
         self._length = 0  # of the file, but for what is preallocated
         self._writeback = 0
         self._buffer[: format.HEAD_SIZE] = format.encode_head(pack_id, repository_id, participant)
+
+    @classmethod
+    def of_participant(cls, storage: Storage, transaction: bytes, participant: int, repository_id: bytes) -> Self:
+        """Return the pack that a participant of a transaction stages into; that of 0 becomes the commit file."""
+        path, pack_id = names.staging_path(transaction, participant), format.participants_pack(transaction, participant)
+        return cls(storage, path, pack_id, repository_id, participant=participant)
 
     @property
     def size(self) -> int:

@@ -34,10 +34,6 @@ _FRAME_HEAD_MOST = format.FRAME_SIZE + 4096 + format.PREDECESSOR.size
 _ANY_SIZE = 1 << 63
 
 
-def describe_process() -> str:
-    return f"{platform.node()} {os.getpid()}"
-
-
 class Tail:
     """What one participant has staged so far, read from its pack as it grows. Not safe in threads."""
 
@@ -398,13 +394,7 @@ class SharedTransaction:
         return self._pack(0)
 
     def _pack(self, number: int) -> PackWriter:
-        return PackWriter(
-            self._storage,
-            names.staging_path(self.id, number),
-            format.participants_pack(self.id, number),
-            self._commits.identity.id,
-            participant=number,
-        )
+        return PackWriter.of_participant(self._storage, self.id, number, self._commits.identity.id)
 
     def read(self, link: Link) -> bytes:
         """Return a value that another participant has staged. Raises `TransactionStateError` if it is gone."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from txstore import names
 from txstore.commits import Commits, Stored
-from txstore.format import PackName, RunName
+from txstore.format import PackName, RunName, participants_pack
 from txstore.index import OpenRun, names_of
 from txstore.pack import Packs
 
@@ -42,7 +42,9 @@ class Reachable:
 def kept_commits(commits: Commits, branch: str, head: Stored, floor: int) -> Iterator[Stored]:
     """Yield the commits from the head down to a floor, and the tagged ones below it."""
     seen = set()
-    for stored in down_to(commits, head, floor):
+    for stored in commits.ancestors(head):
+        if stored.header.slot < floor:
+            break
         seen.add(stored.header.id)
         yield stored
     for name, tag in commits.tags().items():
@@ -50,15 +52,22 @@ def kept_commits(commits: Commits, branch: str, head: Stored, floor: int) -> Ite
             yield commits.by_tag(name)
 
 
-def down_to(commits: Commits, head: Stored, floor: int) -> Iterator[Stored]:
-    for stored in commits.ancestors(head):
-        if stored.header.slot < floor:
-            return
-        yield stored
-
-
 def data_packs(commits: Commits) -> Iterable[str]:
     """Return the paths of all files in `packs/`."""
     storage = commits.storage
     folders = [f"{names.PACKS}/{folder}" for folder in storage.list(names.PACKS)]
     return [f"{folder}/{file}" for folder in folders for file in storage.list(folder)]
+
+
+def staged_data_packs(files: Iterable[str]) -> set[str]:
+    """Return the paths in `packs/` that files of `.staging/` have, or get, as a second name."""
+    staged = [part for part in map(names.parse_staging, files) if part is not None]
+    return {names.data_pack_path(participants_pack(*part)) for part in staged}
+
+
+def size_of(commits: Commits, path: str) -> int:
+    """Return the length of a file in bytes; 0 if it is gone, or a directory."""
+    try:
+        return commits.storage.read_tail(path, 0)[1]
+    except (FileNotFoundError, IsADirectoryError):
+        return 0

@@ -27,8 +27,8 @@ class Replacer:
 
     def rewrite(self, path: str, parts: list[Part], length: int, is_better: Callable[[str], bool], action: str) -> None:
         """Put a copy of a file, changed in parts, in its place. Raises `ValueError` if the copy is no better."""
-        temporary, file = self._new_file()
-        try:
+
+        def write(temporary: str, file: StagedFile) -> None:
             window = Window(self.storage, path)
             for offset in range(0, length, _COPIED):
                 file.write(offset, [bytes(window.at(offset, min(_COPIED, length - offset)))])
@@ -38,21 +38,21 @@ class Replacer:
             file.sync()
             if not is_better(temporary):
                 raise ValueError(f"{path} would be no better")
-            self._keep(path)
-            self.storage.replace(temporary, path)
-        except BaseException:
-            self.storage.delete(temporary)
-            raise
-        finally:
-            file.close()
-        self.storage.sync_directory(os.path.dirname(path))
-        self.note(path, action)
+
+        self._put(path, write, action)
 
     def write_small(self, path: str, content: bytes, action: str) -> None:
-        temporary, file = self._new_file()
-        try:
+        def write(_: str, file: StagedFile) -> None:
             file.write(0, [content])
             file.sync()
+
+        self._put(path, write, action)
+
+    def _put(self, path: str, write: Callable[[str, StagedFile], object], action: str) -> None:
+        """Write a new file, and put it in the place of another."""
+        temporary, file = self._new_file()
+        try:
+            write(temporary, file)
             self._keep(path)
             self.storage.replace(temporary, path)
         except BaseException:

@@ -318,8 +318,7 @@ class Staging(Hierarchy):
                         self._commits.is_tidy = True
                         reclaim_staging(self._commits)
                     repository_id = self._commits.identity.id
-                    path = names.staging_path(self.id, 0)
-                    self._writer = PackWriter(self._commits.storage, path, self.id, repository_id)
+                    self._writer = PackWriter.of_participant(self._commits.storage, self.id, 0, repository_id)
                     if self._shared is not None:
                         self._writer.publish()
             return self._writer

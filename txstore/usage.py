@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from txstore import names
 from txstore.commits import Commits
 from txstore.documents import kind_of_node
-from txstore.format import participants_pack
 from txstore.keys import ancestors, directory_prefix
-from txstore.reachable import Reachable, data_packs, kept_commits
+from txstore.reachable import Reachable, data_packs, kept_commits, size_of, staged_data_packs
 from txstore.snapshot import Snapshot, Snapshots
 
 
@@ -59,9 +58,7 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     directory = names.commits_directory(branch)
     files = [*data_packs(commits), *[f"{directory}/{file}" for file in storage.list(directory)]]
     staged = storage.list(names.STAGING)
-    committing = {
-        names.data_pack_path(participants_pack(*part)) for part in map(names.parse_staging, staged) if part is not None
-    }
+    committing = staged_data_packs(staged)
     head = None if oldest is None else commits.head(branch)
     needed = Reachable(commits)
     if head is not None:
@@ -73,11 +70,11 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     del oldest
     for path in files:
         if path in needed.paths:
-            found.history += _size(commits, path)
+            found.history += size_of(commits, path)
         elif path not in committing:  # another name of what is staged
-            found.orphan += _size(commits, path)
+            found.orphan += size_of(commits, path)
     found.history -= found.live
-    found.staged = sum(_size(commits, f"{names.STAGING}/{file}") for file in staged)
+    found.staged = sum(size_of(commits, f"{names.STAGING}/{file}") for file in staged)
     return found
 
 
@@ -98,10 +95,3 @@ def _arrays(snapshot: Snapshot) -> dict[str, ArrayUsage]:
 def _node_of(snapshot: Snapshot, key: str) -> str:
     """Return the path of the innermost node that a key lies in; the root's, if there is none."""
     return next((path for path in ancestors(key) if kind_of_node(snapshot, path) != "absent"), "")
-
-
-def _size(commits: Commits, path: str) -> int:
-    try:
-        return commits.storage.read_tail(path, 0)[1]
-    except (FileNotFoundError, IsADirectoryError):
-        return 0

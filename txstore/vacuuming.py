@@ -18,10 +18,9 @@ from datetime import UTC, datetime, timedelta
 from txstore import encoding, names
 from txstore.commits import Commits, Stored
 from txstore.errors import CorruptionError
-from txstore.format import participants_pack
 from txstore.pack import MissingPackError, PackWriter
 from txstore.publishing import Contents, Publisher, SyncFailedError
-from txstore.reachable import Reachable, data_packs, kept_commits
+from txstore.reachable import Reachable, data_packs, kept_commits, size_of, staged_data_packs
 from txstore.reclaiming import reclaim_staging
 from txstore.records import TransactionRecord
 from txstore.snapshot import Snapshot, Snapshots
@@ -118,7 +117,7 @@ class _Vacuum:
                 self.commits.make_durable(head)  # one that was interrupted may not have come to that
                 self.commits.write_floor(head)
         doomed = self._doomed(floor)
-        size = sum(self._size(path) for path in doomed)
+        size = sum(size_of(self.commits, path) for path in doomed)
         if not self.dry_run:
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
             for path in doomed:
@@ -178,9 +177,7 @@ class _Vacuum:
         return below if seq is None else max(0, seq - difference)
 
     def _publish(self, floor: int) -> Stored:
-        transaction = os.urandom(16)
-        path, pack_id = names.staging_path(transaction, 0), participants_pack(transaction, 0)
-        writer = PackWriter(self.storage, path, pack_id, self.commits.identity.id)
+        writer = PackWriter.of_participant(self.storage, os.urandom(16), 0, self.commits.identity.id)
         # Durable in any case (I10): what commits of `durability="none"` have made is synced once, not each time.
         publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
@@ -192,7 +189,7 @@ class _Vacuum:
             return stored
         finally:
             if writer.close() and not publisher.offered:
-                self.storage.delete(path)
+                self.storage.delete(writer.path)
 
     def _raised(self, head: Snapshot, floor: int) -> Contents:
         assert head.stored is not None
@@ -218,7 +215,7 @@ class _Vacuum:
         after: whoever looks at `packs/`, then `.staging/`, then the head has seen one of the three.
         """
         candidates = list(data_packs(self.commits))
-        staged = [found for found in map(names.parse_staging, self.storage.list(names.STAGING)) if found is not None]
+        staged = staged_data_packs(self.storage.list(names.STAGING))
         head = self.commits.head(self.branch)
         assert head is not None
         lowest = self._limited(head, floor)
@@ -229,7 +226,7 @@ class _Vacuum:
             # Whoever asks for one that is gone pins it until told so: then it may be there in part.
             with contextlib.suppress(MissingPackError):
                 needed.add(stored)
-        needed.paths.update(names.data_pack_path(participants_pack(*part)) for part in staged)
+        needed.paths |= staged
         for path in candidates:
             if path not in needed.paths:
                 yield path
@@ -251,9 +248,3 @@ class _Vacuum:
             stored = self.commits.read(self.branch, slot)
             if stored is not None:
                 yield stored
-
-    def _size(self, path: str) -> int:
-        try:
-            return self.storage.read_tail(path, 0)[1]
-        except FileNotFoundError:
-            return 0

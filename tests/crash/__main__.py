@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 from tests import reliability
 from tests.crash.follow_ups import FOLLOW_UPS
@@ -30,8 +31,8 @@ def main() -> int:
     with simulated():
         for name in chosen:
             each = arguments.images // len(chosen)
-            failures += not _tried("power lost", lambda: _lose_power(name, each // 2, arguments.seed))  # noqa: B023
-            failures += not _tried("killed, then power lost", lambda: _kill(name, each // 2, arguments.seed))  # noqa: B023
+            for what, explored in (("power lost", _lose_power), ("killed, then power lost", _kill)):
+                failures += not _tried(what, partial(explored, name, each // 2, arguments.seed))
     seconds = time.perf_counter() - began
     if arguments.json:
         json.dump(reliability.table() | {"failures": failures, "seconds": round(seconds, 1)}, sys.stdout, indent=2)
