@@ -24,6 +24,8 @@ from txstore.repairing import verify_and_repair
 from txstore.storage import open_storage
 from txstore.verifying import verify
 
+pytestmark = pytest.mark.long
+
 SAMPLE = 200
 Tree = dict[str, bytes]
 

@@ -22,7 +22,10 @@ from tests.processes.steps import BeforeEach, forked, status_of
 from tests.processes.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.errors import SnapshotExpiredError
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals and forks")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals and forks"),
+]
 
 ROUNDS = int(os.environ.get("TXSTORE_VACUUM_ROUNDS", "1"))
 
