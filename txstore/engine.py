@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from txstore import forking
-from txstore.commits import MAIN, Commits, Stored
+from txstore.commits import MAIN, Stored
 from txstore.errors import (
     LocksUnavailableError,
     RepositoryNotFoundError,
@@ -20,6 +20,7 @@ from txstore.keys import check_name
 from txstore.locking import Owner, TransactionLocks
 from txstore.locks import ChunkLocks
 from txstore.named import find, find_or_begin
+from txstore.opening import open_commits, open_storage
 from txstore.participants import SharedTransaction
 from txstore.reads import check_isolation
 from txstore.records import SNAPSHOT
@@ -27,7 +28,6 @@ from txstore.regions import Lock
 from txstore.retention import check_retention, fold
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging
-from txstore.storage import open_storage
 from txstore.transaction import (
     Transaction,
     begin_staging,
@@ -55,7 +55,7 @@ class Engine:
         self.storage = open_storage(url, storage_options)
         self.storage_options = dict(storage_options or {})
         self.durability = durability
-        self.commits = Commits(self.storage)
+        self.commits = open_commits(self.storage)
         self.snapshots = Snapshots(self.commits)
 
     @property

@@ -88,7 +88,9 @@ class Identity:
                     self._storage.sync_directory("")
             # Last: whoever finds format.json finds all the rest.
             with contextlib.suppress(FileExistsError):
-                self._storage.write_once(names.FORMAT, RepositoryFormat(os.urandom(16)).encode(), durable=durable)
+                self._storage.write_once(
+                    names.FORMAT, RepositoryFormat(os.urandom(16), self._storage.slots).encode(), durable=durable
+                )
             self._format = self._read()
         self._is_complete = True
 

@@ -82,12 +82,16 @@ class Tag:
         return cls(Reader(fixed, TAG.size).branch(), slot, commit_id)
 
 
+#: How a slot is taken on a local disk.
+SLOTS_BY_RENAME = "rename"
+
+
 @dataclass(frozen=True, slots=True)
 class RepositoryFormat:
     """The content of `format.json`."""
 
     repository_id: bytes
-    slots: str = "rename"
+    slots: str = SLOTS_BY_RENAME
     required: int = 0
     optional: int = 0
 
@@ -116,8 +120,8 @@ class RepositoryFormat:
             raise MalformedError("a number in the document is missing or not one")
         if not isinstance(repository, str) or not _ID.fullmatch(repository):
             raise MalformedError("the document names no repository")
-        if slots != "rename":
-            raise NewerFormatError(f"slots taken by {slots!r}")
+        if not isinstance(slots, str):
+            raise MalformedError("the document does not say how slots are taken")
         if required & ~REQUIRED_FEATURES_KNOWN:
             raise NewerFormatError(f"required features {required:#x}")
         return cls(bytes.fromhex(repository), slots, required, optional)

@@ -216,8 +216,8 @@ EDITS = [
     ),
     Edit(
         "vacuuming:_Vacuum._unreachable",
-        "needed.paths |= staged",
-        "pass",
+        "path not in needed.paths and path not in staged",
+        "path not in needed.paths",
         "linked",
     ),
     Edit(

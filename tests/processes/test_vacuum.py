@@ -257,7 +257,7 @@ def test_all_at_once(open_repo, tmp_path):
 
 def commit_with_hook(url: str, sign: str, go: str) -> None:
     """A writer whose file system's lock excludes nobody stands still right before its rename."""
-    from txstore.storage import LocalStorage
+    from txstore.local_storage import LocalStorage
 
     LocalStorage.lock = lambda self, path, prepare=None: contextlib.nullcontext()  # type: ignore[method-assign,assignment,return-value]
     LocalStorage.open_pins = lambda self: None  # type: ignore[method-assign]
