@@ -136,7 +136,7 @@ class ObjectWriter:
     def _upload_now(self, pack: _Pack) -> None:
         try:
             with pack.uploading:
-                pack.upload(self._storage)
+                pack.upload(self._storage, is_published=self._is_published)
         except OSError as error:
             self._error = self._error or error
         finally:
@@ -152,7 +152,7 @@ class ObjectWriter:
                     if self._is_filling and self._packs[-1] is pack:
                         self._is_filling = False  # what comes now goes to the next one
                 try:
-                    pack.upload(self._storage)
+                    pack.upload(self._storage, is_published=self._is_published)
                 except OSError as error:
                     self._error = self._error or error
                     raise
@@ -284,9 +284,11 @@ class _Pack:
         self.values[offset] = value
         return Staged(format.join_offset(self._nth, offset), length, checksum, sequence)
 
-    def upload(self, storage: RemoteStorage) -> None:
+    def upload(self, storage: RemoteStorage, *, is_published: bool) -> None:
         """Write the object; the caller holds `uploading`, and nobody appends. Raises `OSError`."""
-        storage.objects.put(self.path, [*self._parts, format.encode_directory(self._heads, self.end)])
+        # Others look for what there is before it is committed.
+        directory = [format.encode_directory(self._heads, self.end)] if is_published else []
+        storage.objects.put(self.path, self._parts + directory)
         self.is_uploaded = True
         self._parts, self._heads, self.values = [], [], {}
 

@@ -140,7 +140,7 @@ class RemoteTail(Tail):
             with contextlib.suppress(FileNotFoundError):
                 content = self._storage.read(self.path)
                 self._read_own_file = True
-                yield from self._frames_in(content)
+                yield from map(self._take, self._frames_in(content))
         number = format.pack_number(self.participant, len(self._ends) + 1)
         there = set(self._storage.list(names.data_pack_directory(self._transaction)))
         while format.participants_pack(self._transaction, number).hex() in there:
@@ -148,7 +148,7 @@ class RemoteTail(Tail):
             number = format.pack_number(self.participant, len(self._ends) + 1)
 
     def _frames_in(self, content: bytes) -> Iterator[Frame]:
-        """Yield the frames of a small file that was read."""
+        """Yield the frames of a file that was read as a whole."""
         view, position = memoryview(content), format.HEAD_SIZE
         while position < len(content):
             try:
@@ -156,32 +156,36 @@ class RemoteTail(Tail):
             except MalformedError:
                 return
             position = frame.end
-            yield self._take(frame)
+            yield frame
 
     def _frames_of(self, number: int) -> Iterator[Frame]:
         pack_id = format.participants_pack(self._transaction, number)
         path, nth = names.data_pack_path(pack_id), format.nth_of(number)
+        end = format.HEAD_SIZE
         try:
             head = self._storage.read_range(path, 0, format.HEAD_SIZE)
-            tail, size = self._storage.read_tail(path, _WINDOW)
             if format.decode_head(head) != (pack_id, self._commits.identity.id, number):
                 raise CorruptionError(path, offset=0, reason="the pack's head names another transaction")
-            end, length = format.decode_directory(tail[-format.DIRECTORY_SIZE :])
-            content = tail[-length - format.DIRECTORY_SIZE : -format.DIRECTORY_SIZE]
-            if length + format.DIRECTORY_SIZE > len(tail):
-                content = self._storage.read_range(path, size - length - format.DIRECTORY_SIZE, length)
             first = format.first_frame(head)
-            for frame in format.frames_listed(content, end):
-                yield self._take(
-                    replace(
-                        frame,
-                        sequence=first + frame.sequence,
-                        offset=format.join_offset(nth, frame.offset),
-                    )
-                )
+            for frame in self._listed(path):
+                end = frame.end
+                offset = format.join_offset(nth, frame.offset)
+                yield self._take(replace(frame, sequence=first + frame.sequence, offset=offset))
         except MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
         self._ends[number] = end
+
+    def _listed(self, path: str) -> Iterator[Frame]:
+        """Return the frames of a pack, from what lists them at its end, if it was stored for others to read it."""
+        tail, size = self._storage.read_tail(path, _WINDOW)
+        try:
+            end, length = format.decode_directory(tail[-format.DIRECTORY_SIZE :])
+        except MalformedError:
+            return self._frames_in(self._storage.read(path))
+        content = tail[-length - format.DIRECTORY_SIZE : -format.DIRECTORY_SIZE]
+        if length + format.DIRECTORY_SIZE > len(tail):
+            content = self._storage.read_range(path, size - length - format.DIRECTORY_SIZE, length)
+        return format.frames_listed(content, end)
 
     def _take(self, frame: Frame) -> Frame:
         self._sequence = frame.sequence + 1
