@@ -73,6 +73,7 @@ LAYERS = [
     "numbered_locks",
     "lock_slots",
     "storage",
+    "objects",
     "sharing",
     "forking",
     "records",
