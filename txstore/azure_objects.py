@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PAGE = 5000  # names in one answer to a listing
+
 
 class AzureEngine:
     def __init__(self, filesystem: Any, container: str, prefix: str) -> None:
@@ -75,7 +77,9 @@ class AzureEngine:
     async def _list(self, directory: str) -> list[Object]:
         prefix = self._prefix + (directory + "/" if directory else "")
         found = []
-        async for each in self._container.walk_blobs(name_starts_with=prefix or None, delimiter="/", **self._how):
+        async for each in self._container.walk_blobs(
+            name_starts_with=prefix or None, delimiter="/", results_per_page=PAGE, **self._how
+        ):
             name = each.name[len(prefix) :]
             if name.endswith("/"):
                 found.append(Object(name[:-1], 0, None))

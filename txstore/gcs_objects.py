@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import io
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 T = TypeVar("T")
+
+PAGE = 1000  # names in one answer to a listing
 
 
 class GcsEngine:
@@ -48,7 +52,7 @@ class GcsEngine:
             f"{fs._location}/{path}",
             params=fs._get_params(dict(parameters or {})),
             headers=await asyncio.to_thread(fs._get_headers, dict(headers or {})),  # may ask for a new token, blocking
-            data=content,
+            data=None if content is None else io.BytesIO(content),
             timeout=fs.requests_timeout,
         ) as answer:
             body = await answer.read()
@@ -96,9 +100,10 @@ class GcsEngine:
 
     async def _list(self, directory: str, **parameters: Any) -> tuple[list[Object], str | None]:
         prefix = self._prefix + (directory + "/" if directory else "")
+        parameters.setdefault("maxResults", PAGE)
         parameters |= {"prefix": prefix, "delimiter": "/", "fields": "items(name,size,updated),prefixes,nextPageToken"}
         _, body = await self._call("GET", f"storage/v1/b/{self._bucket}/o", parameters)
-        answer = _json(body)
+        answer = json.loads(body)
         found = [
             Object(
                 each["name"][len(prefix) :],
@@ -124,8 +129,8 @@ class GcsEngine:
     async def _list_after(self, directory: str, name: str, limit: int) -> Names:
         start = self._prefix + (directory + "/" if directory else "") + name
         # Two more: the name itself is listed, and a directory of that name, which is above it with its slash.
-        found, _ = await self._list(directory, startOffset=start, maxResults=limit + 2)
-        return sorted(each.name for each in found if each.name > name)[:limit]
+        found, _ = await self._list(directory, startOffset=start, maxResults=min(limit + 2, PAGE))
+        return sorted({each.name for each in found if each.name > name})[:limit]
 
     def list_after(self, directory: str, name: str, limit: int) -> Names | None:
         return self._run(self._list_after, directory, name, limit)
@@ -168,9 +173,3 @@ class GcsEngine:
                 raise
             return refusal.date
         return headers.get("Date")
-
-
-def _json(body: bytes) -> Any:
-    import json
-
-    return json.loads(body)

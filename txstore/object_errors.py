@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from txstore.object_engines import Refusal
+
 # What the libraries that are used here are made of: an exception from elsewhere is a mistake in the code.
 LIBRARIES = {
     "adlfs", "aiobotocore", "aiohttp", "aiohttp_retry", "azure", "boto3", "botocore", "fsspec", "gcsfs", "google",
@@ -67,8 +69,12 @@ class Facts(NamedTuple):
         return self.status == 416 or self.code in BEYOND
 
     @property
+    def no_bucket(self) -> bool:
+        return self.code in NO_BUCKET
+
+    @property
     def missing(self) -> bool:
-        return self.code not in NO_BUCKET and (self.status == 404 or self.code in MISSING)
+        return not self.no_bucket and (self.status == 404 or self.code in MISSING)
 
 
 class Secrets:
@@ -151,7 +157,7 @@ def _is_of_library(error: BaseException) -> bool:
 
 def explain(error: BaseException, path: str, secrets: Secrets) -> Explained | None:
     """Return what an exception means for `path`, a whole URL; None if it does not come from the store."""
-    if not isinstance(error, OSError | EOFError) and not _is_of_library(error):
+    if not isinstance(error, OSError | EOFError | Refusal) and not _is_of_library(error):
         return None
     facts = facts_of(error)
     named = f" ({facts.code})" if facts.code else ""
@@ -165,7 +171,7 @@ def _answered(facts: Facts, path: str, named: str) -> Explained | None:
     if code in EXPIRED:
         words = f"the credentials have expired{named}: get new ones and open it again"
         return Explained(PermissionError(errno.EACCES, words, path), False)
-    if code in NO_BUCKET:
+    if facts.no_bucket:
         words = f"there is no such bucket or container{named}: look at the URL, or create it"
         return Explained(OSError(errno.EIO, words, path), False)
     if code in BAD_CREDENTIALS or status == 401:

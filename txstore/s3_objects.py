@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_DELETED = 1000  # objects in one request
+PAGE = 1000  # names in one answer to a listing
 
 
 class S3Engine:
@@ -75,6 +76,7 @@ class S3Engine:
 
     async def _list(self, directory: str, **arguments: Any) -> tuple[list[Object], bool, str | None]:
         prefix = self._prefix + (directory + "/" if directory else "")
+        arguments.setdefault("MaxKeys", PAGE)
         answer = await self._call("list_objects_v2", Prefix=prefix, Delimiter="/", **arguments)
         found = [
             Object(each["Key"][len(prefix) :], each["Size"], each["LastModified"].timestamp())
@@ -98,8 +100,8 @@ class S3Engine:
     async def _list_after(self, directory: str, name: str, limit: int) -> Names:
         start = self._prefix + (directory + "/" if directory else "") + name
         # One more, since a directory of the name itself is above it, with its slash.
-        found, _, _ = await self._list(directory, StartAfter=start, MaxKeys=limit + 1)
-        return sorted(each.name for each in found if each.name > name)[:limit]
+        found, _, _ = await self._list(directory, StartAfter=start, MaxKeys=min(limit + 1, PAGE))
+        return sorted({each.name for each in found if each.name > name})[:limit]
 
     def list_after(self, directory: str, name: str, limit: int) -> Names | None:
         return self._run(self._list_after, directory, name, limit)
