@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.asyn import sync
 
-from txstore.object_engines import PARALLEL_REQUESTS, Names, Object, as_bytes, clock_of
+from txstore.object_engines import LONGEST_SECONDS, PARALLEL_REQUESTS, Names, Object, as_bytes, clock_of
 from txstore.object_errors import chain, facts_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class AzureEngine:
         self._how |= filesystem._timeout_kwargs
 
     def _run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        result: T = sync(self._fs.loop, function, *args)
+        result: T = sync(self._fs.loop, function, *args, timeout=LONGEST_SECONDS)
         return result
 
     def _blob(self, path: str) -> Any:

@@ -15,7 +15,16 @@ from urllib.parse import quote
 
 from fsspec.asyn import sync
 
-from txstore.object_engines import PARALLEL_REQUESTS, Names, Object, Refusal, as_bytes, clock_of, size_of
+from txstore.object_engines import (
+    LONGEST_SECONDS,
+    PARALLEL_REQUESTS,
+    Names,
+    Object,
+    Refusal,
+    as_bytes,
+    clock_of,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -32,7 +41,7 @@ class GcsEngine:
         self._prefix = prefix
 
     def _run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        result: T = sync(self._fs.loop, function, *args)
+        result: T = sync(self._fs.loop, function, *args, timeout=LONGEST_SECONDS)
         return result
 
     async def _call(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 READ_ONLY = "none"  # a `creation`: exclusively not at all
 SINGLE_WRITER = "single writer"  # a `creation`: the caller has promised to be alone
+LONGEST_SECONDS = 600  # of one call: the libraries' time-outs do not cover a connection that takes no more bytes
 PARALLEL_REQUESTS = 16  # of one call: more do not make one connection's worth of network any faster
 
 

@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import fsspec_objects, object_urls
-from txstore.object_engines import PARALLEL_REQUESTS, Engine, Names, Object, clock_of
+from txstore.object_engines import LONGEST_SECONDS, PARALLEL_REQUESTS, Engine, Names, Object, clock_of
 from txstore.object_errors import facts_of
 from txstore.object_urls import Target
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CREATION = "conditional"
 FAMILIES = {"s3", "azure", "gcs"}
 PAGE = 1000  # names in one answer to a listing
-CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "600s"}
+CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": f"{LONGEST_SECONDS}s"}
 
 _after_fork = False
 
@@ -157,7 +157,7 @@ def build(target: Target) -> Engine:
             return fsspec_objects.build(target)
         except ImportError as error:
             raise OSError(
-                "obstore does not work in a process that was forked after it had been used, and fsspec can't take over: "
+                "obstore does not work in a process that was forked after it was used, and fsspec can't take over: "
                 f"{error}; or start processes with the method spawn or forkserver"
             ) from None
     return ObstoreEngine(connection)
@@ -200,7 +200,11 @@ class ObstoreEngine:
                 # An empty object has no last byte: some servers say so, others answer with all of it.
                 if not facts_of(error).beyond_end and "non-partial response" not in str(error):
                     raise
-        size = int(self._store.head(path)["size"])
+        try:
+            size = int(self._store.head(path)["size"])
+        except FileNotFoundError:  # the answer to HEAD does not say what is missing, the object or the bucket
+            content = self.get(path)
+            return content[-length:], len(content)
         length = min(length, size)
         return (self.get_range(path, size - length, length) if length else b""), size
 

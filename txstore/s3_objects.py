@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.asyn import sync
 
-from txstore.object_engines import PARALLEL_REQUESTS, Names, Object, as_bytes, clock_of, size_of
+from txstore.object_engines import LONGEST_SECONDS, PARALLEL_REQUESTS, Names, Object, as_bytes, clock_of, size_of
 from txstore.object_errors import chain, facts_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ MOST_DELETED = 1000  # objects in one request
 PAGE = 1000  # names in one answer to a listing
 
 
+def _do_not_wait(request: Any, **_: Any) -> None:
+    """Send the content at once: to be asked for it first is a round trip, without a time-out where nobody asks."""
+    if "Expect" in request.headers:
+        del request.headers["Expect"]
+
+
 class S3Engine:
     def __init__(self, filesystem: Any, bucket: str, prefix: str) -> None:
         self._fs = filesystem
@@ -32,7 +38,7 @@ class S3Engine:
         self._prefix = prefix
 
     def _run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        result: T = sync(self._fs.loop, function, *args)
+        result: T = sync(self._fs.loop, function, *args, timeout=LONGEST_SECONDS)
         return result
 
     async def _call(self, method: str, **arguments: Any) -> Any:
@@ -113,8 +119,10 @@ class S3Engine:
         self._run(self._put, path, as_bytes(content), {"IfNoneMatch": "*"})
 
     async def _put(self, path: str, content: bytes, condition: dict[str, str]) -> None:
+        client = await self._fs.set_session()
+        # Sooner or later for each client: a second time it changes nothing.
+        client.meta.events.register("request-created.s3.PutObject", _do_not_wait, unique_id="txstore")
         if condition:
-            client = await self._fs.set_session()
             # s3fs drops arguments that botocore does not know, and would overwrite.
             if "IfNoneMatch" not in client.meta.service_model.operation_model("PutObject").input_shape.members:
                 raise OSError(

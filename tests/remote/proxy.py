@@ -19,16 +19,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-CONFLICT = (
-    b"<Error><Code>ConditionalRequestConflict</Code><Message>A conflicting operation is under way.</Message></Error>"
-)
-HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-connection", "expect"}
+CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code><Message>Another one is under way.</Message></Error>"
+# Headers that are not passed on, since they say how the message is sent.
+OWN = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "expect", "content-length"}
 
 
 class Request(NamedTuple):
     method: str
     path: str  # with the query
-    status: int  # 0: no answer came
+    status: int
     lost: bool  # the server has answered, and the client was not told
     length: int  # of the body that was sent
     headers: dict[str, str]  # of the request, lower case
@@ -162,33 +161,33 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def serve(self) -> None:
-        proxy, faults = self.server.proxy, self.server.proxy.faults
+        faults = self.server.proxy.faults
         body = self.body()
-        status, lost = 0, False
-        try:
-            fault = faults.draw(self.command)
-            if faults.refusal is not None:
-                status = faults.refusal[0]
-                self.answer(status, faults.refusal[1])
-            elif fault == "busy":
-                status = 503
-                self.answer(status, SLOW_DOWN)
-            elif fault == "conflict":
-                status = 409
-                self.answer(status, CONFLICT)
+        fault = faults.draw(self.command)
+        if faults.refusal is not None:
+            self.note(body, faults.refusal[0])
+            self.answer(*faults.refusal)
+        elif fault == "busy":
+            self.note(body, 503)
+            self.answer(503, SLOW_DOWN)
+        elif fault == "conflict":
+            self.note(body, 409)
+            self.answer(409, CONFLICT)
+        else:
+            if fault == "delayed":
+                time.sleep(faults.delay)
+            answer, content = self.forward(body)
+            self.note(body, answer.status, lost=fault == "lost")
+            if fault == "lost":
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
             else:
-                if fault == "delayed":
-                    time.sleep(faults.delay)
-                answer, content = self.forward(body)
-                status, lost = answer.status, fault == "lost"
-                if lost:
-                    self.close_connection = True
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                else:
-                    self.pass_on(answer, content)
-        finally:
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            proxy.log.append(Request(self.command, self.path, status, lost, len(body), headers))
+                self.pass_on(answer, content)
+
+    def note(self, body: bytes, status: int, *, lost: bool = False) -> None:
+        """Before the answer, so that whoever has it finds its request in the log."""
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.proxy.log.append(Request(self.command, self.path, status, lost, len(body), headers))
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = serve
 
@@ -197,9 +196,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {
             name: value
             for name, value in self.headers.items()
-            if name.lower() not in HOP_BY_HOP and name.lower() not in proxy.faults.drops
+            if name.lower() not in OWN and name.lower() not in proxy.faults.drops
         }
-        headers["Content-Length"] = str(len(body))
         if self.upstream is None:
             self.upstream = http.client.HTTPConnection("127.0.0.1", proxy.upstream, timeout=60)
         try:
@@ -212,18 +210,15 @@ class _Handler(BaseHTTPRequestHandler):
     def ask(
         self, upstream: http.client.HTTPConnection, body: bytes, headers: dict[str, str]
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        if body or self.command in ("PUT", "POST"):
-            upstream.request(self.command, self.path, body, headers)
-        else:
-            headers.pop("Content-Length")
-            upstream.request(self.command, self.path, None, headers)
+        has_body = bool(body) or self.command in ("PUT", "POST")
+        upstream.request(self.command, self.path, body if has_body else None, headers)
         answer = upstream.getresponse()
         return answer, answer.read()
 
     def pass_on(self, answer: http.client.HTTPResponse, content: bytes) -> None:
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
-            if name.lower() not in HOP_BY_HOP and name.lower() != "content-length":
+            if name.lower() not in OWN:
                 self.send_header(name, value)
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
         if answer.status not in (204, 304):

@@ -210,7 +210,7 @@ def _use(store: ObjectStore, name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_goes_on(server: Server):
-    """The threads and connections of the parent do not survive the fork; the child makes its own, the parent goes on."""
+    """The parent's threads and connections do not survive the fork; the child makes its own, the parent goes on."""
     if server.name == "memory":
         pytest.skip("a child has a copy of it")
     objects = open_objects(server.url(), server.storage_options)
