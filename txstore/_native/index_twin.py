@@ -118,9 +118,10 @@ class Run:
     def window(self, start: bytes, at_least: int, since: int = 0) -> tuple[int, int, bytes | None]:
         """Which bytes to have before asking: (begin, end, first key behind them or None).
 
-        Blocks from the one that may hold `start` on, or from the first behind `start`; as many as make `at_least` bytes,
-        and at least one if there is one. With 0 only the one that may hold `start` itself: none if `start` is below all
-        keys. With `since` those that hold nothing newer are passed over, and end the window. No block is read.
+        Blocks from the one that may hold `start` on, or from the first behind `start`; as many as make `at_least`
+        bytes, and at least one if there is one. With 0 only the one that may hold `start` itself: none if `start` is
+        below all keys. With `since` those that hold nothing newer are passed over, and end the window. No block is
+        read.
         """
         _unsigned(at_least, U64_MAX)
         _unsigned(since, U64_MAX)
