@@ -59,6 +59,7 @@ class PackReader:
         self._id = name.id
         self._path = name.path
         self._size: int | None = None
+        self._has_checked_head = False
         self._ahead = ReadAhead()  # used by whoever goes
         self._lock = forking.new_lock()
         self._waiting: list[_Request] = []
@@ -76,6 +77,14 @@ class PackReader:
             raise request.error
         return request.contents
 
+    def read_unchecked(self, offset: int, length: int) -> memoryview:
+        """Return a range of which no checksum will say that it is of this pack: its head has to, along with the first."""
+        if self._has_checked_head:
+            return self.read([(offset, length)])[0]
+        content, head = self.read([(offset, length), (0, format.HEAD_SIZE)])
+        self._check_head(head)
+        return content
+
     def size(self) -> int:
         if self._size is None:
             self._size = self._objects.get_tail(self._path, format.FOOTER_SIZE)[1]
@@ -89,6 +98,7 @@ class PackReader:
         """Read all anew: what was read is not what was written. Perhaps it is the cache, or it was repaired since."""
         self._cache.forget(self._id)
         self._size = None
+        self._has_checked_head = False
 
     # --- taking turns
 
@@ -168,12 +178,20 @@ class PackReader:
         large = [wanted for wanted in missing if wanted[1] - wanted[0] > _LARGE]
         for (offset, length), (_, content) in zip(planned, pieces, strict=True):
             if offset == 0 and len(content) >= format.HEAD_SIZE:
-                check_head(self._path, bytes(content[: format.HEAD_SIZE]), self._id)
+                self._check_head(content)
             if len(content) < length and (content or offset == 0):
                 self._size = offset + len(content)
             is_large = any(begin <= offset and offset + length <= end for begin, end in large)
             self._cache.keep(self._id, offset, content, in_memory=not is_large)
         return pieces
+
+    def _check_head(self, content: memoryview) -> None:
+        try:
+            check_head(self._path, bytes(content[: format.HEAD_SIZE]), self._id)
+        except CorruptionError:
+            self.forget()
+            raise
+        self._has_checked_head = True
 
 
 def _assembled(read: _Read, pieces: Sequence[tuple[int, memoryview]]) -> memoryview:
@@ -188,8 +206,8 @@ def _assembled(read: _Read, pieces: Sequence[tuple[int, memoryview]]) -> memoryv
 class RemotePack:
     """A pack that is read by ranges.
 
-    Its head is not read first, as that of a pack that is mapped: it would be one more request. That these bytes are
-    what was written the checksum of each value says, as those of blocks and index do.
+    Its head is not read first, as that of a pack that is mapped is: it would be one more request. That these bytes are
+    what was written the checksum of each value says, as those of blocks and index do. Only a part of a value has none.
     """
 
     __slots__ = ("_missing", "path", "reader")
@@ -207,11 +225,11 @@ class RemotePack:
             raise self._is_missing() from error
 
     def view(self, offset: int, length: int, checksum: int, key: str | None = None) -> memoryview:
-        content = self._read(offset, length, key)
+        content = self._value(offset, length, key)
         if crc32c(content) == checksum:
             return content
         self.reader.forget()
-        content = self._read(offset, length, key)
+        content = self._value(offset, length, key)
         if (computed := crc32c(content)) != checksum:
             self.reader.forget()
             reason = f"checksum mismatch: stored 0x{checksum:08x}, computed 0x{computed:08x}"
@@ -221,8 +239,14 @@ class RemotePack:
     def part(self, offset: int, length: int, part: slice, key: str | None = None) -> memoryview:
         start, stop, step = part.indices(length)
         if step != 1:
-            return self._read(offset, length, key)[part]
-        return self._read(offset + start, max(stop - start, 0), key)
+            return self.part(offset, length, slice(None), key)[part]
+        if stop <= start:
+            return memoryview(b"")
+        try:
+            content = self.reader.read_unchecked(offset + start, stop - start)
+        except FileNotFoundError as error:
+            raise self._is_missing() from error
+        return self._complete(content, stop - start, offset, key)
 
     def section(self, offset: int, length: int) -> memoryview:
         [content] = self.read([(offset, length)])
@@ -235,8 +259,11 @@ class RemotePack:
         except FileNotFoundError as error:
             raise self._is_missing() from error
 
-    def _read(self, offset: int, length: int, key: str | None) -> memoryview:
+    def _value(self, offset: int, length: int, key: str | None) -> memoryview:
         [content] = self.read([(offset, length)])
+        return self._complete(content, length, offset, key)
+
+    def _complete(self, content: memoryview, length: int, offset: int, key: str | None) -> memoryview:
         if len(content) != length:
             raise CorruptionError(self.path, offset=offset, key=key, reason="the value reaches beyond the file")
         return content

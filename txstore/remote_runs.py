@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -37,6 +38,8 @@ _TRAILER_SIZE = 64  # format.md, "Trailer"
 _INDEX_AT = struct.Struct("<36xQ")
 _THREADS_MOST = 16
 
+_BEGIN, _END = itemgetter(0), itemgetter(1)
+
 T = TypeVar("T")
 
 
@@ -44,18 +47,18 @@ class Filled:
     """Which ranges of a buffer are there. Not safe in threads."""
 
     def __init__(self) -> None:
-        self._begins: list[int] = []
-        self._ends: list[int] = []  # neither overlapping nor touching
+        # Ascending, neither overlapping nor touching. One list, changed in one step: a fork may come at any time.
+        self._ranges: list[tuple[int, int]] = []
 
     def missing(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Return what is not there of a range."""
         found, position = [], begin
-        for i in range(bisect_right(self._ends, begin), len(self._begins)):
-            if position >= end or self._begins[i] >= end:
+        for low, high in self._ranges[bisect_right(self._ranges, begin, key=_END) :]:
+            if position >= end or low >= end:
                 break
-            if position < self._begins[i]:
-                found.append((position, self._begins[i]))
-            position = self._ends[i]
+            if position < low:
+                found.append((position, low))
+            position = high
         if position < end:
             found.append((position, end))
         return found
@@ -63,10 +66,11 @@ class Filled:
     def add(self, begin: int, end: int) -> None:
         if begin == end:
             return
-        first, last = bisect_left(self._ends, begin), bisect_right(self._begins, end)
+        ranges = self._ranges
+        first, last = bisect_left(ranges, begin, key=_END), bisect_right(ranges, end, key=_BEGIN)
         if first < last:
-            begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
-        self._begins[first:last], self._ends[first:last] = [begin], [end]
+            begin, end = min(begin, ranges[first][0]), max(end, ranges[last - 1][1])
+        ranges[first:last] = [(begin, end)]
 
 
 class Section:
@@ -375,6 +379,12 @@ def _in_parallel(work: Callable[[PackName], None], files: Sequence[PackName]) ->
         for file in files:
             work(file)
         return
-    with ThreadPoolExecutor(min(len(files), _THREADS_MOST), thread_name_prefix="txstore-read") as pool:
-        for _ in pool.map(work, files):
-            pass
+    try:
+        with ThreadPoolExecutor(min(len(files), _THREADS_MOST), thread_name_prefix="txstore-read") as pool:
+            futures = [pool.submit(work, file) for file in files]
+    except RuntimeError:  # the interpreter is about to end, and starts no threads any more
+        for file in files:
+            work(file)
+        return
+    for future in futures:
+        future.result()

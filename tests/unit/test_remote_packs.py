@@ -46,7 +46,8 @@ def test_of_a_part_only_the_bytes_of_the_slice_are_fetched(objects: FakeObjects)
     offset, value = values.offsets[1], values.values[1]
     for part in (slice(10, 20), slice(-30, None), slice(50_000, 50_000), slice(70, 10), slice(None, 5)):
         assert values.pack.part(offset, len(value), part) == value[part]
-    assert [(begin - offset, length) for _, begin, length in objects.requests] == [(10, 10), (99_970, 30), (0, 5)]
+    assert objects.calls[0] == [(0, 64), (offset + 10, 10)]  # the head once, since no checksum covers the part
+    assert objects.calls[1:] == [[(offset + 99_970, 30)], [(offset, 5)]]
     assert bytes(values.pack.part(offset, len(value), slice(10, 20, 3))) == value[10:20:3]
     assert bytes(values.pack.part(offset, len(value), slice(None, None, -1))) == value[::-1]
     assert values.pack.part(offset, len(value), slice(None)) == value
@@ -411,6 +412,22 @@ def test_damage_in_a_cache_is_no_damage(objects: FakeObjects, tmp_path: Path, is
     objects.clear()
     values.view(1)
     assert objects.requests == []
+
+
+def test_no_part_is_read_of_another_pack_in_its_place(objects: FakeObjects) -> None:
+    values, other = Values(objects, 1, 1000), Values(objects, 1, 1000, seed=2)
+    objects.contents[values.name.path] = other.content
+    for content, reason in [
+        (other.content, "this is pack"),
+        (b"x", "bytes instead of 64"),
+        (bytes(5000), "no pack head"),
+    ]:
+        objects.contents[values.name.path] = content
+        with pytest.raises(CorruptionError, match=reason) as raised:
+            values.pack.part(values.offsets[0], 1000, slice(10))
+        assert (raised.value.path, raised.value.offset) == (values.name.path, 0)
+    objects.contents[values.name.path] = values.content
+    assert values.pack.part(values.offsets[0], 1000, slice(10)) == values.values[0][:10]
 
 
 def test_another_pack_in_its_place_is_noticed_where_its_head_is_read(objects: FakeObjects) -> None:
