@@ -13,7 +13,8 @@ from txstore import encoding, format
 from txstore._native import index
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format import PackName, RunName
-from txstore.pack import OpenPack, PackSource
+from txstore.pack import Pack, PackSource
+from txstore.storage import Mapped
 
 
 class Found(NamedTuple):
@@ -57,12 +58,12 @@ class OpenRun:
     """A run, opened where it lies, and what was decoded of its table of packs."""
 
     def __init__(self, name: RunName, packs: PackSource) -> None:
-        if name.pack is None:
-            raise ValueError("the run was not placed in a file")
-        self.file = name.pack
+        self.file = placed(name)
+        self._open(name, packs.get(self.file).section(name.offset, name.length))
+
+    def _open(self, name: RunName, section: Mapped) -> None:
         self._entries: list[bytes] | None = None
         self._names: dict[int, PackName] = {0: self.file}
-        section = memoryview(packs.get(self.file).mapped)[name.offset : name.offset + name.length]
         try:
             self.run = index.Run(section, name.seq)
         except ValueError as error:
@@ -91,6 +92,13 @@ class OpenRun:
             raise CorruptionError(self.file.path, reason=reason) from error
 
 
+def placed(name: RunName) -> PackName:
+    """Return the file that a run lies in."""
+    if name.pack is None:
+        raise ValueError("the run was not placed in a file")
+    return name.pack
+
+
 class Runs:
     """The runs of one commit, newest first, opened in its mapped packs. Immutable.
 
@@ -109,8 +117,11 @@ class Runs:
     ) -> None:
         self.names = names_of(names, own)
         self._packs = packs
-        self._open = tuple([known.get(name) or OpenRun(name, packs) for name in self.names])
+        self._open = self._open_all(known)
         self._runs = tuple([open_run.run for open_run in self._open])
+
+    def _open_all(self, known: Mapping[RunName, OpenRun]) -> tuple[OpenRun, ...]:
+        return tuple([known.get(name) or OpenRun(name, self._packs) for name in self.names])
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -122,7 +133,7 @@ class Runs:
     def file(self, run: int) -> PackName:
         return self._open[run].file
 
-    def open_pack(self, run: int, number: int) -> OpenPack:
+    def open_pack(self, run: int, number: int) -> Pack:
         """Open the pack that a ref names: its run's file, or one of the run's table."""
         return self._packs.get(self._open[run].pack(number))
 
@@ -163,7 +174,7 @@ class Runs:
         """Return which pack a ref names."""
         return self._open[run].pack(number)
 
-    def pack(self, name: PackName) -> OpenPack:
+    def pack(self, name: PackName) -> Pack:
         return self._packs.get(name)
 
     def _corrupt(self, error: ValueError) -> CorruptionError:
@@ -179,7 +190,7 @@ class Runs:
 
     def newer(self, seq: int) -> Runs:
         """Return those runs that hold anything newer, as a list of its own."""
-        return Runs([name for name in self.names if name.max_seq > seq], None, self._packs, self.opened())
+        return type(self)([name for name in self.names if name.max_seq > seq], None, self._packs, self.opened())
 
     def changes(self, start: bytes, stop: bytes | None, seq: int) -> list[Change]:
         """Return entries newer than `seq` in a range of keys, tombstones too, run by run (newest run first)."""

@@ -132,7 +132,7 @@ def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:
             use = uses.get(run.pack) or uses.setdefault(run.pack, PackUse(run.pack))
             use.runs += run.length
     for name, use in uses.items():
-        use.length = len(memoryview(runs.pack(name).mapped))
+        use.length = runs.pack(name).size
     return uses
 
 

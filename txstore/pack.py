@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txstore import encoding, forking, format, names
@@ -317,35 +318,79 @@ class PackWriter:
             self.close()
 
 
+class MissingPackError(CorruptionError):
+    """There is no such file. Internal: what that means depends on who wanted it."""
+
+
+#: Called when a file is missing, before `MissingPackError` is raised: it may raise what it knows better.
+Missing = Callable[[], object]
+
+
+class Pack(Protocol):
+    """A finished pack, wherever it lies. Reading raises `CorruptionError`, also where the pack ends too early."""
+
+    path: str
+
+    @property
+    def size(self) -> int:
+        """The length in bytes. A request, of a pack that lies elsewhere."""
+
+    def view(self, offset: int, length: int, checksum: int, key: str | None = None) -> memoryview:
+        """Return a whole value, after comparing its checksum."""
+
+    def part(self, offset: int, length: int, part: slice, key: str | None = None) -> memoryview:
+        """Return a part of a value without comparing the checksum, which covers the whole."""
+
+    def section(self, offset: int, length: int) -> Mapped:
+        """Return the buffer of a run."""
+
+
 class OpenPack:
     """A finished pack: its values as views of the mapped file."""
 
     def __init__(self, path: str, mapped: Mapped, pack_id: bytes) -> None:
         self.path = path
-        self.mapped = mapped
-        try:
-            found, _, _ = format.decode_head(bytes(memoryview(mapped)[: format.HEAD_SIZE]))
-        except encoding.MalformedError as error:
-            raise CorruptionError(path, offset=0, reason=error.reason) from error
-        if found != pack_id:
-            raise CorruptionError(path, offset=0, reason=f"this is pack {found.hex()}, expected {pack_id.hex()}")
+        self._mapped = mapped
+        check_head(path, bytes(memoryview(mapped)[: format.HEAD_SIZE]), pack_id)
+
+    @property
+    def size(self) -> int:
+        return len(memoryview(self._mapped))
 
     def view(self, offset: int, length: int, checksum: int, key: str | None = None) -> memoryview:
-        """Return a whole value, after comparing its checksum."""
         try:
-            return local.view(self.mapped, offset, length, checksum)
+            return local.view(self._mapped, offset, length, checksum)
         except ValueError as error:
             raise CorruptionError(self.path, offset=offset, key=key, reason=str(error)) from error
 
+    def part(self, offset: int, length: int, part: slice, key: str | None = None) -> memoryview:
+        value = memoryview(self._mapped)[offset : offset + length]
+        if len(value) != length:
+            raise CorruptionError(self.path, offset=offset, key=key, reason="the value reaches beyond the file")
+        return value[part]
 
-class MissingPackError(CorruptionError):
-    """There is no such file. Internal: what that means depends on who wanted it."""
+    def section(self, offset: int, length: int) -> Mapped:
+        return memoryview(self._mapped)[offset : offset + length]
+
+
+def check_head(path: str, head: bytes, pack_id: bytes) -> None:
+    """Raise `CorruptionError` unless these are the first bytes of a pack of this id."""
+    try:
+        found, _, _ = format.decode_head(head)
+    except encoding.MalformedError as error:
+        raise CorruptionError(path, offset=0, reason=error.reason) from error
+    if found != pack_id:
+        raise CorruptionError(path, offset=0, reason=f"this is pack {found.hex()}, expected {pack_id.hex()}")
 
 
 class PackSource(Protocol):
-    """What finished packs are opened by. Raises `CorruptionError`, and what else it can say of a missing file."""
+    """What finished packs are opened by."""
 
-    def get(self, name: PackName) -> OpenPack: ...
+    is_ranged: bool
+    """Whether packs are read by ranges, each a request, and not mapped."""
+
+    def get(self, name: PackName, missing: Missing | None = None) -> Pack:
+        """Return a pack. Raises `CorruptionError`, here or when the pack is read."""
 
 
 class Packs:
@@ -354,19 +399,23 @@ class Packs:
     Views that were handed out keep their map alive; no descriptor is held.
     """
 
+    is_ranged = False
+
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._open: dict[bytes, OpenPack] = {}
         self._lock = forking.new_lock()
 
-    def get(self, name: PackName) -> OpenPack:
+    def get(self, name: PackName, missing: Missing | None = None) -> OpenPack:
         pack = self._open.get(name.id)
-        return self._map(name) if pack is None else pack
+        return self._map(name, missing) if pack is None else pack
 
-    def _map(self, name: PackName) -> OpenPack:
+    def _map(self, name: PackName, missing: Missing | None) -> OpenPack:
         try:
             mapped = self._storage.map(name.path)
         except FileNotFoundError as error:
+            if missing is not None:
+                missing()
             # Never a missing key (I4): zarr would turn it into fill values.
             raise MissingPackError(name.path, reason="the file is missing") from error
         pack = OpenPack(name.path, mapped, name.id)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from txstore import names
 from txstore.commits import Commits, Stored
 from txstore.format import PackName, RunName, packs_begin
-from txstore.index import OpenRun, names_of
-from txstore.pack import Packs
+from txstore.index import names_of
+from txstore.remote_packs import open_packs
+from txstore.remote_runs import open_run
 
 
 class Reachable:
@@ -20,7 +21,7 @@ class Reachable:
 
     def __init__(self, commits: Commits) -> None:
         self.paths: set[str] = set()
-        self._packs = Packs(commits.storage)
+        self._packs = open_packs(commits.storage)
         self._runs: set[RunName] = set()
 
     def add(self, stored: Stored) -> None:
@@ -34,7 +35,7 @@ class Reachable:
                 self.paths.update(pack.path for pack in self._packs_of(name))
 
     def _packs_of(self, name: RunName) -> Iterator[PackName]:
-        found = OpenRun(name, self._packs)
+        found = open_run(name, self._packs)
         yield found.file
         for number in range(1, 1 + len(found.run.packs)):
             yield found.pack(number)

@@ -18,10 +18,11 @@ from txstore.commits import Commits, Stored
 from txstore.encoding import crc32c
 from txstore.errors import TxStoreError
 from txstore.format import Footer, Header, PackName, Predecessor, RunName, Statistics
-from txstore.index import Runs, names_of
+from txstore.index import names_of
 from txstore.keys import is_document
-from txstore.pack import Packs
 from txstore.records import Tag
+from txstore.remote_packs import open_packs
+from txstore.remote_runs import open_runs
 from txstore.snapshot import Snapshot
 from txstore.staged import StagedKeys
 
@@ -70,7 +71,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     if staged.settle((), lambda one, other: (one.length, one.checksum) == (other.length, other.checksum)):
         return None
     numbers = {format.number_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
-    base = Snapshot(parent, Packs(commits.storage), commits.storage.url)
+    base = Snapshot(parent, open_packs(commits.storage), commits.storage.url)
     found = None
     for keeps_equal in (False, True):  # whether a value was left out as equal depended on what was read besides
         prefixes = [prefix for prefix in staged.prefixes if base.has_keys_below(prefix)]
@@ -127,7 +128,7 @@ def merged_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebui
     if not merged or merged != list(range(merged[0], merged[-1] + 1)):
         return None
     inputs = [before[i] for i in merged]
-    section = Runs(inputs, None, Packs(commits.storage)).merge(len(inputs))
+    section = open_runs(inputs, open_packs(commits.storage)).merge(len(inputs))
     return Rebuilt(section, is_sure=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Never
 
@@ -16,8 +16,10 @@ from txstore.format import PackName, RunName
 from txstore.index import Found, OpenRun, Runs, names_of
 from txstore.keys import decode_key, encode_key
 from txstore.listing import Hierarchy
-from txstore.pack import MissingPackError, OpenPack, Packs, PackSource
+from txstore.pack import Missing, Pack, PackSource
 from txstore.pins import Pins
+from txstore.remote_packs import open_packs
+from txstore.remote_runs import open_runs
 
 _NONE: Mapping[RunName, OpenRun] = MappingProxyType({})
 
@@ -57,14 +59,14 @@ class Snapshot(Hierarchy):
     @cached_property
     def runs(self) -> Runs:
         """The runs of the commit, opened at the first use: making a snapshot can't fail."""
-        runs = Runs(self.run_names, None, self._packs, self.opened.runs)
+        runs = open_runs(self.run_names, self._packs, self.opened.runs)
         self.opened.runs = runs.opened()  # and no others: they need not be kept
         return runs
 
     def runs_since(self, seq: int) -> Runs:
         """Return the runs that hold anything newer than a seq. No others are opened."""
         newer = [name for name in self.run_names if name.max_seq > seq]
-        runs = Runs(newer, None, self._packs, self.opened.runs)
+        runs = open_runs(newer, self._packs, self.opened.runs)
         known = {**self.opened.runs, **runs.opened()}
         self.opened.runs = {name: known[name] for name in self.run_names if name in known}
         return runs
@@ -109,11 +111,7 @@ class Snapshot(Hierarchy):
         found = self.lookup(key)
         if found is None:
             return None
-        pack = self.runs.open_pack(found.run, found.pack)
-        value = memoryview(pack.mapped)[found.offset : found.offset + found.length]
-        if len(value) != found.length:
-            raise CorruptionError(pack.path, offset=found.offset, key=key, reason="the value reaches beyond the file")
-        return value[part]
+        return self.runs.open_pack(found.run, found.pack).part(found.offset, found.length, part, key)
 
     def size_of(self, key: str) -> int | None:
         found = self.lookup(key)
@@ -147,7 +145,8 @@ class Snapshots:
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
-        self._packs = Packs(commits.storage)
+        self._packs = open_packs(commits.storage)
+        self.is_ranged = self._packs.is_ranged
         self.pins = Pins(commits.storage.open_pins)
         self._last: weakref.ref[Snapshot] | None = None  # what nobody reads any more is not to be pinned
         self._opened = _Opened({})  # of the last one: most of them the next one has, too
@@ -193,10 +192,10 @@ class Snapshots:
             elif self._commits.floor(branch) == floor:
                 return None
 
-    def get(self, name: PackName) -> OpenPack:
+    def get(self, name: PackName, missing: Missing | None = None) -> Pack:
         """Open a pack; in a forked child, pin first what the parent had pinned."""
         self.pins.renew()
-        return self._packs.get(name)
+        return self._packs.get(name, missing)
 
     def check_kept(self, stored: Stored) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has given a commit up."""
@@ -207,18 +206,15 @@ class Snapshots:
 class _PacksOfCommit:
     """The packs of one commit: one that is missing may be gone with it."""
 
-    __slots__ = ("_commit", "_snapshots")
+    __slots__ = ("_missing", "_snapshots", "is_ranged")
 
     def __init__(self, snapshots: Snapshots, commit: Stored) -> None:
+        self.is_ranged = snapshots.is_ranged
         self._snapshots = snapshots
-        self._commit = commit
+        self._missing = partial(snapshots.check_kept, commit)
 
-    def get(self, name: PackName) -> OpenPack:
-        try:
-            return self._snapshots.get(name)
-        except MissingPackError:
-            self._snapshots.check_kept(self._commit)
-            raise
+    def get(self, name: PackName, missing: Missing | None = None) -> Pack:
+        return self._snapshots.get(name, self._missing)
 
 
 def _id(stored: Stored | None) -> bytes | None:

@@ -13,7 +13,7 @@ from txstore.errors import TxStoreError
 from txstore.faults import COMMITS_TOLD, Fault
 from txstore.format import RunName
 from txstore.keys import encode_key
-from txstore.pack import Packs
+from txstore.remote_packs import open_packs
 from txstore.snapshot import Snapshot
 
 #: So many commits are looked at for a value of which it is not known where it was written.
@@ -81,7 +81,7 @@ class Tracer:
 
     def _readers_of(self, path: str, key: str, offset: int) -> set[int]:
         """Return the slots in which a key has the value that lies there: they follow one another."""
-        packs = Packs(self._commits.storage)
+        packs = open_packs(self._commits.storage)
 
         def reads(slot: int) -> bool | None:
             try:

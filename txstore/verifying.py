@@ -25,8 +25,8 @@ from txstore.format import PackName
 from txstore.index import names_of
 from txstore.keys import check_name, decode_key
 from txstore.opening import open_commits
-from txstore.pack import Packs
 from txstore.records import Tag, TransactionRecord
+from txstore.remote_packs import open_packs
 from txstore.snapshot import Snapshot
 from txstore.tracing import Listed, Tracer
 
@@ -272,7 +272,7 @@ class Verifier:
     def _is_read(self, slot: int, pack: PackName, encoded: bytes, offset: int) -> bool:
         """Tell whether the oldest commit that lists a run sees a value of it: else none does, and it may be gone."""
         if slot not in self._oldest:
-            self._oldest = {slot: Snapshot(self.commits.read(MAIN, slot), Packs(self.storage), self.storage.url)}
+            self._oldest = {slot: Snapshot(self.commits.read(MAIN, slot), open_packs(self.storage), self.storage.url)}
         runs = self._oldest[slot].runs
         found = runs.lookup(encoded)
         return found is not None and (found.offset, runs.pack_name(found.run, found.pack)) == (offset, pack)

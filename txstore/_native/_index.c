@@ -31,6 +31,9 @@
  * mapped file can change under us, so bounds are checked again wherever they are used. Sizes are compared by
  * subtraction from what is known to be there, in 64 bits, so that no sum can overflow. Integers are read by memcpy.
  *
+ * Of a run that lies elsewhere only what follows the blocks need be in the buffer; window() says which blocks a question
+ * will read, and the caller fills them in before it asks.
+ *
  * A Run does not change after it was made, there is no state but its type, and cursors live on the stack or in one
  * call's memory: nothing needs a lock, with or without the GIL. */
 
@@ -265,6 +268,67 @@ run_scan(RunObject *self, PyObject *args, PyObject *kwargs)
     return list;
 }
 
+/* Where block `i` begins, or, of the one behind the last, where the blocks end. */
+static int
+block_begin(const run *r, uint64_t i, uint64_t *begin)
+{
+    block_record record = {.offset = r->index_at};
+    if (i < r->blocks && read_block_record(r, (uint32_t)i, &record) < 0)
+        return -1;
+    *begin = record.offset;
+    return 0;
+}
+
+/* The blocks [*first, *last) of a window: see run_window_doc. */
+static int
+find_window(const run *r, span start, uint64_t at_least, uint64_t since, uint64_t *first, uint64_t *last)
+{
+    int64_t holds = find_block(r, start);
+    if (holds == FAULT)
+        return -1;
+    uint64_t i = holds == NONE ? 0 : (uint64_t)holds, begin, end;
+    int newer = 1;
+    *first = *last = i;
+    if (holds == NONE && at_least == 0)
+        return 0;
+    for (; since && i < r->blocks; i++)
+        if ((newer = is_block_newer(r, (uint32_t)i, since)))
+            break;
+    *first = i;
+    if (newer < 0 || block_begin(r, i, &begin) < 0)
+        return -1;
+    for (end = begin; i < r->blocks && (i == *first || end - begin < at_least);) {
+        if (since && (newer = is_block_newer(r, (uint32_t)i, since)) <= 0)
+            break;
+        if (block_begin(r, ++i, &end) < 0)
+            return -1;
+    }
+    *last = i;
+    return newer < 0 ? -1 : 0;
+}
+
+static PyObject *
+run_window(RunObject *self, PyObject *args, PyObject *kwargs)
+{
+    static const char *const names[] = {"start", "at_least", "since", NULL};
+    const run *r = &self->run;
+    PyObject *start, *at_least_number, *since_number = NULL, *next;
+    uint64_t at_least, since = 0, first, last, begin, end;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "SO|O:window", (char **)names, &start, &at_least_number,
+                                     &since_number) ||
+        as_unsigned(at_least_number, UINT64_MAX, &at_least) < 0 ||
+        (since_number && as_unsigned(since_number, UINT64_MAX, &since) < 0) ||
+        find_window(r, span_of(start), at_least, since, &first, &last) < 0 || block_begin(r, first, &begin) < 0 ||
+        block_begin(r, last, &end) < 0)
+        return NULL;
+    if (last < r->blocks) {
+        span key;
+        next = read_first_key(r, (uint32_t)last, &key) < 0 ? NULL : bytes_of(key);
+    } else
+        next = Py_NewRef(Py_None);
+    return next == NULL ? NULL : Py_BuildValue("(KKN)", (unsigned long long)begin, (unsigned long long)end, next);
+}
+
 /* Reads block `i` whole. The cursor comes from the block before, so that the order is checked between them, too. */
 static int
 verify_block(cursor *c, uint32_t i, uint64_t *entries)
@@ -331,6 +395,12 @@ static PyGetSetDef run_getset[] = {
 PyDoc_STRVAR(run_scan_doc, "scan($self, /, start, stop, limit, since=0)\n--\n\n"
                            "Entries of this run alone, tombstones included, with start <= key < stop and seq > since:\n"
                            "[(key, kind, seq, pack, offset, length, checksum)].");
+PyDoc_STRVAR(run_window_doc, "window($self, /, start, at_least, since=0)\n--\n\n"
+                             "Which bytes to have before asking: (begin, end, first key behind them or None).\n\n"
+                             "Blocks from the one that may hold `start` on, or from the first behind `start`; as many as\n"
+                             "make `at_least` bytes, and at least one if there is one. With 0 only the one that may hold\n"
+                             "`start` itself: none if `start` is below all keys. With `since` those that hold nothing\n"
+                             "newer are passed over, and end the window. No block is read.");
 PyDoc_STRVAR(run_verify_doc, "verify($self, /)\n--\n\nRead every block; ValueError on the first fault.");
 PyDoc_STRVAR(run_doc, "Run(buffer, seq)\n--\n\n"
                       "One run over `buffer`, which is exactly its section. `seq` is what a stored seq of 0 stands\n"
@@ -338,6 +408,7 @@ PyDoc_STRVAR(run_doc, "Run(buffer, seq)\n--\n\n"
 
 static PyMethodDef run_methods[] = {
     {"scan", (PyCFunction)(void (*)(void))run_scan, METH_VARARGS | METH_KEYWORDS, run_scan_doc},
+    {"window", (PyCFunction)(void (*)(void))run_window, METH_VARARGS | METH_KEYWORDS, run_window_doc},
     {"verify", (PyCFunction)run_verify, METH_NOARGS, run_verify_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -82,6 +82,7 @@ class Run:
         self._packs = _read_packs(data[packs_at:at], packs, packs_at)
         self._first_keys = [record.first_key for record in self._index]
         self._prefix_keys = [prefix for prefix, _ in self._prefixes]
+        self._index_at: int = index_at
         self._trailer_at = at
 
     @property
@@ -113,6 +114,37 @@ class Run:
             )
             more = len(result) != limit and cursor.advance()
         return result
+
+    def window(self, start: bytes, at_least: int, since: int = 0) -> tuple[int, int, bytes | None]:
+        """Which bytes to have before asking: (begin, end, first key behind them or None).
+
+        Blocks from the one that may hold `start` on, or from the first behind `start`; as many as make `at_least`
+        bytes, and at least one if there is one. With 0 only the one that may hold `start` itself: none if `start` is
+        below all keys. With `since` those that hold nothing newer are passed over, and end the window. No block is
+        read.
+        """
+        _unsigned(at_least, U64_MAX)
+        _unsigned(since, U64_MAX)
+        if not isinstance(start, bytes):
+            raise TypeError("start is bytes")
+        first = bisect_right(self._first_keys, start) - 1
+        last = max(first, 0)
+        if first >= 0 or at_least:
+            while since and last < self.blocks and not self._is_newer(last, since):
+                last += 1
+            first, begin = last, self._block_begin(last)
+            while last < self.blocks and (last == first or self._block_begin(last) - begin < at_least):
+                if since and not self._is_newer(last, since):
+                    break
+                last += 1
+        after = self._first_keys[last] if last < self.blocks else None
+        return self._block_begin(max(first, 0)), self._block_begin(last), after
+
+    def _block_begin(self, i: int) -> int:
+        return self._index[i].offset if i < self.blocks else self._index_at
+
+    def _is_newer(self, i: int, since: int) -> bool:
+        return (self._index[i].max_seq or self.seq) > since
 
     def verify(self) -> None:
         """Read every block; ValueError on the first fault."""
@@ -231,7 +263,7 @@ class _Cursor:
         if self.stop is not None and key >= self.stop:
             return False
         i = bisect_right(self.run._first_keys, key) - 1
-        if i < 0 or self._block_max_seq(i) <= self.since:
+        if i < 0 or not self.run._is_newer(i, self.since):
             self.key = b""
             return self._enter(i + 1) and self.advance()
         if not self.search(i, key):
@@ -336,7 +368,7 @@ class _Cursor:
 
     def _enter(self, i: int) -> bool:
         """Stand before the first entry of block `i`, or of the next that is wanted."""
-        while i < self.run.blocks and self._block_max_seq(i) <= self.since:
+        while i < self.run.blocks and not self.run._is_newer(i, self.since):
             i += 1
         if i >= self.run.blocks or (self.stop is not None and self.run._first_keys[i] >= self.stop):
             return False
@@ -345,9 +377,6 @@ class _Cursor:
 
     def _admits_stop(self) -> bool:
         return self.stop is None or self.key < self.stop
-
-    def _block_max_seq(self, i: int) -> int:
-        return self.run._index[i].max_seq or self.run.seq
 
     def _bad(self, what: str) -> NoReturn:
         _fault("block", self.start, what)

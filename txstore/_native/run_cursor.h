@@ -169,13 +169,19 @@ reaches_stop(const cursor *c, span key)
     return c->stop.data && compare(key, c->stop) >= 0;
 }
 
+static inline int
+is_block_newer(const run *r, uint32_t i, uint64_t since)
+{
+    block_record record;
+    if (read_block_record(r, i, &record) < 0)
+        return -1;
+    return (record.max_seq ? record.max_seq : r->seq) > since;
+}
+
 static int
 cursor_wants(const cursor *c, uint32_t i)
 {
-    block_record record;
-    if (read_block_record(c->run, i, &record) < 0)
-        return -1;
-    return (record.max_seq ? record.max_seq : c->run->seq) > c->since;
+    return is_block_newer(c->run, i, c->since);
 }
 
 /* Enter block `i`, or the next after it that is wanted. */

@@ -1,0 +1,95 @@
+"""Which ranges of one pack to fetch for what was asked for: neighbours together, and ahead where reads are in order.
+
+A request costs as much time as some hundred KiB, so small gaps are fetched along. Reading ahead begins with the third
+read in a row: of two, chance makes too many where values are read at random. Several streams may be interleaved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: Gaps up to this length are fetched along, in bytes.
+GAP = 64 << 10
+#: No range is longer.
+RANGE = 8 << 20
+WINDOW_SMALLEST, WINDOW_LARGEST = 128 << 10, 4 << 20
+#: What may lie between two values that were written one after the other: the header of a frame, and its key.
+_NEAR = 4 << 10
+_IN_A_ROW = 3
+_STREAMS_MOST = 16
+
+Range = tuple[int, int]  # begin and end
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Reads that follow one another. `end` is where what was fetched for them ends."""
+
+    end: int
+    reads: int = 1
+    window: int = WINDOW_SMALLEST // 2
+
+    @property
+    def is_read_ahead(self) -> bool:
+        return self.reads >= _IN_A_ROW
+
+    def is_followed_by(self, begin: int) -> bool:
+        # Threads take neighbours in any order: behind a stream that is under way more is likely to be wanted.
+        return self.end <= begin <= self.end + (GAP if self.is_read_ahead else _NEAR)
+
+
+class ReadAhead:
+    """The streams of one pack. Not safe in threads."""
+
+    def __init__(self) -> None:
+        self._streams: list[_Stream] = []  # the one that was read last comes last
+
+    def plan(self, wanted: Iterable[Range], size: int | None) -> list[Range]:
+        """Return what to fetch for ranges that are not at hand: ascending, without overlaps.
+
+        `size` is the length of the pack, if it is known: nothing is read ahead of its end.
+        """
+        planned: list[Range] = []
+        for begin, end in sorted(wanted):
+            done = planned[-1][1] if planned else 0
+            if end > done:
+                start, stop = self._extended(max(begin, done), end, size)
+                planned.append((max(start, done), stop))
+        return list(_cut(_joined(planned)))
+
+    def _extended(self, begin: int, end: int, size: int | None) -> Range:
+        stream = next((stream for stream in reversed(self._streams) if stream.is_followed_by(begin)), None)
+        if stream is None:
+            self._streams = [*self._streams[1 - _STREAMS_MOST :], _Stream(end)]
+            return begin, end
+        self._streams.remove(stream)
+        self._streams.append(stream)
+        if stream.is_read_ahead:
+            begin = stream.end
+        stream.reads += 1
+        if stream.is_read_ahead:
+            stream.window = min(2 * stream.window, WINDOW_LARGEST)
+            ahead = begin + stream.window
+            end = max(end, ahead if size is None else min(ahead, size))
+        stream.end = end
+        return begin, end
+
+
+def _joined(ranges: Iterable[Range]) -> Iterable[Range]:
+    begin = end = -1
+    for next_begin, next_end in ranges:
+        if begin >= 0 and next_begin - end <= GAP and next_end - begin <= RANGE:
+            end = max(end, next_end)
+        else:
+            if begin >= 0:
+                yield begin, end
+            begin, end = next_begin, next_end
+    if begin >= 0:
+        yield begin, end
+
+
+def _cut(ranges: Iterable[Range]) -> Iterable[Range]:
+    for begin, end in ranges:
+        for start in range(begin, end, RANGE):
+            yield start, min(start + RANGE, end)
