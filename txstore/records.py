@@ -82,8 +82,9 @@ class Tag:
         return cls(Reader(fixed, TAG.size).branch(), slot, commit_id)
 
 
-#: How a slot is taken on a local disk.
-SLOTS_BY_RENAME = "rename"
+#: How a slot is taken at most once: on a local disk; by a promise that nobody else writes; in all other known ways.
+SLOTS_BY_RENAME, SLOTS_BY_PROMISE = "rename", "single writer"
+SLOTS_KNOWN = frozenset({SLOTS_BY_RENAME, SLOTS_BY_PROMISE, "conditional", "lock"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,8 @@ class RepositoryFormat:
             raise MalformedError("a number in the document is missing or not one")
         if not isinstance(repository, str) or not _ID.fullmatch(repository):
             raise MalformedError("the document names no repository")
-        if not isinstance(slots, str):
-            raise MalformedError("the document does not say how slots are taken")
+        if not isinstance(slots, str) or slots not in SLOTS_KNOWN:
+            raise NewerFormatError(f"slots taken by {slots!r}")
         if required & ~REQUIRED_FEATURES_KNOWN:
             raise NewerFormatError(f"required features {required:#x}")
         return cls(bytes.fromhex(repository), slots, required, optional)

@@ -121,6 +121,15 @@ class RemoteCommits(Commits):
                 return stored
         return None  # it is only a hint
 
+    def decode(self, path: str, branch: str, slot: int, tail: bytes, size: int) -> Stored:
+        stored = super().decode(path, branch, slot, tail, size)
+        self._keep(stored, tail)
+        return stored
+
+    def _keep(self, stored: Stored, tail: bytes) -> None:
+        """Keep the end of a commit file, of which more is asked for next: the index of its run, and small values."""
+        self.storage.cache.keep(stored.header.id, stored.footer.file_length - len(tail), tail)
+
     def read_hint(self, branch: str) -> Hint:
         return Hint.decode(self.storage.objects.get(names.hint_path(branch))[:HINT_SIZE])
 
@@ -147,6 +156,7 @@ class RemoteCommits(Commits):
     def take_slot(self, source: str, stored: Stored) -> None:
         tail = self.storage.read_staged(source)[-_TAIL:]
         super().take_slot(source, stored)
+        self._keep(stored, tail)
         self._hints.offer(stored, tail)
 
     def not_taken(self, header: Header, error: OSError) -> OSError | CommitUnknownError:

@@ -16,6 +16,7 @@ from txstore import encoding, forking, names
 from txstore.errors import LocksUnavailableError
 from txstore.leases import Lease, Leases
 from txstore.objects import ObjectStore
+from txstore.pack_cache import PackCache
 from txstore.storage import Held, Mapped, StagedFile
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, cache: PackCache | None = None) -> None:
         self.objects = objects
+        self.cache = cache or PackCache()
         self.url = objects.url
         self.slots = objects.creation
         self.leases = Leases(objects)

@@ -27,6 +27,7 @@ LAYERS = [
     "store",
     "session",
     "draining",
+    "request_threads",
     "backup",
     "repairing",
     "replacing",
