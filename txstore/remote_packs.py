@@ -78,7 +78,7 @@ class PackReader:
         return request.contents
 
     def read_unchecked(self, offset: int, length: int) -> memoryview:
-        """Return a range of which no checksum will say that it is of this pack: its head has to, along with the first."""
+        """Return a range that no checksum ties to this pack: its head does, which is read along with the first one."""
         if self._has_checked_head:
             return self.read([(offset, length)])[0]
         content, head = self.read([(offset, length), (0, format.HEAD_SIZE)])
@@ -231,7 +231,6 @@ class RemotePack:
         self.reader.forget()
         content = self._value(offset, length, key)
         if (computed := crc32c(content)) != checksum:
-            self.reader.forget()
             reason = f"checksum mismatch: stored 0x{checksum:08x}, computed 0x{computed:08x}"
             raise CorruptionError(self.path, offset=offset, key=key, reason=reason)
         return content
