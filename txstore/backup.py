@@ -20,9 +20,10 @@ from txstore.errors import BackupError, CorruptionError, RepositoryNotFoundError
 from txstore.faults import Fault
 from txstore.format import PackName, RunName
 from txstore.index import names_of
+from txstore.opening import open_commits, open_storage
 from txstore.pins import Pins
 from txstore.records import Tag
-from txstore.storage import StagedFile, Storage, open_storage
+from txstore.storage import StagedFile, Storage
 
 _COPIED = 1 << 20
 #: Files that are written before they are synced: together they cost little more than one.
@@ -58,7 +59,7 @@ def back_up(
     progress: Callable[[int, int], None] | None = None,
 ) -> Backup:
     """Copy a repository, or what is new in it. See `Repository.backup`."""
-    commits = Commits(source)
+    commits = open_commits(source)
     if not commits.identity.exists():
         raise RepositoryNotFoundError(source.url)
     target = open_storage(destination)
@@ -90,7 +91,7 @@ class _BackUp:
         try:
             return self._run()
         except FileNotFoundError as error:
-            head = Commits(self.source).head(MAIN)
+            head = open_commits(self.source).head(MAIN)
             if head is not None and head.header.floor > self._floor:
                 raise BackupError(self.target.url, "a vacuum has deleted files meanwhile: run it again") from error
             raise
@@ -98,7 +99,7 @@ class _BackUp:
     def _run(self) -> Backup:
         head = self._pinned_head()
         tags = self._tags(head)
-        copies = Commits(self.target)
+        copies = open_commits(self.target)
         is_new = self._check_target(copies)
         last = None if is_new else copies.head(MAIN)
         self._check_history(head, last)
@@ -111,7 +112,7 @@ class _BackUp:
             self._write_tag(path)
         if is_new:
             self._write_once(names.FORMAT)
-        copies = Commits(self.target)
+        copies = open_commits(self.target)
         made = copies.head(MAIN)
         if (None if made is None else made.header.id) != (None if head is None else head.header.id):
             raise BackupError(self.target.url, "somebody has committed into it meanwhile: choose another place")

@@ -17,10 +17,9 @@ from txstore.cli_output import (
     reporting_errors_as,
     showing_progress,
 )
-from txstore.commits import Commits
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
 from txstore.faults import Report
-from txstore.storage import open_storage
+from txstore.opening import open_commits, open_storage
 from txstore.verifying import verify as verify_commits
 
 
@@ -34,7 +33,7 @@ def verify(
 ) -> None:
     """Check every checksum and every reference of the whole history."""
     storage = open_storage(path)
-    commits = Commits(storage)
+    commits = open_commits(storage)
     try:
         if not commits.identity.exists():
             raise RepositoryNotFoundError(storage.url)

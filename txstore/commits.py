@@ -21,12 +21,11 @@ from txstore.errors import (
 from txstore.format import Footer, Header
 from txstore.identity import Identity
 from txstore.keys import check_name
+from txstore.pack import PackWriter, Writer
 from txstore.records import Hint, Tag
 from txstore.storage import Storage
 
 MAIN = "main"
-#: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
-_TAIL = 4096
 #: So often a search for the head begins anew that a vacuum has overtaken.
 _SEARCHES = 20
 #: So many commits may follow one another before their directory is synced: as many as a search has to read, at most.
@@ -116,6 +115,11 @@ class SlotTakenError(Exception):
 class Commits:
     """The history of one repository."""
 
+    #: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
+    tail_size = 4096
+    #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.
+    takes_turns = True
+
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.identity = Identity(storage)
@@ -124,15 +128,27 @@ class Commits:
         self._durable_slot = -1  # known to be durable, with all slots below it
         self._is_copy = False  # its files were durable elsewhere; here nobody has synced them
 
+    def new_pack(self, transaction: bytes, number: int) -> Writer:
+        """Return a pack of a transaction to be written; that of number 0 becomes the commit file."""
+        return PackWriter.of_participant(self.storage, transaction, number, self.identity.id)
+
+    def staged_path(self, transaction: bytes, number: int) -> str:
+        """Return where a pack of a transaction lies until it is committed."""
+        return names.staging_path(transaction, number)
+
     # --- reading commits
 
     def read(self, branch: str, slot: int) -> Stored | None:
         """Return the commit in a slot, None if the slot is free. Raises `CorruptionError`."""
         path = names.commit_path(branch, slot)
         try:
-            tail, size = self.storage.read_tail(path, _TAIL)
+            tail, size = self.storage.read_tail(path, self.tail_size)
         except FileNotFoundError:
             return None
+        return self.decode(path, branch, slot, tail, size)
+
+    def decode(self, path: str, branch: str, slot: int, tail: bytes, size: int) -> Stored:
+        """Return the commit in a file of `size` bytes of which the last are `tail`. Raises `CorruptionError`."""
         try:
             footer = Footer.decode(tail[-format.FOOTER_SIZE :])
             if footer.file_length != size:
@@ -518,7 +534,10 @@ class Commits:
             # I3: "it exists", or any error, is no proof of having lost. Only the slot's content is.
             there = self._read_back(header, error)
             if there is None:
-                raise
+                refused = self.not_taken(header, error)
+                if refused is error:
+                    raise
+                raise refused from error
             if there.hash != stored.hash:
                 if there.has_parent_of(stored):
                     raise SlotTakenError from error
@@ -526,6 +545,10 @@ class Commits:
                 self.take_slot(source, stored)
                 return
         self._newest = stored
+
+    def not_taken(self, header: Header, error: OSError) -> Exception:
+        """Return what to raise for a slot that is still free after the file was offered to it."""
+        return error
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
         try:

@@ -74,7 +74,8 @@ class Committer:
             return None
 
         # 2. Conflicts with all that is known by now are found before anybody has to wait for us.
-        self._catch_up()
+        if self.commits.takes_turns:
+            self._catch_up()
 
         # 3. Every now and then, the newest runs of the head are merged.
         merged = self._append_merged_run(self.head)
@@ -102,7 +103,8 @@ class Committer:
     def _entries(self) -> Iterator[tuple[str, int, int, int, int, int]]:
         """Yield what the run will hold, ascending, and remember in `unchanged` what it will not."""
         base_is_empty = not len(self.base.runs)
-        numbers = {pack.name.id: number for number, pack in enumerate(self.packs, 1)}
+        transaction = self.publisher.writer.id
+        numbers = {format.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
         for key, link in self.staging.items_staged():
             if link.kind == format.FRAME_TOMBSTONE:
                 # A key that was not there needs no tombstone; it still counts as written (`_writes`).
@@ -111,9 +113,9 @@ class Committer:
             elif not base_is_empty and self.staging.is_unchanged(key, link):
                 self.unchanged.add(key)
             else:
-                pack = self.staging.pack_id_of(link)
-                number = 0 if pack == self.publisher.writer.id else numbers[pack]
-                yield key, format.REF_PACK, link.offset, link.length, link.checksum, number
+                nth, offset = format.split_offset(link.offset)
+                pack = numbers[format.pack_number(link.participant, nth)]
+                yield key, format.REF_PACK, offset, link.length, link.checksum, pack
 
     def _append_merged_run(self, head: Snapshot) -> _Merged | None:
         count = head.runs.plan_merge()

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from txstore import forking
-from txstore.commits import MAIN, Commits, Stored
+from txstore.commits import MAIN, Stored
 from txstore.errors import (
     LocksUnavailableError,
     RepositoryNotFoundError,
@@ -20,6 +20,7 @@ from txstore.keys import check_name
 from txstore.locking import Owner, TransactionLocks
 from txstore.locks import ChunkLocks
 from txstore.named import find, find_or_begin
+from txstore.opening import Access, open_commits, open_storage
 from txstore.participants import SharedTransaction
 from txstore.reads import check_isolation
 from txstore.records import SNAPSHOT
@@ -27,7 +28,6 @@ from txstore.regions import Lock
 from txstore.retention import check_retention, fold
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging
-from txstore.storage import open_storage
 from txstore.transaction import (
     Transaction,
     begin_staging,
@@ -46,16 +46,16 @@ class Engine:
         url: str | os.PathLike[str],
         *,
         durability: str = "fsync",
-        storage_options: dict[str, Any] | None = None,
+        access: Access | None = None,
         retention: int | timedelta | None = None,
     ) -> None:
         check_durability(durability)
         self.retention = retention
         self._folding = check_retention(retention)
-        self.storage = open_storage(url, storage_options)
-        self.storage_options = dict(storage_options or {})
+        self.access = access or Access()
+        self.storage = open_storage(url, self.access)
         self.durability = durability
-        self.commits = Commits(self.storage)
+        self.commits = open_commits(self.storage)
         self.snapshots = Snapshots(self.commits)
 
     @property
@@ -63,7 +63,7 @@ class Engine:
         return self.storage.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.url, self.durability, self.storage_options, self.retention)
+        return _reopen, (self.url, self.durability, self.access, self.retention)
 
     def exists(self) -> bool:
         """Tell whether there is a repository. Raises if something else is in its place."""
@@ -206,8 +206,8 @@ _joined: dict[bytes, Staging] = {}
 _joining = forking.new_lock()
 
 
-def _reopen(url: str, durability: str, storage_options: dict[str, Any], retention: int | timedelta | None) -> Engine:
-    return Engine(url, durability=durability, storage_options=storage_options, retention=retention)
+def _reopen(url: str, durability: str, access: Access, retention: int | timedelta | None) -> Engine:
+    return Engine(url, durability=durability, access=access, retention=retention)
 
 
 #: Where a handle stands, as `Position.exact` says it, that found no commit.

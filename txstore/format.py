@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -43,13 +43,15 @@ FOUND_PREFIX = 3
 REQUIRED_FEATURES_KNOWN = 0
 FEATURE_NOT_SYNCED = 1 << 0  # optional
 
-HEAD = struct.Struct("<8sII16s16s12x")
+HEAD = struct.Struct("<8sII16s16sQ4x")
 FRAME = struct.Struct("<4sBBHQQI")
 PREDECESSOR = struct.Struct("<IQ")
 HEADER = struct.Struct("<4sHHQQ16s16s16s16sQQQQ")
 FIELD = struct.Struct("<HI")
 FOOTER = struct.Struct("<8sIIQQ16sI8x")
+DIRECTORY = struct.Struct("<8sQII")
 HEAD_SIZE = FOOTER_SIZE = 64
+DIRECTORY_SIZE = DIRECTORY.size + 4
 FRAME_SIZE = 32
 assert HEAD.size == FOOTER.size == 60
 assert FRAME.size == 28
@@ -58,16 +60,22 @@ assert HEADER.size == 120
 _BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING = range(1, 10)
 
 
-def encode_head(pack_id: bytes, repository_id: bytes, participant: int = 0) -> bytes:
-    return with_checksum(HEAD.pack(b"TXSTPACK", VERSION, participant, pack_id, repository_id))
+def encode_head(pack_id: bytes, repository_id: bytes, number: int = 0, first: int = 0) -> bytes:
+    return with_checksum(HEAD.pack(b"TXSTPACK", VERSION, number, pack_id, repository_id, first))
 
 
 def decode_head(data: bytes) -> tuple[bytes, bytes, int]:
-    """Return pack id, repository id and participant."""
+    """Return pack id, repository id and the number of the pack in its transaction."""
     fixed = checked("pack head", data, HEAD_SIZE, b"TXSTPACK")
-    _, version, participant, pack_id, repository_id = HEAD.unpack(fixed)
+    _, version, number, pack_id, repository_id, _ = HEAD.unpack(fixed)
     check_version("a pack", version)
-    return pack_id, repository_id, participant
+    return pack_id, repository_id, number
+
+
+def first_frame(head: bytes) -> int:
+    """Return how many frames the participant had written to packs before this one, whose head was decoded."""
+    first: int = HEAD.unpack(head[: HEAD.size])[-1]
+    return first
 
 
 class Predecessor(NamedTuple):
@@ -139,15 +147,78 @@ def decode_frame(data: memoryview, start: int, *, begin: int = 0, size: int | No
     return Frame(kind, what, sequence, rest[:key_length], head_end, offset, length, checksum, end)
 
 
-def participants_pack(transaction: bytes, participant: int) -> bytes:
-    """Return the id of the pack that a participant stages into; that of participant 0 is the transaction's own."""
-    last = int.from_bytes(transaction[12:], "little") ^ participant
+def participants_pack(transaction: bytes, number: int) -> bytes:
+    """Return the id of a pack of a transaction; that of number 0 is the transaction's own."""
+    last = int.from_bytes(transaction[12:], "little") ^ number
     return transaction[:12] + last.to_bytes(4, "little")
 
 
-def participant_of(transaction: bytes, pack_id: bytes) -> int:
-    """Return whose pack this is of a transaction."""
+def packs_begin(pack_id: bytes) -> bytes:
+    """Return what the ids of all packs of a transaction begin with."""
+    return pack_id[:12]
+
+
+def number_of(transaction: bytes, pack_id: bytes) -> int:
+    """Return the number of a pack in its transaction."""
     return int.from_bytes(transaction[12:], "little") ^ int.from_bytes(pack_id[12:], "little")
+
+
+# A participant that can't let a file grow has several packs, counted from 1; whoever can has one, the 0th. An offset says
+# in its upper bits in which of them it is.
+_OFFSET_BITS, _PARTICIPANT_BITS = 40, 16
+
+
+def pack_number(participant: int, nth: int) -> int:
+    """Return the number in its transaction of a participant's nth pack. Raises `OSError` if it has too many."""
+    if nth >> (32 - _PARTICIPANT_BITS) or participant >> _PARTICIPANT_BITS:
+        raise OSError(
+            f"participant {participant} of this transaction has {nth} packs, more than can be numbered: commit"
+        )
+    return nth << _PARTICIPANT_BITS | participant
+
+
+def participant_of(number: int) -> int:
+    """Return whose pack has this number in its transaction."""
+    return number & ((1 << _PARTICIPANT_BITS) - 1)
+
+
+def nth_of(number: int) -> int:
+    """Return which of its participant's packs has this number in its transaction."""
+    return number >> _PARTICIPANT_BITS
+
+
+def join_offset(nth: int, offset: int) -> int:
+    return nth << _OFFSET_BITS | offset
+
+
+def split_offset(offset: int) -> tuple[int, int]:
+    """Return in which of its participant's packs an offset is, and the offset in that."""
+    return offset >> _OFFSET_BITS, offset & ((1 << _OFFSET_BITS) - 1)
+
+
+def encode_directory(heads: Sequence[bytes], end: int) -> bytes:
+    """Return what follows the frames of a pack that is read from afar: their headers, keys and predecessors, together."""
+    content = b"".join(heads)
+    return content + with_checksum(DIRECTORY.pack(b"TXSTDIRY", end, len(content), 0))
+
+
+def decode_directory(data: bytes) -> tuple[int, int]:
+    """Return where the frames of a pack end, and the length of what lists them, which ends where `data` begins."""
+    fixed = checked("directory", data, DIRECTORY_SIZE, b"TXSTDIRY")
+    _, end, length, _ = DIRECTORY.unpack(fixed)
+    return end, length
+
+
+def frames_listed(content: bytes, end: int) -> Iterator[Frame]:
+    """Yield the frames that a directory lists, each where it lies in the pack."""
+    view, at, start = memoryview(content), 0, HEAD_SIZE
+    while at < len(content):
+        frame = decode_frame(view[at:], start, begin=start, size=end)
+        at += frame.head_end - start
+        start = frame.end
+        yield frame
+    if start != end:
+        raise MalformedError(f"the frames that are listed end at {start} instead of {end}")
 
 
 class PackName(NamedTuple):

@@ -7,7 +7,8 @@ import os
 
 from txstore import encoding, names, records
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
-from txstore.records import RepositoryFormat
+from txstore.objects import check_creation
+from txstore.records import SLOTS_BY_PROMISE, RepositoryFormat
 from txstore.storage import Storage
 
 _PLAIN_ZARR = frozenset({"zarr.json", ".zgroup", ".zarray", ".zmetadata"})
@@ -77,6 +78,10 @@ class Identity:
         if self._is_complete:
             return
         exists = self.exists()
+        if exists and self._format is not None:
+            self._check_slots(self._format.slots)
+        elif self._storage.objects is not None:
+            check_creation(self._storage.objects, names.STAGING)
         # Also where it exists: some tools do not copy empty directories.
         for name in ("", *names.DIRECTORIES):
             self._storage.make_directory(name, durable=durable)
@@ -88,9 +93,22 @@ class Identity:
                     self._storage.sync_directory("")
             # Last: whoever finds format.json finds all the rest.
             with contextlib.suppress(FileExistsError):
-                self._storage.write_once(names.FORMAT, RepositoryFormat(os.urandom(16)).encode(), durable=durable)
+                self._storage.write_once(
+                    names.FORMAT, RepositoryFormat(os.urandom(16), self._storage.slots).encode(), durable=durable
+                )
             self._format = self._read()
         self._is_complete = True
+
+    def _check_slots(self, slots: str) -> None:
+        """Raise `PermissionError` if those who write this repository count on being alone, or this process does."""
+        ours = self._storage.slots
+        if (slots == SLOTS_BY_PROMISE) != (ours == SLOTS_BY_PROMISE):
+            what = (
+                "was made with single_writer=True: open it so"
+                if slots == SLOTS_BY_PROMISE
+                else ("has writers that do not count on being alone: open it without single_writer")
+            )
+            raise PermissionError(f"{self._storage.url}: this repository {what}")
 
     def make_durable(self) -> None:
         """Sync what another process may have created without doing so (I1)."""

@@ -13,8 +13,9 @@ from txstore import names
 from txstore.commits import Commits
 from txstore.errors import CorruptionError, TransactionStateError
 from txstore.format import FRAME_VALUE
-from txstore.participants import SharedTransaction, Tail
+from txstore.participants import SharedTransaction
 from txstore.records import TransactionRecord
+from txstore.tails import Tail
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

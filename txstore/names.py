@@ -26,8 +26,12 @@ def commits_directory(branch: str) -> str:
     return f"commits/{branch}"
 
 
+def slot_name(slot: int) -> str:
+    return f"{slot:010d}"
+
+
 def commit_path(branch: str, slot: int) -> str:
-    return f"commits/{branch}/{slot:010d}"
+    return f"commits/{branch}/{slot_name(slot)}"
 
 
 def parse_slot(name: str) -> int | None:
@@ -35,7 +39,7 @@ def parse_slot(name: str) -> int | None:
     if len(name) < 10 or not (name.isascii() and name.isdigit()):
         return None
     slot = int(name)
-    return slot if f"{slot:010d}" == name else None
+    return slot if slot_name(slot) == name else None
 
 
 def orphan_path(branch: str, slot: int, commit_id: bytes) -> str:
@@ -105,7 +109,7 @@ def floor_directory(branch: str) -> str:
 
 def floor_path(branch: str, slot: int) -> str:
     """What says that a vacuum has removed the slots below."""
-    return f"{floor_directory(branch)}/{slot:010d}"
+    return f"{floor_directory(branch)}/{slot_name(slot)}"
 
 
 def tag_path(name: str) -> str:

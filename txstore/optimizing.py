@@ -19,7 +19,7 @@ from txstore._native import index as native_index
 from txstore.commits import Commits, Stored
 from txstore.committer import find_runs
 from txstore.format import DataPack, PackName, RunName, Section
-from txstore.pack import PackWriter
+from txstore.pack import Writer
 from txstore.publishing import Contents, Publisher, SyncFailedError, align
 from txstore.snapshot import Snapshot, Snapshots
 
@@ -110,12 +110,13 @@ def optimize(
     chosen = choose(uses)
     total = sum(uses[name].live for name in chosen)
     copies = _Copies(commits, head, chosen, progress=lambda done: progress and progress(done, total))
+    optimizer = _Optimizer(commits, snapshots, head, copies, branch=branch, durable=durable)
     try:
-        return _Optimizer(commits, snapshots, head, copies, branch=branch, durable=durable).run()
+        return optimizer.run()
     except SyncFailedError as error:
         raise error.cause from None
     finally:
-        copies.discard()
+        copies.close(published=optimizer.publisher.offered)
 
 
 def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:
@@ -149,9 +150,8 @@ class _Copies:
         self, commits: Commits, head: Snapshot, chosen: set[PackName], *, progress: Callable[[int], object]
     ) -> None:
         self.id = os.urandom(16)
-        self.writers: list[PackWriter] = []
-        self._storage = commits.storage
-        self._repository_id = commits.identity.id
+        self.writers: list[Writer] = []
+        self._commits = commits
         self._keys: list[bytes] = []
         # One item for each key. Numbers of runs and packs, where a value lies, and the seq that it keeps.
         self._run, self._pack, self._checksum = array("I"), array("I"), array("I")
@@ -160,12 +160,12 @@ class _Copies:
             if chosen:
                 self._copy(head, chosen, progress)
         except BaseException:
-            self.discard()
+            self.close(published=False)
             raise
 
     def _copy(self, head: Snapshot, chosen: set[PackName], progress: Callable[[int], object]) -> None:
         runs, done = head.runs, 0
-        writer: PackWriter | None = None
+        writer: Writer | None = None
         for found in runs.scan_all():
             name = runs.pack_name(found.run, found.pack)
             if name not in chosen:
@@ -177,8 +177,8 @@ class _Copies:
             self._keys.append(found.key)
             self._run.append(found.run)
             self._seq.append(found.seq)
-            self._pack.append(len(self.writers))
-            self._offset.append(staged.offset)
+            self._pack.append(format.pack_number(len(self.writers), format.split_offset(staged.offset)[0]))
+            self._offset.append(format.split_offset(staged.offset)[1])
             self._length.append(staged.length)
             self._checksum.append(staged.checksum)
             done += found.length + len(found.key) + _FRAME_OVERHEAD
@@ -186,13 +186,24 @@ class _Copies:
         for each in self.writers:
             each.finish(each.size)
 
-    def new_writer(self) -> PackWriter:
+    def new_writer(self) -> Writer:
         number = len(self.writers) + 1
-        self.writers.append(PackWriter.of_participant(self._storage, self.id, number, self._repository_id))
+        self.writers.append(self._commits.new_pack(self.id, number))
+        self.writers[-1].create()
         return self.writers[-1]
 
     def packs(self) -> list[tuple[DataPack, str]]:
-        return [(DataPack(PackName(writer.id), writer.size), writer.path) for writer in self.writers]
+        """Return the packs that were written, each with the path of its file until the commit is made."""
+        return [
+            (
+                DataPack(PackName(format.participants_pack(self.id, number)), end),
+                self._commits.staged_path(self.id, number),
+            )
+            for number, end in self._ends().items()
+        ]
+
+    def _ends(self) -> dict[int, int]:
+        return {number: end for writer in self.writers for number, end in writer.ends().items()}
 
     def run_of(self, oldest: int, count: int) -> bytes:
         """Build a run of what was found in the `oldest` last of `count` runs."""
@@ -205,20 +216,23 @@ class _Copies:
         return self._build(i for i, seq in found if i is not None and self._seq[i] == seq)
 
     def _build(self, chosen: Iterable[int]) -> bytes:
+        packs = {number: at for at, number in enumerate(self._ends(), 1)}
         entries = (
             (
-                self._keys[i], format.REF_PACK, self._offset[i], self._length[i], self._checksum[i], self._pack[i],
-                self._seq[i],
+                self._keys[i], format.REF_PACK, self._offset[i], self._length[i], self._checksum[i],
+                packs[self._pack[i]], self._seq[i],
             )
             for i in chosen
         )  # fmt: skip
         return index.build(entries, (), [pack.name for pack, _ in self.packs()])
 
-    def discard(self) -> None:
-        """Delete what lies below `.staging/`. What was published has another name by now."""
+    def close(self, *, published: bool) -> None:
+        """Delete what lies below `.staging/`, and all that was copied unless it was, or may have been, published."""
         for writer in self.writers:
-            if writer.close():
-                self._storage.delete(writer.path)
+            if published:
+                writer.release()
+            else:
+                writer.drop()
 
 
 class _Optimizer:
@@ -230,7 +244,7 @@ class _Optimizer:
         self.head = head
         self.copies = copies
         self.branch = branch
-        self.writer = PackWriter.of_participant(commits.storage, copies.id, 0, commits.identity.id)
+        self.writer = commits.new_pack(copies.id, 0)
         self.publisher = Publisher(
             commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize"
         )

@@ -44,6 +44,32 @@ class Staged(NamedTuple):
     sequence: int
 
 
+class Writer(Protocol):
+    """Appends framed values to what one participant of a transaction stages; see `PackWriter`. Safe in threads."""
+
+    id: bytes
+    path: str
+
+    @property
+    def size(self) -> int:
+        """Where the frames end in the file that becomes the commit's, if this is participant 0."""
+
+    def ends(self) -> dict[int, int]:
+        """Return where the frames end, by the number of the pack in the transaction."""
+
+    def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen) -> Staged: ...
+    def publish(self) -> None: ...
+    def create(self) -> None: ...
+    def read(self, staged: Staged) -> bytes: ...
+    def write_at(self, offset: int, content: bytes) -> None: ...
+    def finish(self, length: int) -> None: ...
+    def sync(self) -> None: ...
+    def close(self) -> bool: ...
+    def drop(self) -> None: ...
+    def release(self) -> None: ...
+    def close_between_reads(self) -> None: ...
+
+
 class PackWriter:
     """Appends framed values to one pack that no other transaction sees. Threads may append at the same time.
 
@@ -56,6 +82,7 @@ class PackWriter:
     ) -> None:
         self.id = pack_id
         self.path = path
+        self.number = participant
         self._storage = storage
         self._file: StagedFile | None = None
         self._is_published = False
@@ -82,6 +109,9 @@ class PackWriter:
     def size(self) -> int:
         """Where the frames end."""
         return self._end
+
+    def ends(self) -> dict[int, int]:
+        return {self.number: self._end}
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen) -> Staged:
         """Append one frame.
@@ -272,6 +302,15 @@ class PackWriter:
             return False
         self._file.close()
         return True
+
+    def drop(self) -> None:
+        """Close the file and delete it. Raises `OSError`."""
+        if self.close():
+            self._storage.delete(self.path)
+
+    def release(self) -> None:
+        """Close the file and delete the name that it has below `.staging/`: what was committed has another."""
+        self.drop()
 
     def close_between_reads(self) -> None:
         """Close the file while no other thread reads it: the number of its descriptor may be used anew at once."""

@@ -16,119 +16,24 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
 from typing import Any
 
-from txstore import encoding, format, names
+from txstore import format, names
 from txstore.chains import Link
 from txstore.commits import Commit, Commits, Stored
 from txstore.encoding import MalformedError, crc32c
 from txstore.errors import CorruptionError, RepositoryNotFoundError, TransactionStateError
-from txstore.format import Frame
-from txstore.pack import PackWriter
+from txstore.pack import Writer
 from txstore.records import TransactionRecord
-from txstore.storage import StagedFile
-
-_WINDOW = 64 << 10  # what is read at a time of another's frames
-_FRAME_HEAD_MOST = format.FRAME_SIZE + 4096 + format.PREDECESSOR.size
-_ANY_SIZE = 1 << 63
-
-
-class Tail:
-    """What one participant has staged so far, read from its pack as it grows. Not safe in threads."""
-
-    def __init__(self, commits: Commits, transaction: bytes, participant: int) -> None:
-        self.participant = participant
-        self.pack_id = format.participants_pack(transaction, participant)
-        self.path = names.staging_path(transaction, participant)
-        self.about: dict[str, Any] = {}  # what it says of itself
-        self.is_sealed = False
-        self.unfinished: Frame | None = None  # what it is writing, or died writing
-        self.end = format.HEAD_SIZE  # of the frames that were read
-        self._commits = commits
-        self._sequence = 0
-        self._head_is_checked = False
-
-    def __str__(self) -> str:
-        return f"process {self.about.get('pid', '?')} on {self.about.get('host', '?')}"
-
-    def is_alive(self) -> bool:
-        try:
-            return self._commits.storage.is_held(self.path)
-        except FileNotFoundError:
-            return False
-
-    def new_frames(self) -> Iterator[Frame]:
-        """Yield the frames that were added since the last call. Raises `CorruptionError` or `OSError`."""
-        storage = self._commits.storage
-        if not self._head_is_checked and not self._check_head():
-            return
-        window, begin = memoryview(b""), self.end
-        waiting: Frame | None = None  # it is complete if another follows it
-        position, sequence = self.end, self._sequence
-        while True:
-            if position - begin + _FRAME_HEAD_MOST > len(window):
-                try:
-                    window, begin = memoryview(storage.read_range(self.path, position, _WINDOW)), position
-                except FileNotFoundError:  # the transaction has ended
-                    return
-            try:
-                frame = format.decode_frame(window, position, begin=begin, size=_ANY_SIZE)
-            except MalformedError:
-                break
-            if frame.sequence != sequence:
-                break
-            if waiting is not None:
-                yield self._take(waiting)
-            waiting = frame
-            position, sequence = frame.end, sequence + 1
-        self.unfinished = None
-        if waiting is not None and self._is_complete(waiting):
-            yield self._take(waiting)
-        elif waiting is not None:
-            self.is_sealed = False
-            self.unfinished = waiting if waiting.kind == format.FRAME_VALUE else None
-
-    def _check_head(self) -> bool:
-        try:
-            head = self._commits.storage.read_range(self.path, 0, format.HEAD_SIZE)
-        except FileNotFoundError:
-            return False
-        if len(head) < format.HEAD_SIZE or not any(head):
-            return False  # it is being created, or a power loss has taken what was never synced
-        try:
-            found = format.decode_head(head)
-        except encoding.MalformedError as error:
-            raise CorruptionError(self.path, offset=0, reason=error.reason) from error
-        if found != (self.pack_id, self._commits.identity.id, self.participant):
-            raise CorruptionError(self.path, offset=0, reason="the pack's head names another transaction")
-        self._head_is_checked = True
-        return True
-
-    def _is_complete(self, frame: Frame) -> bool:
-        """Tell whether the value of the last frame is there: its writer may be writing it, or have died doing so."""
-        value = self._read(frame)
-        return len(value) == frame.length and crc32c(value) == frame.checksum
-
-    def _read(self, frame: Frame) -> bytes:
-        try:
-            return self._commits.storage.read_range(self.path, frame.offset, frame.length)
-        except FileNotFoundError:  # the transaction has ended
-            return b""
-
-    def _take(self, frame: Frame) -> Frame:
-        self.end, self._sequence = frame.end, frame.sequence + 1
-        self.is_sealed = frame.kind == format.FRAME_SEAL
-        if frame.kind == format.FRAME_PARTICIPANT:
-            with contextlib.suppress(MalformedError):
-                self.about = encoding.json_object(self._read(frame))
-        return frame
+from txstore.remote_storage import RemoteStorage
+from txstore.storage import Held
+from txstore.tails import RemoteTail, Tail
 
 
 class SharedTransaction:
     """One transaction that several processes may stage into, as its files tell."""
 
-    def __init__(self, commits: Commits, record: TransactionRecord, held: StagedFile | None = None) -> None:
+    def __init__(self, commits: Commits, record: TransactionRecord, held: Held | None = None) -> None:
         self.record = record
         self.id = record.id
         self._commits = commits
@@ -145,14 +50,7 @@ class SharedTransaction:
                 names.open_path(record.id), record.encode(), durable=record.durability == "fsync"
             )
             return cls(commits, record)
-        held = commits.storage.create(names.open_path(record.id))
-        try:
-            held.write(0, [record.encode()])
-        except BaseException:
-            held.close()
-            commits.storage.delete(names.open_path(record.id))
-            raise
-        return cls(commits, record, held)
+        return cls(commits, record, commits.storage.create_held(names.open_path(record.id), record.encode()))
 
     @classmethod
     def find(cls, commits: Commits, transaction: bytes, repository_id: bytes | None = None) -> SharedTransaction:
@@ -185,7 +83,9 @@ class SharedTransaction:
         """Raise `TransactionStateError` unless what was staged by now will be counted at the commit."""
         path = names.open_path(self.id)
         try:
-            if self._storage.exists(path) if self.is_named or self._held is not None else self._storage.is_held(path):
+            # Far away, to ask whether the owner lives takes time: if it has died, what is staged goes with it.
+            exists_is_enough = self.is_named or self._held is not None or self._storage.objects is not None
+            if self._storage.exists(path) if exists_is_enough else self._storage.is_held(path):
                 return
         except FileNotFoundError:
             pass
@@ -236,7 +136,7 @@ class SharedTransaction:
             return False
         return True
 
-    def _hold_record(self) -> StagedFile:
+    def _hold_record(self) -> Held:
         """Hold the record of a transaction with a name: only who does so renames it.
 
         Raises `TransactionStateError` if it has ended, or another process is ending it.
@@ -367,14 +267,16 @@ class SharedTransaction:
         return sorted(item[1] for item in found if item is not None and item[0] == self.id)
 
     def tail(self, participant: int) -> Tail:
+        if isinstance(self._storage, RemoteStorage):
+            return RemoteTail(self._commits, self._storage, self.id, participant)
         return Tail(self._commits, self.id, participant)
 
-    def join(self) -> tuple[int, PackWriter]:
+    def join(self) -> tuple[int, Writer]:
         """Become a participant: return its number, and its pack, which others see. Raises `TransactionStateError`."""
         number = max(self.participants(), default=0)
         while True:
             number = max(number, 0) + 1
-            writer = self._pack(number)
+            writer = self._commits.new_pack(self.id, number)
             append_about(writer)
             try:
                 writer.publish()
@@ -382,33 +284,30 @@ class SharedTransaction:
             except FileExistsError:
                 continue  # another has just taken the number
             except BaseException:
-                if writer.close():  # or this process would look attached for as long as it lives
-                    with contextlib.suppress(OSError):
-                        self._storage.delete(writer.path)
+                with contextlib.suppress(OSError):  # or this process would look attached for as long as it lives
+                    writer.drop()
                 raise
             return number, writer
 
-    def commit_pack(self) -> PackWriter:
+    def commit_pack(self) -> Writer:
         """Return an empty pack of participant 0, to become the commit file."""
         self._storage.delete(names.staging_path(self.id, 0))  # of one who died while committing
-        return self._pack(0)
-
-    def _pack(self, number: int) -> PackWriter:
-        return PackWriter.of_participant(self._storage, self.id, number, self._commits.identity.id)
+        return self._commits.new_pack(self.id, 0)
 
     def read(self, link: Link) -> bytes:
         """Return a value that another participant has staged. Raises `TransactionStateError` if it is gone."""
-        path = names.staging_path(self.id, link.participant)
+        nth, offset = format.split_offset(link.offset)
+        path = self._commits.staged_path(self.id, format.pack_number(link.participant, nth))
         try:
-            value = self._storage.read_range(path, link.offset, link.length)
+            value = self._storage.read_range(path, offset, link.length)
         except FileNotFoundError:
             raise _ended() from None
         if len(value) != link.length or crc32c(value) != link.checksum:
-            raise CorruptionError(path, offset=link.offset, reason="a staged value has changed on the disk")
+            raise CorruptionError(path, offset=offset, reason="a staged value has changed on the disk")
         return value
 
 
-def append_about(writer: PackWriter, **more: Any) -> None:
+def append_about(writer: Writer, **more: Any) -> None:
     """Say in one's own pack who one is."""
     about = {"host": platform.node(), "pid": os.getpid(), "time": time.time_ns() // 1000, **more}
     writer.append(format.FRAME_PARTICIPANT, b"", json.dumps(about).encode(), seen=format.SEEN_NOTHING)

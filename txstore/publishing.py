@@ -19,7 +19,7 @@ from txstore import encoding, format, names
 from txstore.commits import Commits, SlotTakenError, Stored
 from txstore.errors import SnapshotExpiredError, TransactionStateError, TxStoreError
 from txstore.format import DataPack, Footer, Header, RunName, Section, Statistics
-from txstore.pack import PackWriter
+from txstore.pack import Writer
 from txstore.snapshot import Snapshot
 
 #: A commit above this length is synced before the commit lock is taken, so that nobody waits for its data.
@@ -50,7 +50,7 @@ class Publisher:
     def __init__(
         self,
         commits: Commits,
-        writer: PackWriter,
+        writer: Writer,
         packs: Sequence[tuple[DataPack, str]] = (),
         *,
         branch: str,
@@ -86,6 +86,8 @@ class Publisher:
         if self.durable and self.end > SYNC_BEFORE_LOCK:
             self._sync()
         for pack, source in self.packs:
+            if source == pack.name.path:
+                continue
             directory = names.data_pack_directory(pack.name.id)
             try:
                 if self.durable:
@@ -152,9 +154,10 @@ class Publisher:
 
     def withdraw_packs(self) -> None:
         """Take back the names in `packs/`: no commit refers to them."""
-        for pack, _ in self.packs:
-            with contextlib.suppress(OSError):
-                self.storage.delete(pack.name.path)
+        for pack, source in self.packs:
+            if source != pack.name.path:  # else it is the only one
+                with contextlib.suppress(OSError):
+                    self.storage.delete(pack.name.path)
 
     def _check_floor(self, stored: Stored) -> None:
         """I10: who slept while a vacuum raised the floor may have taken a slot that was freed, outside of history.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Iterator
 
 from txstore import names
 from txstore.commits import Commits, Stored
-from txstore.format import PackName, RunName, participants_pack
+from txstore.format import PackName, RunName, packs_begin
 from txstore.index import names_of
 from txstore.remote_packs import open_packs
 from txstore.remote_runs import open_run
@@ -60,15 +61,20 @@ def data_packs(commits: Commits) -> Iterable[str]:
     return [f"{folder}/{file}" for folder in folders for file in storage.list(folder)]
 
 
-def staged_data_packs(files: Iterable[str]) -> set[str]:
-    """Return the paths in `packs/` that files of `.staging/` have, or get, as a second name."""
-    staged = [part for part in map(names.parse_staging, files) if part is not None]
-    return {names.data_pack_path(participants_pack(*part)) for part in staged}
+class StagedPacks:
+    """Which data packs are of transactions that files of `.staging/` belong to: they may be about to be committed."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        staged = map(names.parse_staging, files)
+        self._transactions = {packs_begin(part[0]) for part in staged if part is not None}
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, str) and packs_begin(bytes.fromhex(posixpath.basename(path))) in self._transactions
 
 
 def size_of(commits: Commits, path: str) -> int:
     """Return the length of a file in bytes; 0 if it is gone, or a directory."""
     try:
-        return commits.storage.read_tail(path, 0)[1]
+        return commits.storage.read_tail(path, 1)[1]
     except (FileNotFoundError, IsADirectoryError):
         return 0

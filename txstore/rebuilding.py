@@ -62,7 +62,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     staged = StagedKeys(0)
     packs = [pack.name for pack in header.packs]
     parts = [(0, header.name, frames_end(stored))]
-    parts += [(format.participant_of(header.id, pack.name.id), pack.name, pack.end) for pack in header.packs]
+    parts += [(format.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in header.packs]
     for participant, name, end in parts:
         for _, frame in walk_frames(Window(commits.storage, name.path), end):
             if frame is None:
@@ -70,7 +70,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
             _stage(staged, participant, frame)
     if staged.settle((), lambda one, other: (one.length, one.checksum) == (other.length, other.checksum)):
         return None
-    numbers = {format.participant_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
+    numbers = {format.number_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
     base = Snapshot(parent, open_packs(commits.storage), commits.storage.url)
     found = None
     for keeps_equal in (False, True):  # whether a value was left out as equal depended on what was read besides

@@ -82,12 +82,17 @@ class Tag:
         return cls(Reader(fixed, TAG.size).branch(), slot, commit_id)
 
 
+#: How a slot is taken at most once: on a local disk; by a promise that nobody else writes; in all other known ways.
+SLOTS_BY_RENAME, SLOTS_BY_PROMISE = "rename", "single writer"
+SLOTS_KNOWN = frozenset({SLOTS_BY_RENAME, SLOTS_BY_PROMISE, "conditional", "lock"})
+
+
 @dataclass(frozen=True, slots=True)
 class RepositoryFormat:
     """The content of `format.json`."""
 
     repository_id: bytes
-    slots: str = "rename"
+    slots: str = SLOTS_BY_RENAME
     required: int = 0
     optional: int = 0
 
@@ -116,7 +121,7 @@ class RepositoryFormat:
             raise MalformedError("a number in the document is missing or not one")
         if not isinstance(repository, str) or not _ID.fullmatch(repository):
             raise MalformedError("the document names no repository")
-        if slots != "rename":
+        if not isinstance(slots, str) or slots not in SLOTS_KNOWN:
             raise NewerFormatError(f"slots taken by {slots!r}")
         if required & ~REQUIRED_FEATURES_KNOWN:
             raise NewerFormatError(f"required features {required:#x}")

@@ -20,6 +20,7 @@ from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError
 from txstore.faults import Fault, Repair, Report
 from txstore.format import Footer, Header, PackName, RunName, Section
 from txstore.index import names_of
+from txstore.opening import open_commits
 from txstore.pack import PackWriter
 from txstore.rebuilding import Part, Rebuilt
 from txstore.records import RepositoryFormat
@@ -34,7 +35,7 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
     The report tells what is left, what was done, and which faults are gone. Raises `OSError`, and
     `UnsupportedFormatError` for what a newer TxStore has written: it knows more of it.
     """
-    before = verify(Commits(storage), progress)
+    before = verify(open_commits(storage), progress)
     if before.ok:
         return before
     for directory in names.DIRECTORIES:  # a power loss may have taken some, and some tools copy no empty ones
@@ -42,7 +43,7 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
     with storage.lock(names.COMMIT_LOCK):  # nobody commits meanwhile
         repairer = _Repairer(storage)
         repairs = repairer.run()
-    report = verify(Commits(storage), progress)
+    report = verify(open_commits(storage), progress)
     report.faults += repairer.lost
     left = {(fault.path, fault.part, fault.offset, fault.key) for fault in report.faults}
     report.repairs = repairs
@@ -59,7 +60,7 @@ class _Repairer:
 
     def run(self) -> list[Repair]:
         self._repair_identity()
-        commits = Commits(self.storage)
+        commits = open_commits(self.storage)
         try:
             commits.identity.exists()
         except UnsupportedFormatError:
@@ -98,7 +99,7 @@ class _Repairer:
             self._files.write_small(names.GUARD, records.encode_guard(), "written anew")
 
     def _repository_ids(self) -> Iterable[bytes]:
-        commits = Commits(self.storage)
+        commits = open_commits(self.storage)
         for slot in commits.slots(MAIN):
             with contextlib.suppress(encoding.MalformedError, OSError):
                 head = self.storage.read_range(names.commit_path(MAIN, slot), 0, format.HEAD_SIZE)
@@ -143,7 +144,7 @@ class _Repairer:
 
     def _drop_from(self, first: int, slots: Iterable[int], reason: str) -> None:
         """Move the newest commits away, the newest first, so that what is left is at any time a history."""
-        commits = Commits(self.storage)
+        commits = open_commits(self.storage)
         with contextlib.suppress(OSError, encoding.MalformedError):
             hint = commits.read_hint(MAIN)
             if hint.slot >= first and commits.is_durable(hint):
@@ -179,10 +180,10 @@ class _Repairer:
     def _repair_pack(self, commits: Commits, stored: Stored, name: PackName, end: int, faults: list[Fault]) -> None:
         """Repair head, padding and the beginnings of frames."""
         parts = []
-        participant = format.participant_of(stored.header.id, name.id)
+        number = format.number_of(stored.header.id, name.id)
         for fault in faults:
             if fault.part == "head":
-                parts.append(Part(0, format.encode_head(name.id, commits.identity.id, participant)))
+                parts.append(Part(0, format.encode_head(name.id, commits.identity.id, number)))
             elif fault.part == "padding" and fault.offset is not None:
                 parts.append(Part(fault.offset, bytes(_padding(self.storage, stored, name.path, fault.offset, end))))
         try:
@@ -235,7 +236,7 @@ class _Repairer:
 
     def _commit_lost_runs(self) -> None:
         """Commit a list of runs with those in it that were rebuilt, and for which there was no room in place."""
-        commits = Commits(self.storage)
+        commits = open_commits(self.storage)
         try:
             head = commits.head(MAIN)
         except (TxStoreError, OSError):
@@ -258,7 +259,7 @@ class _Repairer:
 
     def _drop_torn_commits(self) -> None:
         """Move away the newest commits, if none of them was synced and the oldest has a run that can't be rebuilt."""
-        commits = Commits(self.storage)
+        commits = open_commits(self.storage)
         faults = Verifier(commits).run().faults
         slots = sorted(commits.slots(MAIN))
         for slot in slots:
@@ -275,7 +276,7 @@ class _Repairer:
     # --- small files
 
     def _repair_small_files(self) -> None:
-        commits = Commits(self.storage)
+        commits = open_commits(self.storage)
         faults = Verifier(commits).run().faults
         head: Stored | None = None
         with contextlib.suppress(TxStoreError, OSError):

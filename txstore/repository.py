@@ -18,7 +18,9 @@ from txstore.faults import Report
 from txstore.following import follow
 from txstore.named import NamedTransaction, transactions
 from txstore.names import TAGS
+from txstore.opening import Access
 from txstore.optimizing import optimize
+from txstore.pack_cache import CACHE_SIZE
 from txstore.records import SNAPSHOT
 from txstore.regions import Lock
 from txstore.repairing import verify_and_repair
@@ -47,7 +49,14 @@ class Repository:
     durability : {"fsync", "none"}
         Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data.
     storage_options : dict, optional
-        For remote file systems; none are supported yet.
+        Of the fsspec file system that the URL is of: credentials, endpoints. They are kept in this process and in its
+        pickles, and written nowhere.
+    single_writer : bool
+        On a file system where a commit can't be made sure to be made by one alone (`docs/remote.md`): nobody else
+        writes this repository, ever. Without it, such a repository can only be read.
+    cache_dir : str or PathLike, optional
+        Where on this machine to keep what was read from afar, `cache_size` bytes at most, for all processes that name
+        it. By default 64 MiB are kept in memory.
     retention : int or timedelta, optional
         How many of the newest commits to keep, or for how long: whoever commits with this set folds older ones together
         now and then. By default history is kept, and only `vacuum` gives it up. Tagged commits stay.
@@ -69,10 +78,15 @@ class Repository:
         url: str | os.PathLike[str],
         *,
         durability: str = "fsync",
-        storage_options: dict[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        single_writer: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int = CACHE_SIZE,
         retention: int | timedelta | None = None,
     ) -> None:
-        self.engine = Engine(url, durability=durability, storage_options=storage_options, retention=retention)
+        cache = None if cache_dir is None else os.path.abspath(cache_dir)
+        access = Access(dict(storage_options or {}), single_writer, cache, cache_size)
+        self.engine = Engine(url, durability=durability, access=access, retention=retention)
         self.engine.exists()  # says now if something else is in its place
 
     @property

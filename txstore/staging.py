@@ -26,13 +26,14 @@ from txstore.exits import at_exit, was_broken_off
 from txstore.format import Frame, Predecessor
 from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
-from txstore.pack import PackWriter, Staged
-from txstore.participants import SharedTransaction, Tail, append_about
+from txstore.pack import Staged, Writer
+from txstore.participants import SharedTransaction, append_about
 from txstore.reads import NOTHING_READ, ReadLog, Reads
 from txstore.reclaiming import reclaim_staging
 from txstore.records import SERIALIZABLE, TransactionRecord
 from txstore.snapshot import Snapshot
 from txstore.staged import StagedKeys
+from txstore.tails import Tail
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -86,8 +87,8 @@ class Staging(Hierarchy):
         self._ignored: set[int] = set()  # those that were dead when this process joined
         self._lock = forking.new_lock()  # of the writer
         self._following = forking.new_rlock()
-        self._writer: PackWriter | None = None
-        self._commit_writer: PackWriter | None = None
+        self._writer: Writer | None = None
+        self._commit_writer: Writer | None = None
         self._is_sealed = True
         self._inherited = False  # by a fork, and not used in this process so far
         self._is_over = False
@@ -289,7 +290,7 @@ class Staging(Hierarchy):
             self._is_sealed = False
             self._shared.check_open()  # I8: what was there when this was tested will be found by the commit
 
-    def _append(self, writer: PackWriter, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+    def _append(self, writer: Writer, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         seen = self.staged.seen(key, was_read=self._was_read(key))
         staged = writer.append(kind, encoded, value, seen=seen)
         if kind == format.FRAME_PREFIX:
@@ -300,7 +301,7 @@ class Staging(Hierarchy):
             if self._shared is not None:
                 self.staged.was_read_again(key)
 
-    def _begin(self) -> PackWriter:
+    def _begin(self) -> Writer:
         if self._inherited:
             self._adopt()
         with self._lock:
@@ -317,14 +318,13 @@ class Staging(Hierarchy):
                     if not self._commits.is_tidy:
                         self._commits.is_tidy = True
                         reclaim_staging(self._commits)
-                    repository_id = self._commits.identity.id
-                    self._writer = PackWriter.of_participant(self._commits.storage, self.id, 0, repository_id)
+                    self._writer = self._commits.new_pack(self.id, 0)
                     if self._shared is not None:
                         self._writer.publish()
             return self._writer
 
     @property
-    def writer(self) -> PackWriter:
+    def writer(self) -> Writer:
         """The pack that this process stages into. There is one as soon as it has staged anything."""
         if self._writer is None:
             raise LookupError("nothing is staged")
@@ -505,7 +505,8 @@ class Staging(Hierarchy):
         if self._shared is None:
             return
         # Before the seal: who is refused because of it may end at once.
-        alive_before = {number for number in self._shared.participants() if self._shared.tail(number).is_alive()}
+        self.follow_others()
+        alive_before = {number for number in self._shared.participants() if self._is_unsealed_and_alive(number)}
         self._shared.seal()
         failed = {sibling.staged.me for sibling in self._siblings() if sibling.has_failed}
         with self._following:
@@ -535,6 +536,12 @@ class Staging(Hierarchy):
                 reason="several processes of this transaction wrote these keys without knowing of each other's writes "
                 "(lock them: `with store.lock(path, selection)`)",
             )
+
+    def _is_unsealed_and_alive(self, participant: int) -> bool:
+        tail = self._tails.get(participant)
+        if tail is None and self._shared is not None:
+            tail = self._shared.tail(participant)
+        return tail is not None and not tail.is_sealed and tail.is_alive(for_sure=True)
 
     def _is_undone(self, unfinished: Frame) -> bool:
         """Tell whether nobody has done since what a process died doing."""
@@ -575,7 +582,7 @@ class Staging(Hierarchy):
         """Return the participants of this transaction that are in this process."""
         return [other for other in _participants if other.id == self.id and other.process == os.getpid()]
 
-    def commit_writer(self) -> PackWriter:
+    def commit_writer(self) -> Writer:
         """Return the pack that becomes the commit file."""
         if self._shared is None or self.is_owner:
             return self._writer or self._begin()
@@ -586,20 +593,25 @@ class Staging(Hierarchy):
 
     def parts(self) -> list[Part]:
         """Return the packs, but for the commit file itself, that hold a value that counts."""
-        if self._shared is None:
-            return []
-        found = {link.participant for _, link in self.staged.items() if link.kind == format.FRAME_VALUE}
-        ends = {participant: tail.end for participant, tail in self._tails.items()}
+        ends: dict[int, int] = {}
+        for tail in self._tails.values():
+            ends |= tail.ends()
         if self._writer is not None:
-            ends[self.staged.me] = self._writer.size
+            ends |= self._writer.ends()
+        ends.pop(0, None)
+        if not ends:
+            return []
+        found = {self.number_of(link) for _, link in self.staged.items() if link.kind == format.FRAME_VALUE}
         return [Part(format.participants_pack(self.id, number), ends[number]) for number in sorted(found) if number]
 
-    def pack_id_of(self, link: Link) -> bytes:
-        return format.participants_pack(self.id, link.participant)
+    @staticmethod
+    def number_of(link: Link) -> int:
+        """Return the number in the transaction of the pack that a staged value lies in."""
+        return format.pack_number(link.participant, format.split_offset(link.offset)[0])
 
     def path_of(self, pack_id: bytes) -> str:
         """Return where a part lies until the commit is made."""
-        return names.staging_path(self.id, format.participant_of(self.id, pack_id))
+        return self._commits.staged_path(self.id, format.number_of(self.id, pack_id))
 
     # --- the end
 
@@ -637,9 +649,8 @@ class Staging(Hierarchy):
                 self._shared.end()
                 self._shared.free_name()
         for writer in writers:
-            if writer.close():
-                with contextlib.suppress(OSError):
-                    self._commits.storage.delete(writer.path)
+            with contextlib.suppress(OSError):
+                writer.drop()
         self._writer = self._commit_writer = None
         self.staged.clear()
 

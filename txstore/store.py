@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
@@ -17,8 +20,10 @@ from zarr.core.buffer.core import default_buffer_prototype
 from txstore.commits import MAIN, Commit
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
+from txstore.opening import Access
 from txstore.records import SNAPSHOT
 from txstore.regions import keys_to_lock
+from txstore.request_threads import in_thread
 from txstore.session import Joining, Reliance, Session
 
 if TYPE_CHECKING:
@@ -27,6 +32,11 @@ if TYPE_CHECKING:
     from txstore.repository import Repository
     from txstore.snapshot import Snapshot
     from txstore.transaction import Changes, Transaction
+
+T = TypeVar("T")
+
+#: Keys that a listing brings from a thread at a time.
+_PAGE = 1000
 
 #: Sessions that a pickle can rejoin, by token.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
@@ -56,7 +66,7 @@ class TxStore(Store):
         Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data. (The
         stores of `Repository.transaction` have the repository's.)
     storage_options : dict, optional
-        For remote file systems; none are supported yet.
+        Of the fsspec file system that the URL is of. More can be said to a `Repository`.
 
     A writable store is a session of successive transactions: `commit()` publishes what is staged and goes on from
     there, `rollback()` drops it and moves to the newest commit. As a context manager it commits on a clean exit, rolls
@@ -90,7 +100,8 @@ class TxStore(Store):
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         if isinstance(url_or_repository, str | os.PathLike):
-            engine = Engine(url_or_repository, durability=durability, storage_options=storage_options)
+            access = Access(dict(storage_options or {}))
+            engine = Engine(url_or_repository, durability=durability, access=access)
         else:
             if storage_options:
                 raise ValueError("storage_options belong to the Repository: give them to it, not to the store")
@@ -386,59 +397,87 @@ class TxStore(Store):
         self._is_open = True
         self._writer().delete(key)
 
-    # --- zarr's asynchronous face. Staging is a write to the page cache: no reason to leave the event loop
+    # --- zarr's asynchronous face. On a disk, staging is a write to the page cache: no reason to leave the event loop.
+    # What makes requests does so in a thread.
+
+    async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
+        if self._engine.storage.objects is None:
+            return function(*arguments)
+        return await in_thread(function, *arguments)
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        return self.get_sync(key, prototype=prototype, byte_range=byte_range)
+        if self._engine.storage.objects is None:
+            return self.get_sync(key, prototype=prototype, byte_range=byte_range)
+        return await in_thread(partial(self.get_sync, key, prototype=prototype, byte_range=byte_range))
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        return [self.get_sync(key, prototype=prototype, byte_range=part) for key, part in key_ranges]
+        gets = [self.get(key, prototype=prototype, byte_range=part) for key, part in key_ranges]
+        return list(await asyncio.gather(*gets))
 
     async def exists(self, key: str) -> bool:
+        return await self._do(self._exists, key)
+
+    def _exists(self, key: str) -> bool:
         return key in self if self._session is None else self._session.exists(key)
 
     async def set(self, key: str, value: Buffer) -> None:
-        self.set_sync(key, value)
+        if self._engine.storage.objects is None:
+            self.set_sync(key, value)
+        else:
+            await in_thread(self.set_sync, key, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         self._check_writable()
-        if not self._writer().exists(key):
-            self.set_sync(key, value)
+        if not await self._do(self._writer().exists, key):
+            await self.set(key, value)
 
     async def delete(self, key: str) -> None:
-        self.delete_sync(key)
+        await self._do(self.delete_sync, key)
 
     async def delete_dir(self, prefix: str) -> None:
-        self._writer().delete_dir(prefix)
+        await self._do(self._writer().delete_dir, prefix)
 
     async def is_empty(self, prefix: str) -> bool:
-        return not self.mapping.has_keys_below(prefix)
+        return not await self._do(lambda: self.mapping.has_keys_below(prefix))
 
     async def list(self) -> AsyncIterator[str]:
-        for key in self.mapping:
+        async for key in self._listed(lambda: iter(self.mapping)):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         # A path, as in LocalStore, not any string: zarr's own `nchunks_initialized` passes one, and would find the
         # chunks of `positions` in `position`.
-        for key in self.mapping.keys_below(prefix):
+        async for key in self._listed(lambda: self.mapping.keys_below(prefix)):
             yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        for name in self.mapping.list_dir(prefix):
+        async for name in self._listed(lambda: self.mapping.list_dir(prefix)):
             yield name
 
+    async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
+        if self._engine.storage.objects is None:
+            for name in listing():
+                yield name
+            return
+        names = await in_thread(listing)
+        while page := await in_thread(lambda: tuple(islice(names, _PAGE))):
+            for name in page:
+                yield name
+
     async def getsize(self, key: str) -> int:
-        size = self.mapping.size_of(key)
+        size = await self._do(lambda: self.mapping.size_of(key))
         if size is None:
             raise FileNotFoundError(key)
         return size
 
     async def getsize_prefix(self, prefix: str) -> int:
+        return await self._do(self._size_below, prefix)
+
+    def _size_below(self, prefix: str) -> int:
         mapping = self.mapping
         return sum(mapping.size_of(key) or 0 for key in mapping.keys_below(prefix))
 

@@ -8,7 +8,7 @@ from txstore import names
 from txstore.commits import Commits
 from txstore.documents import kind_of_node
 from txstore.keys import ancestors, directory_prefix
-from txstore.reachable import Reachable, data_packs, kept_commits, size_of, staged_data_packs
+from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, size_of
 from txstore.snapshot import Snapshot, Snapshots
 
 
@@ -58,7 +58,7 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     directory = names.commits_directory(branch)
     files = [*data_packs(commits), *[f"{directory}/{file}" for file in storage.list(directory)]]
     staged = storage.list(names.STAGING)
-    committing = staged_data_packs(staged)
+    committing = StagedPacks(staged)
     head = None if oldest is None else commits.head(branch)
     needed = Reachable(commits)
     if head is not None:

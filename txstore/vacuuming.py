@@ -18,9 +18,9 @@ from datetime import UTC, datetime, timedelta
 from txstore import encoding, names
 from txstore.commits import Commits, Stored
 from txstore.errors import CorruptionError
-from txstore.pack import MissingPackError, PackWriter
+from txstore.pack import MissingPackError
 from txstore.publishing import Contents, Publisher, SyncFailedError
-from txstore.reachable import Reachable, data_packs, kept_commits, size_of, staged_data_packs
+from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, size_of
 from txstore.reclaiming import reclaim_staging
 from txstore.records import TransactionRecord
 from txstore.snapshot import Snapshot, Snapshots
@@ -177,7 +177,7 @@ class _Vacuum:
         return below if seq is None else max(0, seq - difference)
 
     def _publish(self, floor: int) -> Stored:
-        writer = PackWriter.of_participant(self.storage, os.urandom(16), 0, self.commits.identity.id)
+        writer = self.commits.new_pack(os.urandom(16), 0)
         # Durable in any case (I10): what commits of `durability="none"` have made is synced once, not each time.
         publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
@@ -215,7 +215,7 @@ class _Vacuum:
         after: whoever looks at `packs/`, then `.staging/`, then the head has seen one of the three.
         """
         candidates = list(data_packs(self.commits))
-        staged = staged_data_packs(self.storage.list(names.STAGING))
+        staged = StagedPacks(self.storage.list(names.STAGING))
         head = self.commits.head(self.branch)
         assert head is not None
         lowest = self._limited(head, floor)
@@ -226,9 +226,8 @@ class _Vacuum:
             # Whoever asks for one that is gone pins it until told so: then it may be there in part.
             with contextlib.suppress(MissingPackError):
                 needed.add(stored)
-        needed.paths |= staged
         for path in candidates:
-            if path not in needed.paths:
+            if path not in needed.paths and path not in staged:
                 yield path
         directory = names.commits_directory(self.branch)
         for file in self.storage.list(directory):

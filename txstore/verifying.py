@@ -24,6 +24,7 @@ from txstore.faults import Fault, Report
 from txstore.format import PackName
 from txstore.index import names_of
 from txstore.keys import check_name, decode_key
+from txstore.opening import open_commits
 from txstore.records import Tag, TransactionRecord
 from txstore.remote_packs import open_packs
 from txstore.snapshot import Snapshot
@@ -44,7 +45,7 @@ def verify(commits: Commits, progress: Progress | None = None) -> Report:
 
 def _floor(commits: Commits) -> int | None:
     try:
-        head = Commits(commits.storage).head(MAIN)
+        head = open_commits(commits.storage).head(MAIN)
     except (TxStoreError, OSError):
         return None
     return None if head is None else head.header.floor

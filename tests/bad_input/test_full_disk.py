@@ -13,7 +13,7 @@ import zarr
 
 import txstore
 from tests.bad_input.disk import tree
-from txstore.storage import LocalStagedFile, LocalStorage
+from txstore.local_storage import LocalStagedFile, LocalStorage
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import txstore
 from tests.conflicts.faults import once, watch
 from txstore import names, records
-from txstore.storage import LocalStorage
+from txstore.local_storage import LocalStorage
 
 OpenRepo = Callable[..., txstore.Repository]
 

@@ -11,8 +11,8 @@ import pytest
 import txstore
 from tests.conformance.upkeep import bytes_of_head, content, floor_of, put, rewrite, tree
 from txstore import retention
+from txstore.local_storage import LocalStorage
 from txstore.retention import STEP
-from txstore.storage import LocalStorage
 
 
 def files(repo: txstore.Repository) -> list[str]:

@@ -17,9 +17,9 @@ import zarr
 import txstore
 from tests.conflicts.faults import Hook, once, watch
 from tests.conformance.upkeep import content, put, rewrite, staged, tree
-from txstore import storage as storages
+from txstore import local_storage as storages
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
-from txstore.storage import LocalStorage
+from txstore.local_storage import LocalStorage
 
 
 def slots(repo: txstore.Repository) -> list[int]:

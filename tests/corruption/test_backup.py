@@ -15,7 +15,8 @@ from tests.bad_input.disk import tree
 from tests.corruption import small
 from txstore import names
 from txstore.backup import back_up
-from txstore.storage import LocalStorage, open_storage
+from txstore.local_storage import LocalStorage
+from txstore.opening import open_storage
 
 
 def contents_of(path: Path | str) -> list[dict[str, bytes]]:

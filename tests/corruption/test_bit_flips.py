@@ -17,12 +17,14 @@ import pytest
 import txstore
 from tests import reliability
 from tests.corruption import small
-from txstore import storage
+from txstore import local_storage as storage
 from txstore.commits import Commits
 from txstore.faults import Report
+from txstore.opening import open_storage
 from txstore.repairing import verify_and_repair
-from txstore.storage import open_storage
 from txstore.verifying import verify
+
+pytestmark = pytest.mark.long
 
 SAMPLE = 200
 Tree = dict[str, bytes]

@@ -14,8 +14,8 @@ from tests.corruption.test_backup import put
 from txstore import names
 from txstore.checking import frames_end
 from txstore.commits import MAIN, Commits
+from txstore.opening import open_storage
 from txstore.repairing import verify_and_repair
-from txstore.storage import open_storage
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from txstore import encoding, format, names
 from txstore.commits import MAIN, Commits
 from txstore.faults import Report
 from txstore.format import PackName
+from txstore.local_storage import LocalStorage
+from txstore.opening import open_storage
 from txstore.repairing import verify_and_repair
-from txstore.storage import LocalStorage, open_storage
 from txstore.verifying import verify
 
 LAST = 5

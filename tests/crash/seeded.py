@@ -75,7 +75,7 @@ OMITTED = [
     Omitted(f"{_NAMES} floor/main < {_STORAGE}LocalStorage.write_once < Commits.write_floor", "vacuumed"),
     # Repairing.
     Omitted(f"{_SYNC}.new < Replacer.write_small", "repaired guard"),
-    Omitted(f"{_NAMES} . < {_STORAGE}Replacer.write_small", "repaired guard"),
+    Omitted(f"{_NAMES} . < {_STORAGE}Replacer._put", "repaired guard"),
     Omitted(f"{_NAMES} commits/main < {_STORAGE}Replacer._quarantine", "repaired"),
     Omitted(f"{_NAMES} quarantine < {_STORAGE}Replacer._quarantine", "repaired guard"),
     Omitted(f"{_NAMES} quarantine/commits/main < {_STORAGE}Replacer._quarantine", "repaired"),
@@ -216,8 +216,8 @@ EDITS = [
     ),
     Edit(
         "vacuuming:_Vacuum._unreachable",
-        "needed.paths.update(names.data_pack_path(participants_pack(*part)) for part in staged)",
-        "pass",
+        "path not in needed.paths and path not in staged",
+        "path not in needed.paths",
         "linked",
     ),
     Edit(

@@ -25,7 +25,8 @@ from unittest import mock
 import txstore
 from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Step, Sync, SyncNames, Write
 from txstore import engine as engine_module
-from txstore import forking, numbered_locks, pins, sharing, staging, storage
+from txstore import forking, numbered_locks, pins, sharing, staging
+from txstore import local_storage as storage
 from txstore._native import local as native_local
 from txstore.commits import Stored
 from txstore.errors import LocksUnavailableError
@@ -444,7 +445,7 @@ def simulated() -> Iterator[System]:
         mock.patch.object(numbered_locks, "fcntl", _Fcntl()),
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
         mock.patch.object(Stored, "__init__", _init_stored),
-        mock.patch.object(engine_module, "open_storage", lambda url, options: SimulatedStorage(url)),
+        mock.patch.object(engine_module, "open_storage", lambda url, *_, **__: SimulatedStorage(url)),
     ]
     with contextlib.ExitStack() as stack:
         for patch in patches:

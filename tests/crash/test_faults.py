@@ -22,7 +22,10 @@ from tests.crash.system import SYSTEM, Process, forget_all, simulated
 from tests.crash.world import World
 from txstore.transaction import Transaction
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux"),
+]
 
 #: Of the calls of each workload and kind, so many fail, one in each run; 0: all of them.
 SAMPLE = 0 if "TXSTORE_CRASH_IMAGES" in os.environ else 12

@@ -22,6 +22,8 @@ from tests.isolation.clients import WORKLOADS, read_all, run, set_up
 from tests.isolation.histories import Txn, optimize
 from tests.processes.workers import QUICK, TIMEOUT
 
+pytestmark = pytest.mark.long
+
 TRANSACTIONS = int(os.environ.get("TXSTORE_HISTORIES", "120"))
 PROCESSES = 3
 OPTIMIZED = 0.02  # of what is heard is followed by an `optimize`

@@ -10,6 +10,8 @@ import pytest
 
 import txstore
 
+pytestmark = pytest.mark.long
+
 KEYS = 1_000_000
 MEGABYTES = 300
 

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 FREE, DIRTY = 0, 1
 #: Of `parked`: the member's transaction, or none.
 NOBODY = 0

@@ -14,6 +14,8 @@ from tests.processes.workers import SPAWN, TIMEOUT, Worker, ended
 from txstore import following
 from txstore._native import watch_twin
 
+pytestmark = pytest.mark.long
+
 WRITERS = 4
 
 

@@ -8,6 +8,8 @@ import pytest
 import txstore
 from tests.processes.workers import QUICK
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 12  # in each of the repositories
 
 

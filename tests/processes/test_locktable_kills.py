@@ -28,7 +28,10 @@ import pytest
 
 from tests.processes.lock_clients import TimedOut, native, open_table
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks"),
+]
 
 ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "150"))
 PLACES = 24

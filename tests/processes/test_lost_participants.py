@@ -113,7 +113,7 @@ def test_a_process_that_breaks_off_has_not_done_its_work(repo, store, method, ho
 
 def die_in_the_middle(store: TxStore, key: str, size: int) -> None:
     """Die when a part of the frame is written."""
-    from txstore import storage
+    from txstore import local_storage as storage
 
     def write_half(descriptor: int, offset: int, parts: Any) -> None:
         content = b"".join(parts)

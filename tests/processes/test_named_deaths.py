@@ -18,6 +18,8 @@ from tests.processes.ranks import KEYS, NAME, assert_tidy, content, is_committed
 from tests.processes.steps import BeforeEach, forked, status_of
 from txstore import TransactionStateError, names
 
+pytestmark = pytest.mark.long
+
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 

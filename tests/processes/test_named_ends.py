@@ -133,14 +133,17 @@ def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: s
     """What is held then is a file without a name, which says nothing."""
     transaction = stage_all(repo)
     late = repo.engine.existing(NAME)
-    real, hooks = txstore.storage._hold, [lambda: getattr(txstore.Repository(repo.url).engine.existing(NAME), end)()]
+    real, hooks = (
+        txstore.local_storage._hold,
+        [lambda: getattr(txstore.Repository(repo.url).engine.existing(NAME), end)()],
+    )
 
     def interrupted(descriptor: int, *, wait: bool = False) -> bool:
         if hooks and not wait:
             hooks.pop()()
         return real(descriptor, wait=wait)
 
-    monkeypatch.setattr(txstore.storage, "_hold", interrupted)
+    monkeypatch.setattr(txstore.local_storage, "_hold", interrupted)
     with pytest.raises(TransactionStateError, match="has ended"):
         late.commit()
     assert (repo.head() is not None) == (end == "commit")

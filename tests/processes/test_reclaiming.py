@@ -123,7 +123,7 @@ def test_a_file_that_is_created_while_it_is_reclaimed(repo: txstore.Repository, 
     """Between its creation and its being held, a file looks as if it were left by the dead."""
     write(repo)
     storage = repo.engine.storage
-    real, path = txstore.storage._hold, ".staging/0123456789abcdef.new"
+    real, path = txstore.local_storage._hold, ".staging/0123456789abcdef.new"
     left = [1, 2]
 
     def interrupted(descriptor: int, *, wait: bool = False) -> bool:
@@ -132,7 +132,7 @@ def test_a_file_that_is_created_while_it_is_reclaimed(repo: txstore.Repository, 
             storage.reclaim(path)
         return real(descriptor, wait=wait)
 
-    monkeypatch.setattr(txstore.storage, "_hold", interrupted)
+    monkeypatch.setattr(txstore.local_storage, "_hold", interrupted)
     file = storage.create(path)
     file.write(0, [b"here"])
     assert storage.read(path) == b"here"

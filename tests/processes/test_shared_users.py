@@ -20,7 +20,10 @@ import txstore
 from tests.bad_input.disk import in_child, said
 from tests.processes.steps import commit_with_signal, forked, status_of
 
-pytestmark = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can be several users")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can be several users"),
+]
 
 GROUP = 61010
 ALICE, BOB = 61001, 61002

@@ -14,7 +14,10 @@ import txstore
 from tests.processes.steps import commit_with_signal, forked, status_of
 from tests.processes.workers import QUICK, TIMEOUT, Worker, ended
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here"),
+]
 
 
 def in_time(function: Callable[[], Any]) -> Any:

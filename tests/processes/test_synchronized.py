@@ -20,6 +20,8 @@ from tests.processes.workers import SPAWN, TIMEOUT, Worker, ended, run_together
 from txstore.regions import APPEND, METADATA
 from txstore.synchronized import synchronized
 
+pytestmark = pytest.mark.long
+
 MANY = int(os.environ.get("TXSTORE_ROUNDS", "40"))
 ROUNDS = MANY // 2
 LOCK_TIMEOUT = TIMEOUT

@@ -23,6 +23,8 @@ from tests import reliability
 from tests.processes.torture import KEYS, LOCK_TIMEOUT, WRITERS, key
 from tests.processes.torture_roles import check
 
+pytestmark = pytest.mark.long
+
 ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "120"))
 ROOT = Path(__file__).parents[2]
 

@@ -22,7 +22,10 @@ from tests.processes.steps import BeforeEach, forked, status_of
 from tests.processes.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.errors import SnapshotExpiredError
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals and forks")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals and forks"),
+]
 
 ROUNDS = int(os.environ.get("TXSTORE_VACUUM_ROUNDS", "1"))
 
@@ -254,7 +257,7 @@ def test_all_at_once(open_repo, tmp_path):
 
 def commit_with_hook(url: str, sign: str, go: str) -> None:
     """A writer whose file system's lock excludes nobody stands still right before its rename."""
-    from txstore.storage import LocalStorage
+    from txstore.local_storage import LocalStorage
 
     LocalStorage.lock = lambda self, path, prepare=None: contextlib.nullcontext()  # type: ignore[method-assign,assignment,return-value]
     LocalStorage.open_pins = lambda self: None  # type: ignore[method-assign]

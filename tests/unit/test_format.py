@@ -121,11 +121,12 @@ def test_frames(kind, seen, sequence, key, value, gap):
     assert format.decode_frame(part, start, begin=start, size=end) == found
 
 
-@given(st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1))
-def test_packs_of_participants(transaction, participant):
-    pack = format.participants_pack(transaction, participant)
-    assert format.participant_of(transaction, pack) == participant
-    assert (pack == transaction) == (participant == 0)
+@given(st.binary(min_size=16, max_size=16), u32)
+def test_packs_of_a_transaction(transaction, number):
+    pack = format.participants_pack(transaction, number)
+    assert format.number_of(transaction, pack) == number
+    assert format.pack_number(format.participant_of(number), format.nth_of(number)) == number
+    assert (pack == transaction) == (number == 0)
     assert pack[0] == transaction[0], "all packs of a transaction go into one directory"
     name = PackName(pack)
     assert PackName.decode(name.encode()) == name
@@ -250,7 +251,7 @@ def test_a_branch_that_would_lead_elsewhere(branch):
 
 
 def test_newer_versions_are_told_from_damage():
-    head = encoding.with_checksum(format.HEAD.pack(b"TXSTPACK", 2, 0, bytes(16), bytes(16)))
+    head = encoding.with_checksum(format.HEAD.pack(b"TXSTPACK", 2, 0, bytes(16), bytes(16), 0))
     footer = encoding.with_checksum(format.FOOTER.pack(b"TXSTFOOT", 2, 1, 2, 67, bytes(16), 0))
     header = Header(*[bytes(16)] * 4, 0, 1, 0, "main", required=1 << 63).encode()
     pack = b"\x03" + bytes(20)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from txstore import format
+from txstore.opening import open_storage
 from txstore.pack import PackWriter, Staged
-from txstore.storage import open_storage
 
 SIZES = [0, 1, 7, 1023, 1024, 5000, 16 << 10, (16 << 10) + 1, 100_000, (128 << 10) - 1, 128 << 10, 3 << 20]
 

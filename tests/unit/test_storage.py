@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import txstore
-from txstore.storage import LocalStorage, open_storage
+from txstore.local_storage import LocalStorage
+from txstore.opening import open_storage
 
 
 @pytest.fixture
@@ -307,7 +308,7 @@ def test_the_lock_excludes_threads(storage):
 
 HOLD = """
 import sys
-from txstore.storage import LocalStorage
+from txstore.local_storage import LocalStorage
 with LocalStorage(sys.argv[1]).lock("locks/commit"):
     print("held", flush=True)
     sys.stdin.readline()

@@ -1,0 +1,92 @@
+"""The servers, started when a test first asks for one, and object stores over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.remote import servers
+from tests.remote.proxy import Proxy
+from tests.remote.servers import Server
+from txstore import object_client, obstore_objects
+from txstore.objects import ObjectStore, open_objects
+
+#: What a test over `objects` runs on: a server, and what its requests are made with.
+STORES = {
+    "memory": ("memory", "fsspec"),
+    "s3-s3fs": ("s3", "fsspec"),
+    "s3-obstore": ("s3", "obstore"),
+    "azure-adlfs": ("azure", "fsspec"),
+    "azure-obstore": ("azure", "obstore"),
+    "sftp": ("sftp", "fsspec"),
+    "gcs": ("gcs", "fsspec"),
+}
+
+
+@pytest.fixture(scope="session")
+def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    """Return the server of a name; the test is skipped if it can't be started."""
+    base = tmp_path_factory.getbasetemp()
+    directory: Path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "servers"
+    running: dict[str, Server] = {}
+    missing: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def server_of(name: str) -> Server:
+            if name not in running and name not in missing:
+                try:
+                    running[name] = stack.enter_context(servers.SERVERS[name](directory))
+                except servers.Unavailable as reason:
+                    missing[name] = str(reason)
+            if name in missing:
+                unavailable(f"{name}: {missing[name]}")
+            return running[name]
+
+        yield server_of
+
+
+def with_engine(server: Server, engine: str) -> Server:
+    if engine == "obstore" and not obstore_objects.is_installed():
+        unavailable("obstore is missing: pip install 'txstore[obstore]'")
+    return server.with_options(txstore_engine=engine)
+
+
+def unavailable(reason: str) -> None:
+    if os.environ.get("TXSTORE_REQUIRE_SERVERS") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(params=sorted(STORES))
+def server(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Server:
+    """Each of the servers, with each of the packages that its requests are made with."""
+    name, engine = STORES[request.param]
+    return with_engine(server_of(name), engine)
+
+
+@pytest.fixture
+def objects(server: Server) -> ObjectStore:
+    """An empty object store."""
+    return open_objects(server.url(), server.storage_options)
+
+
+@pytest.fixture(params=["fsspec", "obstore"])
+def s3(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Server:
+    return with_engine(server_of("s3"), request.param)
+
+
+@pytest.fixture
+def proxy(server_of: Callable[[str], Server]) -> Iterator[Proxy]:
+    """A proxy in front of S3."""
+    with Proxy(server_of("s3").port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that fail are soon given up."""
+    monkeypatch.setattr(object_client, "RETRY_SECONDS", 0.2)

@@ -1,0 +1,170 @@
+"""Who lives, on a medium that has no kernel to tell: small objects that their owners write anew again and again.
+
+A lease is an object beside what it is about. Whoever holds it renews it every `BEAT` seconds. After `TERM` seconds without,
+by the server's clock (I10), others take its holder for dead, and one of them may take its place; what it has stored is
+deleted after `KEPT` seconds at the earliest. Whoever could not renew its own for half as long is told that it has lost it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import threading
+import time
+
+from txstore import forking
+from txstore.objects import ObjectStore
+
+#: Seconds between two renewals of a lease; after which it is over without one; after which what it is about may go.
+BEAT, TERM, KEPT = 3.0, 30.0, 3600.0
+
+_SUFFIX = ".held"
+
+
+class Leases:
+    """The leases of one process on the objects of one repository. Safe in threads; a forked child has none."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._held: set[Lease] = set()
+        self._lock = forking.new_lock()
+        self._is_beating = False
+        forking.watch(self)
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self._held, self._is_beating = set(), False
+
+    def take(self, path: str) -> Lease:
+        """Hold a path. Raises `BlockingIOError` if a living process does, `OSError`."""
+        lease = Lease(self, self._objects, path + _SUFFIX)
+        lease.take()
+        with self._lock:
+            self._held.add(lease)
+            begins = not self._is_beating
+            self._is_beating = True
+        if begins:
+            threading.Thread(target=self._beat, name="txstore leases", daemon=True).start()
+        return lease
+
+    def is_held(self, path: str) -> bool:
+        """Tell whether a living process holds a path: whether its lease was renewed within the term."""
+        age = self.age(path)
+        return age is not None and age < TERM
+
+    def may_go(self, path: str) -> bool:
+        """Tell whether what was held is to be taken for abandoned."""
+        age = self.age(path)
+        return age is None or age > KEPT
+
+    def age(self, path: str) -> float | None:
+        """Return how many seconds ago the lease on a path was renewed; None if there is none."""
+        directory, name = posixpath.split(path + _SUFFIX)
+        for found in self._objects.list(directory):
+            if found.name == name and found.modified is not None:
+                return max(0.0, self._objects.now() - found.modified)
+        return None
+
+    def is_alive_now(self, path: str) -> bool:
+        """Tell whether a process lives that holds a path: wait until it renews its lease, or until that is over."""
+        first = last = self.age(path)
+        while last is not None and last < TERM:
+            if first is not None and last < first:
+                return True
+            time.sleep(min(BEAT / 3, max(TERM - last, 0.01)))
+            first, last = last, self.age(path)
+        return False
+
+    def forget(self, lease: Lease) -> None:
+        with self._lock:
+            self._held.discard(lease)
+
+    def delete(self, path: str) -> None:
+        """Delete the lease on a path that nobody holds any more."""
+        self._objects.delete([path + _SUFFIX])
+
+    def _beat(self) -> None:
+        while True:
+            threading.main_thread().join(BEAT)
+            with self._lock:
+                held = list(self._held)
+                if not held or not threading.main_thread().is_alive():
+                    self._is_beating = False
+                    return
+            for lease in held:
+                with contextlib.suppress(OSError):  # it is tried again, and `check` tells when it was too long ago
+                    lease.renew()
+
+
+class Lease:
+    """One path that this process holds."""
+
+    def __init__(self, leases: Leases, objects: ObjectStore, path: str) -> None:
+        self._leases = leases
+        self._objects = objects
+        self._path = path
+        self._content = os.urandom(16).hex().encode()
+        self._renewed = 0.0
+        self._closing = forking.new_lock()
+        self._is_closed = False
+
+    def take(self) -> None:
+        self._renewed = _now()
+        try:
+            self._objects.create(self._path, [self._content])
+            return
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                if self._objects.get(self._path) == self._content:
+                    return  # the answer to the first request was lost
+        if self._leases.is_held(self._path.removesuffix(_SUFFIX)):
+            raise BlockingIOError(f"{self._path}: another process holds this")
+        # Of two that find it over, the first to create it anew has it; the second has deleted an old one, or this one.
+        self._objects.delete([self._path])
+        try:
+            self._objects.create(self._path, [self._content])
+        except FileExistsError as error:
+            raise BlockingIOError(f"{self._path}: another process has just taken this") from error
+        time.sleep(min(BEAT, 1.0))
+        try:
+            is_ours = self._objects.get(self._path) == self._content
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
+            raise BlockingIOError(f"{self._path}: another process has just taken this")
+
+    def renew(self) -> None:
+        with self._closing:
+            began = _now()
+            if not self._is_closed and began - self._renewed <= KEPT / 2:
+                self._objects.put(self._path, [self._content])
+                self._renewed = began
+
+    def check(self) -> None:
+        """Raise `OSError` if the lease was not renewed for so long that others may delete what it is about."""
+        if _now() - self._renewed > KEPT / 2:
+            raise OSError(
+                f"{self._path} could not be renewed for {KEPT / 2:.0f} s, so what was staged may be gone: begin anew"
+            )
+
+    def check_term(self) -> None:
+        """Raise `OSError` if another process may have taken the place of this one."""
+        if _now() - self._renewed > TERM / 2:
+            raise OSError(f"{self._path} was not renewed for {TERM / 2:.0f} s: another process may have taken over")
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._leases.forget(self)
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                with contextlib.suppress(OSError):  # then it ends by itself
+                    self._objects.delete([self._path])
+
+
+def _now() -> float:
+    """Return seconds on a clock that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

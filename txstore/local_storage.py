@@ -1,0 +1,399 @@
+"""A directory on a local file system: mapped reads, syncs, renames that replace nothing, kernel locks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+import filelock
+
+from txstore import forking, names
+from txstore._native import local, watch
+from txstore.records import SLOTS_BY_RENAME
+from txstore.sharing import Sharing
+from txstore.storage import Held, Mapped, StagedFile
+
+if sys.platform != "win32":
+    import fcntl
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class LocalStorage:
+    """A directory on a local file system."""
+
+    slots = SLOTS_BY_RENAME
+    objects = None
+
+    def __init__(self, root: str) -> None:
+        self.url = root
+        self._root = root + os.sep
+        self._sharing = Sharing(root)
+
+    def _file(self, path: str) -> str:
+        return self._root + path
+
+    # --- reading
+
+    def read(self, path: str) -> bytes:
+        with open(self._file(path), "rb") as file:
+            return file.read()
+
+    # The two that follow are called several times for each commit: os.open and lseek cost half of `_opened` and fstat.
+
+    def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        descriptor = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.lseek(descriptor, 0, os.SEEK_END)
+            length = min(length, size)
+            return _read_fully(descriptor, size - length, length), size
+        finally:
+            os.close(descriptor)
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        descriptor = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _read_fully(descriptor, offset, length)
+        finally:
+            os.close(descriptor)
+
+    def map(self, path: str) -> Mapped:
+        return local.map_file(self._file(path))
+
+    def exists(self, path: str) -> bool:
+        try:
+            os.stat(self._file(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return os.listdir(self._file(path))
+        except FileNotFoundError:
+            return []
+
+    @contextmanager
+    def _opened(self, path: str, flags: int = os.O_RDONLY, *, create: bool = False) -> Iterator[int]:
+        try:
+            descriptor = os.open(self._file(path), flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not create:
+                raise
+            # Not by O_CREAT: another user could meet the file before it has the permissions that it gets.
+            with contextlib.suppress(FileExistsError):
+                self.write_once(path, b"", durable=False)
+            descriptor = os.open(self._file(path), flags | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    # --- writing
+
+    def make_directory(self, path: str, *, durable: bool) -> None:
+        self._make_directory(os.path.normpath(self._file(path)), durable)
+
+    def _make_directory(self, directory: str, durable: bool) -> None:
+        try:
+            self._sharing.make_directory(directory)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self._make_directory(os.path.dirname(directory), durable)
+            self._make_directory(directory, durable)
+            return
+        if durable:
+            _sync_directory(os.path.dirname(directory))
+
+    def create_held(self, path: str, content: bytes) -> Held:
+        held = self.create(path)
+        try:
+            held.write(0, [content])
+        except BaseException:
+            held.close()
+            self.delete(path)
+            raise
+        return held
+
+    def hold(self, path: str) -> Held:
+        descriptor = os.open(self._file(path), os.O_RDWR | os.O_CLOEXEC)
+        if not _hold(descriptor):
+            os.close(descriptor)
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this file", path)
+        return LocalStagedFile(descriptor)
+
+    def is_held(self, path: str, *, for_sure: bool = False) -> bool:
+        with contextlib.suppress(PermissionError), self._opened(path) as descriptor:
+            return _is_held(descriptor)
+        return True  # another user's, who has not yet given it its permissions
+
+    def reclaim(self, path: str) -> None:
+        try:
+            # PermissionError: another user's, which had not yet got its permissions; that user's processes reclaim it.
+            with contextlib.suppress(FileNotFoundError, PermissionError), self._opened(path, os.O_RDWR) as descriptor:
+                if _hold(descriptor):  # so that whoever has just created it, and does not hold it yet, notices
+                    os.unlink(self._file(path))
+        except IsADirectoryError:
+            os.rmdir(self._file(path))  # it was to become one of the repository's; whoever lives makes another
+
+    def link(self, source: str, target: str) -> None:
+        os.link(self._file(source), self._file(target))
+
+    def create(self, path: str) -> StagedFile:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        while True:
+            descriptor = os.open(self._file(path), flags, 0o666)
+            try:
+                self._sharing.share_file(descriptor)
+                _hold(descriptor, wait=True)
+                reclaimed = os.fstat(descriptor).st_nlink == 0  # by somebody who found it before it was held
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if not reclaimed:
+                return LocalStagedFile(descriptor)
+            os.close(descriptor)
+
+    def sync_file(self, path: str) -> None:
+        with self._opened(path) as descriptor:
+            _sync(descriptor)
+
+    def sync_directory(self, path: str) -> None:
+        _sync_directory(self._file(path))
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        local.rename_noreplace(self._file(source), self._file(target))
+
+    def replace(self, source: str, target: str) -> None:
+        os.replace(self._file(source), self._file(target))
+
+    def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
+        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+        file = self.create(temporary)
+        try:
+            file.write(0, [content])
+            if durable:
+                file.sync()
+            self.rename_noreplace(temporary, path)
+        except BaseException:
+            self.delete(temporary)
+            raise
+        finally:
+            file.close()
+        if durable:
+            self.sync_directory(os.path.dirname(path))
+
+    def write_in_place(self, path: str, content: bytes) -> None:
+        with self._opened(path, os.O_WRONLY, create=True) as descriptor:
+            _write_fully(descriptor, 0, [content])
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._file(path))
+
+    def watch(self, path: str) -> int:
+        return watch.open_watch(self._file(path))
+
+    def lock_directory(self) -> str:
+        return self._file(names.LOCKS)
+
+    def open_pins(self) -> int | None:
+        if sys.platform != "linux":
+            return None
+        try:
+            descriptor = os.open(self._file(names.PINS), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            try:
+                with contextlib.suppress(FileExistsError):
+                    self.write_once(names.PINS, b"", durable=False)
+                descriptor = os.open(self._file(names.PINS), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return None
+        except OSError:
+            return None
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_TURN)
+        except OSError:  # a file system without such locks
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def boot(self) -> int:
+        return _boot()
+
+    def place(self) -> int:
+        # No copy has both the number and the time of change of the original's inode, whatever the file system. Not the
+        # device: its number may change with each boot.
+        try:
+            status = os.stat(self._file(names.FORMAT))
+        except OSError:
+            return 0
+        return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) & ~1 or 2
+
+    @contextmanager
+    def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
+        if sys.platform != "linux":
+            with filelock.FileLock(self._file(path)):
+                yield
+            return
+        # The locks belong to the open file description: two threads that open the file exclude each other too.
+        with self._opened(path, os.O_RDWR, create=True) as descriptor:
+            try:
+                if prepare is not None and _queue(descriptor):
+                    prepare()
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK_TURN)
+                if prepare is not None:
+                    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_NEXT)
+                yield
+            finally:
+                # Closing is not enough: a child that was forked meanwhile has the description open, too.
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_ALL)
+
+
+_U64 = (1 << 64) - 1
+
+
+class LocalStagedFile:
+    """An open file below `.staging/`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._closing = forking.new_lock()
+        forking.watch(self)
+
+    def write(self, offset: int, parts: Sequence[Buffer]) -> None:
+        _write_fully(self._descriptor, offset, parts)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return _read_fully(self._descriptor, offset, length)
+
+    def allocate(self, offset: int, length: int) -> None:
+        local.allocate(self._descriptor, offset, length)
+
+    def start_writeback(self, offset: int, length: int) -> None:
+        local.start_writeback(self._descriptor, offset, length)
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._descriptor, length)
+
+    def sync(self) -> None:
+        _sync(self._descriptor)
+
+    def close(self) -> None:
+        with self._closing:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self.close()  # or the file would be held for as long as the child lives
+
+
+if sys.platform == "linux":
+    _LOCK_ALL = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
+    _LOCK_ALL_SHARED = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    _UNLOCK_ALL = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+    # Of the file by which turns are taken, one byte for whose turn it is, and one for who is the next.
+    _LOCK_TURN = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    _LOCK_NEXT = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1, 1, 0)
+    _UNLOCK_NEXT = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 1, 1, 0)
+
+
+def _queue(descriptor: int) -> bool:
+    """Become the next one; return whether somebody else was before."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK_NEXT)
+    except (BlockingIOError, PermissionError):
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK_NEXT)
+        return True
+    return False
+
+
+def _hold(descriptor: int, *, wait: bool = False) -> bool:
+    """Lock a file for as long as its open file description lives; return whether that was possible."""
+    try:
+        if sys.platform == "linux":
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _LOCK_ALL)
+        elif sys.platform != "win32":
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _is_held(descriptor: int) -> bool:
+    if sys.platform == "linux":
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_ALL_SHARED)
+        kind: int = struct.unpack_from("h", found)[0]
+        return kind != fcntl.F_UNLCK
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return False
+    return True
+
+
+@cache
+def _boot() -> int:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return local.crc32c(file.read())
+    except OSError:
+        return 0
+
+
+def _sync(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync there leaves the data in the drive's cache
+    elif sys.platform == "win32":
+        os.fsync(descriptor)
+    else:
+        os.fdatasync(descriptor)
+
+
+def _sync_directory(directory: str) -> None:
+    if sys.platform == "win32":  # NTFS has no such call and needs none
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
+    data = os.pread(descriptor, length, offset)
+    while len(data) < length:
+        more = os.pread(descriptor, length - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _write_fully(descriptor: int, offset: int, parts: Sequence[Buffer]) -> None:
+    total = sum(memoryview(part).nbytes for part in parts)
+    written = os.pwritev(descriptor, parts, offset)
+    if written == total:
+        return
+    rest = memoryview(b"".join(parts))[written:]
+    while rest:
+        written = os.pwrite(descriptor, rest, offset + total - len(rest))
+        if not written:
+            raise OSError(errno.EIO, "nothing could be written")
+        rest = rest[written:]

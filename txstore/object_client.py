@@ -1,0 +1,190 @@
+"""`ObjectClient`: an engine that survives forks and pickles, tries again, and raises errors of ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from txstore import forking
+from txstore.object_engines import READ_ONLY, Engine, Names, Object, joined
+from txstore.object_errors import Explained, explain
+from txstore.object_urls import Target
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 30.0  # after which a request that has failed is not sent again
+LEAST_TRIES = 3  # even if the first ones took longer than that to fail
+FIRST_PAUSE = 0.05  # seconds, doubled each time
+LONGEST_PAUSE = 5.0
+
+# The engines of this process, the last used last: unpickled stores share one, and its connections. Some libraries keep
+# each client that was ever made until the process ends, so that one for each store would be a leak.
+MOST_ENGINES = 32
+_engines: dict[bytes, Engine] = {}
+_engines_pid = os.getpid()
+_engines_lock = forking.new_lock()
+
+# The engines of the process that this one was forked from: their threads are gone, and to finalize what is left of them
+# here would wait for those threads, or talk over connections that are the parent's.
+_abandoned: list[Engine] = []
+
+
+def engine_of(target: Target, build: Callable[[Target], Engine]) -> Engine:
+    """Return this process's engine for a target."""
+    global _engines_pid  # noqa: PLW0603
+    try:
+        name = pickle.dumps((target, build))
+    except (pickle.PicklingError, TypeError, AttributeError):  # options hold something that can't be: a session, say
+        return build(target)
+    with _engines_lock:
+        if _engines_pid != os.getpid():
+            _abandoned.extend(_engines.values())
+            _engines.clear()
+            _engines_pid = os.getpid()
+        engine = _engines.pop(name, None)
+        if engine is None:
+            engine = build(target)
+        _engines[name] = engine
+        while len(_engines) > MOST_ENGINES:
+            del _engines[next(iter(_engines))]
+        return engine
+
+
+class ObjectClient:
+    """An `objects.ObjectStore` over the engine that `build` makes."""
+
+    is_remote: bool
+    creation: str
+
+    def __init__(self, target: Target, creation: str, build: Callable[[Target], Engine]) -> None:
+        self.url = target.url
+        self.creation = creation
+        self.is_remote = target.family != "memory"
+        self._target = target
+        self._build = build
+        self._lock = forking.new_lock()
+        self._engine: Engine | None = None
+        self._pid = 0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ObjectClient, (self._target, self.creation, self._build)
+
+    # --- reading
+
+    def get(self, path: str) -> bytes:
+        return self._request(path, lambda engine: engine.get(path))
+
+    def get_range(self, path: str, offset: int, length: int) -> bytes:
+        if length <= 0:
+            return b""
+        return self._request(path, lambda engine: engine.get_range(path, offset, length))
+
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        wanted = [each for each in ranges if each[1] > 0]
+        if not wanted:
+            return [b""] * len(ranges)
+        found = self._request(path, lambda engine: engine.get_ranges(path, wanted))
+        for (offset, length), content in zip(wanted, found, strict=True):
+            if len(content) != length:
+                words = f"it ends within the {length} bytes at {offset}, of which there are {len(content)}"
+                raise OSError(errno.EIO, words, self._target.shown(path))
+        left = iter(found)
+        return [next(left) if length > 0 else b"" for _, length in ranges]
+
+    def get_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        content, size = self._request(path, lambda engine: engine.get_tail(path, max(length, 1)))
+        return content[len(content) - length :] if length < len(content) else content, size
+
+    def exists(self, path: str) -> bool:
+        # Not a HEAD: its answer has no body, so that a missing bucket would look like a missing object.
+        try:
+            self.get_range(path, 0, 1)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def list(self, directory: str) -> list[Object]:
+        return self._request(directory, lambda engine: engine.list(directory))
+
+    def list_after(self, directory: str, name: str, limit: int) -> Names | None:
+        return self._request(directory, lambda engine: engine.list_after(directory, name, limit))
+
+    def now(self) -> float:
+        return self._request("", lambda engine: engine.now())
+
+    # --- writing
+
+    def put(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._check_writable(path)
+        content = joined(parts)
+        self._request(path, lambda engine: engine.put(path, content))
+
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._check_writable(path)
+        content = joined(parts)
+        if memoryview(content).nbytes == 0:
+            raise ValueError(f"{self._target.shown(path)}: an empty object is not protected against a second creator")
+        self._request(path, lambda engine: engine.create(path, content))
+
+    def delete(self, paths: Sequence[str]) -> None:
+        if paths:
+            self._check_writable(paths[0])
+            self._request(paths[0], lambda engine: engine.delete(paths))
+
+    def _check_writable(self, path: str) -> None:
+        if self.creation == READ_ONLY:
+            words = (
+                f"{self._target.protocol}:// can't create an object exclusively, so it is read-only for txstore: "
+                "use another file system, or single_writer=True if nobody else writes there"
+            )
+            raise PermissionError(errno.EROFS, words, self._target.shown(path))
+
+    # --- how
+
+    def _request(self, path: str, request: Callable[[Engine], T]) -> T:
+        """Send a request until it is answered. What the library raised is not kept: it may hold credentials."""
+        started = time.monotonic()
+        tries = 0
+        while True:
+            explained: Explained | None = None
+            wrong: str | None = None
+            try:
+                return request(self._connected())
+            except ValueError as error:  # what the libraries say of options that they can't use
+                wrong = self._target.secrets().hide(str(error))
+            except Exception as error:
+                explained = explain(error, self._target.shown(path), self._target.secrets())
+                if explained is None:
+                    raise
+            if explained is None:
+                raise ValueError(f"{self._target.shown(path)}: {wrong}")
+            tries += 1
+            pause = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+            late = time.monotonic() + pause - started > RETRY_SECONDS
+            if not explained.passes or (late and tries >= LEAST_TRIES):
+                raise explained.error
+            time.sleep(pause)
+
+    def _connected(self) -> Engine:
+        """Return the engine of this process."""
+        if self._engine is not None and self._pid == os.getpid():
+            return self._engine
+        with self._lock:
+            if self._engine is None or self._pid != os.getpid():
+                if self._engine is not None:
+                    _abandoned.append(self._engine)
+                    self._engine = None
+                self._engine = engine_of(self._target, self._build)
+                self._pid = os.getpid()
+            return self._engine

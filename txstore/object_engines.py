@@ -1,0 +1,76 @@
+"""What one kind of store can do, one request at a time: no retries, and errors as the library raises them.
+
+An `Engine` belongs to one process and one root. `object_client` makes an `ObjectStore` of it.
+"""
+
+from __future__ import annotations
+
+import email.utils
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+READ_ONLY = "none"  # a `creation`: exclusively not at all
+SINGLE_WRITER = "single writer"  # a `creation`: the caller has promised to be alone
+LONGEST_SECONDS = 600  # of one call: the libraries' time-outs do not cover a connection that takes no more bytes
+PARALLEL_REQUESTS = 16  # of one call: more do not make one connection's worth of network any faster
+
+
+class Object(NamedTuple):
+    """One name in a listing. A directory has size 0 and no time."""
+
+    name: str
+    size: int  # bytes
+    modified: float | None  # seconds since 1970 by the server's clock
+
+
+Names: TypeAlias = list[str]  # within classes that have a method of the name `list`
+Objects: TypeAlias = list[Object]
+
+
+class Engine(Protocol):
+    """The methods are those of `objects.ObjectStore`, and mean the same."""
+
+    def get(self, path: str) -> bytes: ...
+    def get_range(self, path: str, offset: int, length: int) -> bytes: ...
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
+    def get_tail(self, path: str, length: int) -> tuple[bytes, int]: ...
+    def list(self, directory: str) -> list[Object]: ...
+    def list_after(self, directory: str, name: str, limit: int) -> Names | None: ...
+    def put(self, path: str, content: Buffer) -> None: ...
+    def create(self, path: str, content: Buffer) -> None: ...
+    def delete(self, paths: Sequence[str]) -> None: ...
+    def now(self) -> float: ...
+
+
+class Refusal(Exception):
+    """A server's answer that is no success, where the library does not raise one of its own."""
+
+    def __init__(self, status: int, reason: str, *, date: str | None = None) -> None:
+        self.status_code = status
+        self.reason = reason
+        self.date = date
+        super().__init__(f"status {status}: {reason}")
+
+
+def joined(parts: Sequence[Buffer]) -> Buffer:
+    """Return the content that the parts are; without a copy if there is one part."""
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def as_bytes(content: Buffer) -> bytes:
+    return content if isinstance(content, bytes) else bytes(content)
+
+
+def clock_of(date: str | None) -> float:
+    """Return the time that a response's Date header gives."""
+    if date is None:
+        raise OSError("the server does not say what time it is")
+    return email.utils.parsedate_to_datetime(date).timestamp()
+
+
+def size_of(content_range: str) -> int:
+    """Return the size of the object from "bytes 10-19/200"."""
+    return int(content_range.rpartition("/")[2])

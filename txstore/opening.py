@@ -1,0 +1,54 @@
+"""Which storage a URL means, and the history that lies on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from fsspec.core import split_protocol
+
+from txstore.commits import Commits
+from txstore.local_storage import LocalStorage
+from txstore.objects import open_objects
+from txstore.pack_cache import CACHE_SIZE, open_cache
+from txstore.remote_commits import RemoteCommits
+from txstore.remote_storage import RemoteStorage
+from txstore.storage import Storage
+
+
+class Access(NamedTuple):
+    """How a URL is reached: what `Repository` is told besides."""
+
+    storage_options: Mapping[str, Any] = MappingProxyType({})  # of the fsspec file system; they may be secrets
+    single_writer: bool = False
+    cache_dir: str | None = None
+    cache_size: int = CACHE_SIZE
+
+    def __repr__(self) -> str:
+        return f"<Access with {sorted(self.storage_options)}>"
+
+
+_PLAIN = Access()
+
+
+def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storage:
+    """Return the storage for a path or URL. Nothing is read yet.
+
+    Raises `ValueError` for a scheme that nobody knows, or for options that a local directory does not have.
+    """
+    protocol, path = split_protocol(os.fspath(url))
+    if protocol not in (None, "file", "local"):
+        objects = open_objects(os.fspath(url), access.storage_options, single_writer=access.single_writer)
+        return RemoteStorage(objects, open_cache(access.cache_dir, access.cache_size))
+    meant_for_others = sorted(access.storage_options)
+    meant_for_others += [name for name in ("single_writer", "cache_dir") if getattr(access, name)]
+    if meant_for_others:
+        raise ValueError(f"{', '.join(meant_for_others)}: means nothing for the local path {path!r}; leave it out")
+    return LocalStorage(os.path.abspath(os.path.expanduser(path)))
+
+
+def open_commits(storage: Storage) -> Commits:
+    """Return the history of the repository that lies, or will, on a storage."""
+    return RemoteCommits(storage) if isinstance(storage, RemoteStorage) else Commits(storage)

@@ -1,0 +1,215 @@
+"""The history of a repository on an object store: few requests, since each takes its time.
+
+What was created there is durable, so nothing is pending and no chain of parents has to be walked. A listing that begins
+right below the newest known commit tells in one request whether it is still there and what has come since. The hint is
+written when there is time, not more often than `HINT_PERIOD`, and holds the end of the commit's file, too: whoever
+opens the repository has the header, and as a rule the index of the run, without another request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from txstore import encoding, forking, format, names
+from txstore.commits import MAIN, Commits, Stored
+from txstore.errors import CommitUnknownError, CorruptionError
+from txstore.format import Header
+from txstore.object_writing import ObjectWriter
+from txstore.records import HINT_SIZE, Hint
+from txstore.remote_storage import RemoteStorage
+
+#: Seconds between two hints of one process.
+HINT_PERIOD = 1.0
+#: So many bytes at the end of a commit file are read at once, and kept by the hint.
+_TAIL = 64 << 10
+_LISTED = 1000
+
+
+class RemoteCommits(Commits):
+    """The history of one repository on an object store."""
+
+    storage: RemoteStorage
+    tail_size = _TAIL
+    takes_turns = False
+
+    def __init__(self, storage: RemoteStorage) -> None:
+        super().__init__(storage)
+        self.is_tidy = True  # what dead processes have left there is the vacuum's: to look for it takes requests
+        self._hints = _HintWriter(self)
+
+    def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
+        return ObjectWriter(self.storage, transaction, number, self.identity.id)
+
+    def staged_path(self, transaction: bytes, number: int) -> str:
+        if not number:
+            return names.staging_path(transaction, number)
+        return names.data_pack_path(format.participants_pack(transaction, number))
+
+    # --- the head
+
+    def head(self, branch: str = MAIN) -> Stored | None:
+        self.check_branch(branch)
+        newest = self._newest
+        known = newest or self._hinted(branch)
+        found = self._look_above(branch, known) if known is not None else None
+        if found is None:
+            found = self._search(branch, None)
+        if newest is not None and (found is None or found.header.slot < newest.header.slot):
+            reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
+            raise CorruptionError(names.commits_directory(branch), reason=reason)
+        self._newest = found
+        return found
+
+    def _look_above(self, branch: str, known: Stored) -> Stored | None:
+        """Return the newest commit from a known one on; None if that is not there, and nothing above it."""
+        slot = known.header.slot
+        directory = names.commits_directory(branch)
+        below = names.slot_name(slot - 1) if slot else ""
+        listed = self.storage.objects.list_after(directory, below, _LISTED)
+        if listed is None:
+            return self._walk_above(branch, known)
+        slots = [found for found in map(names.parse_slot, listed) if found is not None]
+        while len(listed) == _LISTED:
+            listed = self.storage.objects.list_after(directory, listed[-1], _LISTED) or []
+            slots += [found for found in map(names.parse_slot, listed) if found is not None]
+        if not slots:
+            return None
+        top = max(slots)
+        if top == slot:
+            return known
+        stored = self.read(branch, top)
+        if stored is None:
+            return self._search(branch, None)  # somebody has given it back, or a vacuum has overtaken us
+        if top == slot + 1 and not stored.follows(known):
+            return known  # an orphan
+        return stored
+
+    def _walk_above(self, branch: str, known: Stored) -> Stored | None:
+        found: Stored | None = known
+        while found is not None:
+            above = self.read(branch, found.header.slot + 1)
+            if above is None or not above.follows(found):
+                break
+            found = above
+        # I10: below the floor there are gaps.
+        if found is known and not self.storage.exists(known.path):
+            return None
+        if found is not None and self.is_below_floor(branch, found.header.slot):
+            return None
+        return found
+
+    def _search(self, branch: str, newest: Stored | None) -> Stored | None:
+        """Find the head in a listing of all slots."""
+        for slot in sorted(self.slots(branch), reverse=True):
+            if (found := self.read(branch, slot)) is not None:
+                return found
+        return None
+
+    def _hinted(self, branch: str) -> Stored | None:
+        """Return the commit that the hint holds."""
+        try:
+            content = self.storage.objects.get(names.hint_path(branch))
+            hint = Hint.decode(content[:HINT_SIZE])
+        except (OSError, encoding.MalformedError):
+            return None
+        tail = content[HINT_SIZE:]
+        with contextlib.suppress(CorruptionError):
+            stored = self.decode(names.commit_path(branch, hint.slot), branch, hint.slot, tail, hint.file_length)
+            if stored.header.id == hint.commit_id:
+                return stored
+        return None  # it is only a hint
+
+    def decode(self, path: str, branch: str, slot: int, tail: bytes, size: int) -> Stored:
+        stored = super().decode(path, branch, slot, tail, size)
+        self._keep(stored, tail)
+        return stored
+
+    def _keep(self, stored: Stored, tail: bytes) -> None:
+        """Keep the end of a commit file, of which more is asked for next: the index of its run, and small values."""
+        self.storage.cache.keep(stored.header.id, stored.footer.file_length - len(tail), tail)
+
+    def read_hint(self, branch: str) -> Hint:
+        return Hint.decode(self.storage.objects.get(names.hint_path(branch))[:HINT_SIZE])
+
+    def is_kept(self, stored: Stored) -> bool:
+        newest = self._newest
+        return (newest is not None and newest.header.id == stored.header.id) or super().is_kept(stored)
+
+    # --- durability: the server's
+
+    def pending(self, parent: Stored | None) -> int:
+        return 0
+
+    def is_fit_parent(self, parent: Stored | None) -> bool:
+        return parent is not None
+
+    def make_durable(self, newest: Stored | None) -> None:
+        self.identity.create(durable=True)
+
+    def settle(self, stored: Stored) -> None:
+        """It is durable since it was created."""
+
+    # --- taking a slot
+
+    def take_slot(self, source: str, stored: Stored) -> None:
+        tail = self.storage.read_staged(source)[-_TAIL:]
+        super().take_slot(source, stored)
+        self._keep(stored, tail)
+        self._hints.offer(stored, tail)
+
+    def not_taken(self, header: Header, error: OSError) -> OSError | CommitUnknownError:
+        if isinstance(error, FileExistsError | PermissionError | FileNotFoundError):
+            return error
+        # I3: the slot is empty, but the server may yet come to a request that it has not answered.
+        return CommitUnknownError(header.id.hex(), reason=f"the server did not confirm it ({error})")
+
+    def write_hint(self, stored: Stored, *, durable: bool) -> None:
+        self._hints.start()
+
+
+class _HintWriter:
+    """Writes the newest hint in the background: nobody waits for it, and not every commit has one."""
+
+    def __init__(self, commits: RemoteCommits) -> None:
+        self._commits = commits
+        self._lock = forking.new_lock()
+        self._offered: tuple[Stored, bytes] | None = None
+        self._running = False
+        self._last = -HINT_PERIOD
+        forking.watch(self)
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self._offered, self._running = None, False  # its thread is the parent's
+
+    def offer(self, stored: Stored, tail: bytes) -> None:
+        with self._lock:
+            self._offered = stored, tail
+
+    def start(self) -> None:
+        with self._lock:
+            if self._running or self._offered is None:
+                return
+            self._running = True
+        # No daemon: of a process that commits once and ends, that one commit has its hint.
+        threading.Thread(target=self._run, name="txstore hint").start()
+
+    def _run(self) -> None:
+        while True:
+            wait = self._last + HINT_PERIOD - time.monotonic()
+            if wait > 0:
+                threading.main_thread().join(wait)  # the last hint is not put off when the process ends
+            with self._lock:
+                offered, self._offered = self._offered, None
+                if offered is None:
+                    self._running = False
+                    return
+            self._last = time.monotonic()
+            stored, tail = offered
+            content = self._commits.hint(stored, durable=True).encode() + tail
+            with contextlib.suppress(OSError):  # the commit stands whatever becomes of the hint
+                self._commits.storage.objects.put(names.hint_path(stored.header.branch), [content])

@@ -1,0 +1,211 @@
+"""A repository on an object store: what is a rename on a disk is the creation of an object here.
+
+A staged file is collected in memory, and moving it to a name that must be free creates the object, which the server
+lets one do. What was created is durable. There are no locks and no pins: `docs/remote.md` says what takes their place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from txstore import encoding, forking, names
+from txstore.errors import LocksUnavailableError
+from txstore.leases import Lease, Leases
+from txstore.objects import ObjectStore
+from txstore.pack_cache import PackCache
+from txstore.storage import Held, Mapped, StagedFile
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class RemoteStorage:
+    """The `Storage` of a repository whose files are objects."""
+
+    def __init__(self, objects: ObjectStore, cache: PackCache | None = None) -> None:
+        self.objects = objects
+        self.cache = cache or PackCache()
+        self.url = objects.url
+        self.slots = objects.creation
+        self.leases = Leases(objects)
+        self._staged: dict[str, StagedObject] = {}  # by this process
+        self._lock = forking.new_lock()
+        self._turns: dict[str, contextlib.AbstractContextManager[object]] = {}
+
+    # --- reading
+
+    def read(self, path: str) -> bytes:
+        return self.objects.get(path)
+
+    def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        return self.objects.get_tail(path, length)
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        return self.objects.get_range(path, offset, length)
+
+    def map(self, path: str) -> Mapped:
+        return self.objects.get(path)
+
+    def exists(self, path: str) -> bool:
+        return self.objects.exists(path)
+
+    def list(self, path: str) -> list[str]:
+        return [found.name for found in self.objects.list(path)]
+
+    # --- writing
+
+    def make_directory(self, path: str, *, durable: bool) -> None:
+        """There are none: a directory is what the names of objects begin with."""
+
+    def create(self, path: str) -> StagedFile:
+        with self._lock:
+            if path in self._staged:
+                raise FileExistsError(f"{path} is being written")
+            staged = self._staged[path] = StagedObject()
+        return staged
+
+    def read_staged(self, path: str) -> bytes:
+        """Return what this process has staged under a name; nothing if there is no such thing."""
+        staged = self._staged.get(path)
+        return b"" if staged is None else bytes(staged.content)
+
+    def create_held(self, path: str, content: bytes) -> Lease:
+        try:
+            self.objects.create(path, [content])
+        except FileExistsError:
+            if self.objects.get(path) != content:  # else the answer to the first request was lost
+                raise
+        try:
+            return self.leases.take(_leased(path))
+        except BaseException:
+            self.objects.delete([path])
+            raise
+
+    def hold(self, path: str) -> Held:
+        if not self.objects.exists(path):
+            raise FileNotFoundError(path)
+        return self.leases.take(_leased(path))
+
+    def is_held(self, path: str, *, for_sure: bool = False) -> bool:
+        if not self.objects.exists(path):
+            raise FileNotFoundError(path)
+        return self.leases.is_alive_now(_leased(path)) if for_sure else self.leases.is_held(_leased(path))
+
+    def reclaim(self, path: str) -> None:
+        if self.leases.may_go(_leased(path)):
+            self.objects.delete([path])
+            self.leases.delete(_leased(path))
+
+    def link(self, source: str, target: str) -> None:
+        self.objects.create(target, self._content(source))
+
+    def sync_file(self, path: str) -> None:
+        """What the server has confirmed is durable."""
+
+    def sync_directory(self, path: str) -> None:
+        """As `sync_file`."""
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        self.objects.create(target, self._content(source))
+        self.delete(source)
+
+    def replace(self, source: str, target: str) -> None:
+        self.objects.put(target, self._content(source))
+        self.delete(source)
+
+    def _content(self, path: str) -> Sequence[Buffer]:
+        staged = self._staged.get(path)
+        return [self.objects.get(path)] if staged is None else [staged.content]
+
+    def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
+        if self.objects.exists(path):
+            raise FileExistsError(f"{path} exists")
+        try:
+            self.objects.create(path, [content])
+        except FileExistsError:
+            # It may be ours: where the answer was lost, the request was sent again.
+            if self.objects.get(path) != content:
+                raise
+
+    def write_in_place(self, path: str, content: bytes) -> None:
+        self.objects.put(path, [content])
+
+    def delete(self, path: str) -> None:
+        with self._lock:
+            staged = self._staged.pop(path, None)
+        if staged is None:
+            self.objects.delete([path])
+            if names.parse_staging(posixpath.basename(path)) is not None:
+                self.leases.delete(path)
+
+    def watch(self, path: str) -> int:
+        raise OSError("an object store tells nobody what was created: look again from time to time")
+
+    def boot(self) -> int:
+        return 0
+
+    def place(self) -> int:
+        return encoding.crc32c(self.url.encode()) & ~1 or 2
+
+    @contextmanager
+    def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
+        """Let the threads of this process take turns. Other processes are met at the slot."""
+        with self._lock:
+            turn = self._turns.setdefault(path, forking.new_lock())
+        with turn:
+            yield
+
+    def lock_directory(self) -> str:
+        reason = "an object store has no locks between processes: leave out lock=, and repeat what is in conflict"
+        raise LocksUnavailableError(self.url, reason)
+
+    def open_pins(self) -> int | None:
+        return None
+
+
+def _leased(path: str) -> str:
+    """Return what is held of a path: the record of a transaction whatever its state is."""
+    found = names.parse_record(posixpath.basename(path))
+    return path if found is None else f"{names.STAGING}/{found.hex()}"
+
+
+class StagedObject:
+    """What is written before its object is created. Safe in threads; a forked child has its own copy."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    @property
+    def content(self) -> bytearray:
+        return self._content
+
+    def write(self, offset: int, parts: Sequence[Buffer]) -> None:
+        content = self._content
+        if offset > len(content):
+            content.extend(bytes(offset - len(content)))
+        for part in parts:
+            view = memoryview(part).cast("B") if memoryview(part).nbytes else b""
+            content[offset : offset + len(view)] = view
+            offset += len(view)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(self._content[offset : offset + length])
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Nothing is gained by it here."""
+
+    def start_writeback(self, offset: int, length: int) -> None:
+        """It goes to the server as a whole."""
+
+    def truncate(self, length: int) -> None:
+        del self._content[length:]
+
+    def sync(self) -> None:
+        """It is durable when its object was created."""
+
+    def close(self) -> None:
+        """It stays until it was moved or deleted."""

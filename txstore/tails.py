@@ -1,0 +1,193 @@
+"""What others have staged into a transaction, read as it grows: from the pack of each, or from its many packs.
+
+Frames of a participant are learned in their order, each when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from txstore import encoding, format, names
+from txstore.commits import Commits
+from txstore.encoding import MalformedError, crc32c
+from txstore.errors import CorruptionError
+from txstore.format import Frame
+from txstore.remote_storage import RemoteStorage
+
+_WINDOW = 64 << 10  # what is read at a time of another's frames
+_FRAME_HEAD_MOST = format.FRAME_SIZE + 4096 + format.PREDECESSOR.size
+_ANY_SIZE = 1 << 63
+
+
+class Tail:
+    """What one participant has staged so far, read from its pack as it grows. Not safe in threads."""
+
+    def __init__(self, commits: Commits, transaction: bytes, participant: int) -> None:
+        self.participant = participant
+        self.pack_id = format.participants_pack(transaction, participant)
+        self.path = names.staging_path(transaction, participant)
+        self.about: dict[str, Any] = {}  # what it says of itself
+        self.is_sealed = False
+        self.unfinished: Frame | None = None  # what it is writing, or died writing
+        self.end = format.HEAD_SIZE  # of the frames that were read
+        self._commits = commits
+        self._sequence = 0
+        self._head_is_checked = False
+
+    def __str__(self) -> str:
+        return f"process {self.about.get('pid', '?')} on {self.about.get('host', '?')}"
+
+    def ends(self) -> dict[int, int]:
+        """Return where the frames end, by the number of the pack in the transaction."""
+        return {self.participant: self.end}
+
+    def is_alive(self, *, for_sure: bool = False) -> bool:
+        try:
+            return self._commits.storage.is_held(self.path, for_sure=for_sure)
+        except FileNotFoundError:
+            return False
+
+    def new_frames(self) -> Iterator[Frame]:
+        """Yield the frames that were added since the last call. Raises `CorruptionError` or `OSError`."""
+        storage = self._commits.storage
+        if not self._head_is_checked and not self._check_head():
+            return
+        window, begin = memoryview(b""), self.end
+        waiting: Frame | None = None  # it is complete if another follows it
+        position, sequence = self.end, self._sequence
+        while True:
+            if position - begin + _FRAME_HEAD_MOST > len(window):
+                try:
+                    window, begin = memoryview(storage.read_range(self.path, position, _WINDOW)), position
+                except FileNotFoundError:  # the transaction has ended
+                    return
+            try:
+                frame = format.decode_frame(window, position, begin=begin, size=_ANY_SIZE)
+            except MalformedError:
+                break
+            if frame.sequence != sequence:
+                break
+            if waiting is not None:
+                yield self._take(waiting)
+            waiting = frame
+            position, sequence = frame.end, sequence + 1
+        self.unfinished = None
+        if waiting is not None and self._is_complete(waiting):
+            yield self._take(waiting)
+        elif waiting is not None:
+            self.is_sealed = False
+            self.unfinished = waiting if waiting.kind == format.FRAME_VALUE else None
+
+    def _check_head(self) -> bool:
+        try:
+            head = self._commits.storage.read_range(self.path, 0, format.HEAD_SIZE)
+        except FileNotFoundError:
+            return False
+        if len(head) < format.HEAD_SIZE or not any(head):
+            return False  # it is being created, or a power loss has taken what was never synced
+        try:
+            found = format.decode_head(head)
+        except encoding.MalformedError as error:
+            raise CorruptionError(self.path, offset=0, reason=error.reason) from error
+        if found != (self.pack_id, self._commits.identity.id, self.participant):
+            raise CorruptionError(self.path, offset=0, reason="the pack's head names another transaction")
+        self._head_is_checked = True
+        return True
+
+    def _is_complete(self, frame: Frame) -> bool:
+        """Tell whether the value of the last frame is there: its writer may be writing it, or have died doing so."""
+        value = self._read(frame)
+        return len(value) == frame.length and crc32c(value) == frame.checksum
+
+    def _read(self, frame: Frame) -> bytes:
+        try:
+            return self._commits.storage.read_range(self.path, frame.offset, frame.length)
+        except FileNotFoundError:  # the transaction has ended
+            return b""
+
+    def _take(self, frame: Frame) -> Frame:
+        self.end, self._sequence = frame.end, frame.sequence + 1
+        self.is_sealed = frame.kind == format.FRAME_SEAL
+        if frame.kind == format.FRAME_PARTICIPANT:
+            with contextlib.suppress(MalformedError):
+                self.about = encoding.json_object(self._read(frame))
+        return frame
+
+
+class RemoteTail(Tail):
+    """What one participant has stored on an object store. Its packs are complete, and each lists its own frames."""
+
+    def __init__(self, commits: Commits, storage: RemoteStorage, transaction: bytes, participant: int) -> None:
+        super().__init__(commits, transaction, participant)
+        self._storage = storage
+        self._transaction = transaction
+        self._ends: dict[int, int] = {}
+        self._read_own_file = participant > 0  # that of participant 0 becomes the commit's: it may have begun there
+        self._read_about = False
+
+    def ends(self) -> dict[int, int]:
+        return dict(self._ends)
+
+    def new_frames(self) -> Iterator[Frame]:
+        if not self._read_about and self.participant:
+            with contextlib.suppress(FileNotFoundError, MalformedError):
+                self.about = encoding.json_object(self._storage.read(self.path))
+                self._read_about = True
+        if not self._read_own_file:
+            with contextlib.suppress(FileNotFoundError):
+                content = self._storage.read(self.path)
+                self._read_own_file = True
+                yield from map(self._take, self._frames_in(content))
+        number = format.pack_number(self.participant, len(self._ends) + 1)
+        there = set(self._storage.list(names.data_pack_directory(self._transaction)))
+        while format.participants_pack(self._transaction, number).hex() in there:
+            yield from self._frames_of(number)
+            number = format.pack_number(self.participant, len(self._ends) + 1)
+
+    def _frames_in(self, content: bytes) -> Iterator[Frame]:
+        """Yield the frames of a file that was read as a whole."""
+        view, position = memoryview(content), format.HEAD_SIZE
+        while position < len(content):
+            try:
+                frame = format.decode_frame(view, position)
+            except MalformedError:
+                return
+            position = frame.end
+            yield frame
+
+    def _frames_of(self, number: int) -> Iterator[Frame]:
+        pack_id = format.participants_pack(self._transaction, number)
+        path, nth = names.data_pack_path(pack_id), format.nth_of(number)
+        end = format.HEAD_SIZE
+        try:
+            head = self._storage.read_range(path, 0, format.HEAD_SIZE)
+            if format.decode_head(head) != (pack_id, self._commits.identity.id, number):
+                raise CorruptionError(path, offset=0, reason="the pack's head names another transaction")
+            first = format.first_frame(head)
+            for frame in self._listed(path):
+                end = frame.end
+                offset = format.join_offset(nth, frame.offset)
+                yield self._take(replace(frame, sequence=first + frame.sequence, offset=offset))
+        except MalformedError as error:
+            raise CorruptionError(path, reason=error.reason) from error
+        self._ends[number] = end
+
+    def _listed(self, path: str) -> Iterator[Frame]:
+        """Return the frames of a pack, from what lists them at its end, if it was stored for others to read it."""
+        tail, size = self._storage.read_tail(path, _WINDOW)
+        try:
+            end, length = format.decode_directory(tail[-format.DIRECTORY_SIZE :])
+        except MalformedError:
+            return self._frames_in(self._storage.read(path))
+        content = tail[-length - format.DIRECTORY_SIZE : -format.DIRECTORY_SIZE]
+        if length + format.DIRECTORY_SIZE > len(tail):
+            content = self._storage.read_range(path, size - length - format.DIRECTORY_SIZE, length)
+        return format.frames_listed(content, end)
+
+    def _take(self, frame: Frame) -> Frame:
+        self._sequence = frame.sequence + 1
+        self.is_sealed = frame.kind == format.FRAME_SEAL
+        return frame
