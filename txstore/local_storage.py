@@ -16,6 +16,8 @@ import filelock
 
 from txstore import forking, names
 from txstore._native import local, watch
+from txstore.objects import Ranges
+from txstore.pack_cache import PackCache
 from txstore.records import SLOTS_BY_RENAME
 from txstore.sharing import Sharing
 from txstore.storage import Held, Mapped, StagedFile
@@ -31,12 +33,14 @@ class LocalStorage:
     """A directory on a local file system."""
 
     slots = SLOTS_BY_RENAME
-    objects = None
+    ranges: Ranges | None = None
+    stale_seconds = 0.0
 
     def __init__(self, root: str) -> None:
         self.url = root
         self._root = root + os.sep
         self._sharing = Sharing(root)
+        self.cache = PackCache()
 
     def _file(self, path: str) -> str:
         return self._root + path
@@ -98,6 +102,9 @@ class LocalStorage:
             os.close(descriptor)
 
     # --- writing
+
+    def check_creation(self) -> None:
+        """The kernel makes sure of it."""
 
     def make_directory(self, path: str, *, durable: bool) -> None:
         self._make_directory(os.path.normpath(self._file(path)), durable)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from txstore import encoding, forking, names
 from txstore.errors import LocksUnavailableError
 from txstore.leases import Lease, Leases
-from txstore.objects import ObjectStore
+from txstore.objects import ObjectStore, check_creation
 from txstore.pack_cache import PackCache
 from txstore.storage import Held, Mapped, StagedFile
 
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
+    stale_seconds = 0.0
+
     def __init__(self, objects: ObjectStore, cache: PackCache | None = None) -> None:
-        self.objects = objects
+        self.objects = self.ranges = objects
         self.cache = cache or PackCache()
         self.url = objects.url
         self.slots = objects.creation
@@ -57,6 +59,9 @@ class RemoteStorage:
         return [found.name for found in self.objects.list(path)]
 
     # --- writing
+
+    def check_creation(self) -> None:
+        check_creation(self.objects, names.STAGING)
 
     def make_directory(self, path: str, *, durable: bool) -> None:
         """There are none: a directory is what the names of objects begin with."""

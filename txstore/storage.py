@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from txstore.objects import ObjectStore
+    from txstore.objects import Ranges
+    from txstore.pack_cache import PackCache
 
 Mapped = Any  # an object with the buffer protocol: what a whole file looks like in memory
 
@@ -48,8 +49,16 @@ class Storage(Protocol):
     """How a slot is taken at most once, as format.json records it."""
 
     @property
-    def objects(self) -> ObjectStore | None:
+    def ranges(self) -> Ranges | None:
         """What packs are read from by ranges; None where they are mapped."""
+
+    @property
+    def cache(self) -> PackCache:
+        """What was read of packs by ranges."""
+
+    @property
+    def stale_seconds(self) -> float:
+        """For how long a name may be there already that this machine does not see."""
 
     def read(self, path: str) -> bytes:
         """Return a whole small file."""
@@ -67,6 +76,9 @@ class Storage(Protocol):
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory; none if it does not exist."""
+
+    def check_creation(self) -> None:
+        """Raise `OSError` if two processes could create one file here, before a repository is made."""
 
     def make_directory(self, path: str, *, durable: bool) -> None:
         """Create a directory, and those above it, unless it exists. The empty path is the root."""
