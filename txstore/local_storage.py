@@ -116,8 +116,10 @@ class LocalStorage:
             return
         except FileNotFoundError:
             self._make_directory(os.path.dirname(directory), durable)
-            self._make_directory(directory, durable)
-            return
+            try:
+                self._sharing.make_directory(directory)
+            except FileExistsError:
+                return
         if durable:
             _sync_directory(os.path.dirname(directory))
 

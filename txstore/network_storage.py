@@ -10,9 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from txstore import names
 from txstore.local_storage import LocalStorage
 from txstore.pack_cache import PackCache
 from txstore.storage import Mapped
+
+#: Seconds after which a staged file that nobody seems to hold is taken for abandoned.
+_ABANDONED = 3600.0
 
 
 class NetworkStorage(LocalStorage):
@@ -51,3 +55,24 @@ class NetworkStorage(LocalStorage):
 
     def boot(self) -> int:
         return 0
+
+    def reclaim(self, path: str) -> None:
+        # Not every such file system shares its locks between machines (sshfs does not): what seems to be held by nobody
+        # may be another machine's, unless nobody has written it for long (I10: by the server's clock).
+        try:
+            age = self._now() - os.stat(self._file(path)).st_mtime
+        except OSError:
+            return
+        if age > _ABANDONED:
+            super().reclaim(path)
+
+    def _now(self) -> float:
+        """Return the time by the clock that the times of files are by."""
+        file = self._file(f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}")
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(descriptor, b"\0")
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+            os.unlink(file)

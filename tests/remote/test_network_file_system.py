@@ -163,3 +163,32 @@ def test_writers_on_several_machines(open_repo: Callable[..., txstore.Repository
         thread.join(60)
     assert len(open_repo().snapshot().mapping) == 40
     assert len(list(open_repo().log())) == 40
+
+
+def test_what_another_machine_stages_is_not_taken_for_abandoned(
+    monkeypatch: pytest.MonkeyPatch, open_repo: Callable[..., txstore.Repository]
+) -> None:
+    """On sshfs nobody sees what other machines have locked."""
+    repo, other = open_repo(), open_repo()
+    put(repo, a=b"1")
+    mine = repo.begin()
+    mine["b"] = bytes(3 << 20)
+    monkeypatch.setattr(local_storage, "_hold", lambda *_, **__: True)
+    put(other, c=b"1")  # whose first write looks for what the dead have left
+    other.vacuum()
+    mine.commit()
+    assert sorted(open_repo().snapshot().mapping) == ["a", "b", "c"]
+
+
+def test_what_nobody_has_written_for_long_is_abandoned(
+    tmp_path: Path, open_repo: Callable[..., txstore.Repository]
+) -> None:
+    repo = open_repo()
+    put(repo, a=b"1")
+    left = tmp_path / "data.tx" / ".staging" / f"{'ab' * 16}.0"
+    left.write_bytes(b"what a dead process has staged")
+    repo.vacuum()
+    assert left.exists()
+    os.utime(left, (0, time.time() - 7200))
+    repo.vacuum()
+    assert not left.exists()
