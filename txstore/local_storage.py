@@ -85,6 +85,18 @@ class LocalStorage:
         except FileNotFoundError:
             return []
 
+    def sizes(self, path: str) -> dict[str, int]:
+        found = {}
+        try:
+            with os.scandir(self._file(path)) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                        if entry.is_file():
+                            found[entry.name] = entry.stat().st_size
+        except FileNotFoundError:
+            return {}
+        return found
+
     @contextmanager
     def _opened(self, path: str, flags: int = os.O_RDONLY, *, create: bool = False) -> Iterator[int]:
         try:
@@ -208,6 +220,10 @@ class LocalStorage:
     def delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._file(path))
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.delete(path)
 
     def watch(self, path: str) -> int:
         return watch.open_watch(self._file(path))

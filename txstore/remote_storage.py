@@ -58,6 +58,9 @@ class RemoteStorage:
     def list(self, path: str) -> list[str]:
         return [found.name for found in self.objects.list(path)]
 
+    def sizes(self, path: str) -> dict[str, int]:
+        return {found.name: found.size for found in self.objects.list(path)}
+
     # --- writing
 
     def check_creation(self) -> None:
@@ -146,6 +149,9 @@ class RemoteStorage:
             self.objects.delete([path])
             if names.parse_staging(posixpath.basename(path)) is not None:
                 self.leases.delete(path)
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        self.objects.delete(paths)
 
     def watch(self, path: str) -> int:
         raise OSError("an object store tells nobody what was created: look again from time to time")

@@ -80,6 +80,9 @@ class Storage(Protocol):
     def check_creation(self) -> None:
         """Raise `OSError` if two processes could create one file here, before a repository is made."""
 
+    def sizes(self, path: str) -> dict[str, int]:
+        """Return the names of the files in a directory, and their lengths in bytes; none if it does not exist."""
+
     def make_directory(self, path: str, *, durable: bool) -> None:
         """Create a directory, and those above it, unless it exists. The empty path is the root."""
 
@@ -124,6 +127,9 @@ class Storage(Protocol):
 
     def delete(self, path: str) -> None:
         """Delete a file; nothing happens if it does not exist."""
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        """Delete files, in any order."""
 
     def watch(self, path: str) -> int:
         """Return a descriptor that is readable once a name has appeared in a directory, for `_native.watch.drain`.
