@@ -450,11 +450,13 @@ class Remote:
         self.objects = FakeObjects(Path(repo.url))
         self.repo = repo
         storage: Any = repo.engine.storage
-        storage.objects = self.objects
-        storage.cache = cache or new_cache()
+        before = storage.ranges, storage.cache
+        storage.ranges, storage.cache = self.objects, cache or new_cache()
         self.snapshots = Snapshots(repo.engine.commits)
         self.packs = open_packs(storage)
-        del storage.objects, storage.cache
+        storage.ranges, storage.cache = before
+        assert self.snapshots.is_ranged
+        assert self.packs.is_ranged
 
     def newest(self) -> Snapshot:
         return self.snapshots.newest("main")
