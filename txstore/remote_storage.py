@@ -44,9 +44,13 @@ class RemoteStorage:
         return self.objects.get(path)
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        if (staged := self._staged.get(path)) is not None:
+            return bytes(staged.content[-length:]), len(staged.content)
         return self.objects.get_tail(path, length)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
+        if (staged := self._staged.get(path)) is not None:
+            return staged.read(offset, length)
         return self.objects.get_range(path, offset, length)
 
     def map(self, path: str) -> Mapped:
