@@ -246,6 +246,7 @@ FORKED = """if True:
     stores = [open_objects(*each) for each in json.loads(sys.argv[1])]
     for store in stores:
         store.put("parents", [b"p"])
+    connected = [getattr(store._connected(), "_fs", None) for store in stores]
     child = os.fork()
     for store in stores:
         assert store.get("parents") == b"p"
@@ -254,9 +255,10 @@ FORKED = """if True:
         del stores, store
         sys.exit(0)  # with all that an interpreter does at its end, to what it has inherited, too
     ended = os.waitpid(child, 0)[1]
-    for store in stores:
+    for store, filesystem in zip(stores, connected):
         assert store.get("childs") == b"x"
         pickle.loads(pickle.dumps(store)).put("again", [b"x"])
+        assert getattr(store._connected(), "_fs", None) is filesystem  # it has not lost the connection
     sys.exit(os.waitstatus_to_exitcode(ended))
 """
 
