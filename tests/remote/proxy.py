@@ -146,6 +146,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: Any) -> None:
         pass
 
+    def handle_expect_100(self) -> bool:
+        proceed = super().handle_expect_100()
+        self.wfile.flush()
+        return proceed
+
     def finish(self) -> None:
         if self.upstream is not None:
             self.upstream.close()

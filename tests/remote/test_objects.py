@@ -241,22 +241,27 @@ def test_a_forked_child_goes_on(server: Server):
 
 
 FORKED = """if True:
-    import json, os, pickle, sys
+    import gc, json, os, pickle, sys
+    from txstore import object_client
     from txstore.objects import open_objects
     stores = [open_objects(*each) for each in json.loads(sys.argv[1])]
     for store in stores:
         store.put("parents", [b"p"])
+    connected = [getattr(store._connected(), "_fs", None) for store in stores]
     child = os.fork()
     for store in stores:
         assert store.get("parents") == b"p"
         store.create("childs" if child == 0 else "o", [b"x"])
     if child == 0:
         del stores, store
+        object_client._abandoned.clear()  # as if the interpreter had come to it at its end
+        gc.collect()
         sys.exit(0)  # with all that an interpreter does at its end, to what it has inherited, too
     ended = os.waitpid(child, 0)[1]
-    for store in stores:
+    for store, filesystem in zip(stores, connected):
         assert store.get("childs") == b"x"
         pickle.loads(pickle.dumps(store)).put("again", [b"x"])
+        assert getattr(store._connected(), "_fs", None) is filesystem  # it has not lost the connection
     sys.exit(os.waitstatus_to_exitcode(ended))
 """
 
