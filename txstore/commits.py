@@ -122,6 +122,8 @@ class Commits:
     tail_size = 4096
     #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.
     takes_turns = True
+    #: Whether whoever vacuums sees who reads: then it matters whether the head was still kept when it was pinned.
+    pins_are_seen = True
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage

@@ -15,7 +15,7 @@ _types: dict[int, str] = {}  # by device: a mount is looked for once
 
 
 def is_on_network(path: str) -> bool:
-    """Tell whether other machines may see the files of a path, which need not exist. False where that can't be known."""
+    """Tell whether other machines may see the files of a path, which need not exist. False where that is not known."""
     while True:
         try:
             device = os.stat(path).st_dev

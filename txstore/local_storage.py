@@ -35,6 +35,7 @@ class LocalStorage:
     slots = SLOTS_BY_RENAME
     ranges: Ranges | None = None
     stale_seconds = 0.0
+    deleted_together = 1
 
     def __init__(self, root: str) -> None:
         self.url = root
@@ -87,14 +88,9 @@ class LocalStorage:
 
     def sizes(self, path: str) -> dict[str, int]:
         found = {}
-        try:
-            with os.scandir(self._file(path)) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                        if entry.is_file():
-                            found[entry.name] = entry.stat().st_size
-        except FileNotFoundError:
-            return {}
+        for name in self.list(path):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # deleted meanwhile
+                found[name] = self.read_tail(f"{path}/{name}", 0)[1]
         return found
 
     @contextmanager
@@ -217,13 +213,10 @@ class LocalStorage:
         with self._opened(path, os.O_WRONLY, create=True) as descriptor:
             _write_fully(descriptor, 0, [content])
 
-    def delete(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._file(path))
-
-    def delete_all(self, paths: Sequence[str]) -> None:
+    def delete(self, *paths: str) -> None:
         for path in paths:
-            self.delete(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._file(path))
 
     def watch(self, path: str) -> int:
         return watch.open_watch(self._file(path))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from txstore import encoding, forking, names
 from txstore.errors import LocksUnavailableError
-from txstore.leases import Lease, Leases
+from txstore.leases import Lease, Leases, leased_by
 from txstore.objects import ObjectStore, check_creation
 from txstore.pack_cache import PackCache
 from txstore.storage import Held, Mapped, StagedFile
@@ -27,6 +27,7 @@ class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
     stale_seconds = 0.0
+    deleted_together = 1000
 
     def __init__(self, objects: ObjectStore, cache: PackCache | None = None) -> None:
         self.objects = self.ranges = objects
@@ -146,16 +147,12 @@ class RemoteStorage:
     def write_in_place(self, path: str, content: bytes) -> None:
         self.objects.put(path, [content])
 
-    def delete(self, path: str) -> None:
+    def delete(self, *paths: str) -> None:
         with self._lock:
-            staged = self._staged.pop(path, None)
-        if staged is None:
-            self.objects.delete([path])
-            if names.parse_staging(posixpath.basename(path)) is not None:
-                self.leases.delete(path)
-
-    def delete_all(self, paths: Sequence[str]) -> None:
-        self.objects.delete(paths)
+            remote = [path for path in paths if self._staged.pop(path, None) is None]
+        leases = [leased_by(path) for path in remote if names.parse_staging(posixpath.basename(path)) is not None]
+        if remote:
+            self.objects.delete([*remote, *leases])
 
     def watch(self, path: str) -> int:
         raise OSError("an object store tells nobody what was created: look again from time to time")

@@ -53,6 +53,10 @@ class Storage(Protocol):
         """What packs are read from by ranges; None where they are mapped."""
 
     @property
+    def deleted_together(self) -> int:
+        """How many files `delete` takes at once, where that is faster than one by one."""
+
+    @property
     def cache(self) -> PackCache:
         """What was read of packs by ranges."""
 
@@ -125,11 +129,8 @@ class Storage(Protocol):
     def write_in_place(self, path: str, content: bytes) -> None:
         """Write the beginning of a file that need not survive anything."""
 
-    def delete(self, path: str) -> None:
-        """Delete a file; nothing happens if it does not exist."""
-
-    def delete_all(self, paths: Sequence[str]) -> None:
-        """Delete files, in any order."""
+    def delete(self, *paths: str) -> None:
+        """Delete files, in any order; nothing happens where one does not exist."""
 
     def watch(self, path: str) -> int:
         """Return a descriptor that is readable once a name has appeared in a directory, for `_native.watch.drain`.

@@ -120,7 +120,8 @@ class _Vacuum:
         size = sum(sizes_of(self.commits, doomed).values())
         if not self.dry_run:
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
-            self.storage.delete_all(doomed)
+            for i in range(0, len(doomed), self.storage.deleted_together):
+                self.storage.delete(*doomed[i : i + self.storage.deleted_together])
         tagged = {tag.slot for tag in self.commits.tags().values() if floor_before <= tag.slot < floor}
         return VacuumReport(floor, floor - floor_before - len(tagged), len(doomed), size, self.dry_run)
 

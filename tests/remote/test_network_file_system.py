@@ -154,7 +154,7 @@ def test_writers_on_several_machines(open_repo: Callable[..., txstore.Repository
 
     def write(number: int) -> None:
         for i in range(10):
-            repos[number].run(lambda store: store.mapping.update({f"{number}.{i}": b"1"}))
+            repos[number].run(lambda store, i=i: store.mapping.update({f"{number}.{i}": b"1"}))
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(len(repos))]
     for thread in threads:
