@@ -1,8 +1,9 @@
 """Who lives, on a medium that has no kernel to tell: small objects that their owners write anew again and again.
 
-A lease is an object beside what it is about. Whoever holds it renews it every `BEAT` seconds. After `TERM` seconds without,
-by the server's clock (I10), others take its holder for dead, and one of them may take its place; what it has stored is
-deleted after `KEPT` seconds at the earliest. Whoever could not renew its own for half as long is told that it has lost it.
+A lease is an object beside what it is about. Whoever holds it renews it every `BEAT` seconds. After `TERM` seconds
+without, by the server's clock (I10), others take its holder for dead, and one of them may take its place; what it has
+stored is deleted after `KEPT` seconds at the earliest. Whoever could not renew its own for half as long is told that it
+has lost it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from txstore.objects import ObjectStore
 BEAT, TERM, KEPT = 3.0, 30.0, 3600.0
 
 _SUFFIX = ".held"
+
+
+def leased_by(path: str) -> str:
+    """Return the object that says that a path is held."""
+    return path + _SUFFIX
 
 
 class Leases:

@@ -84,7 +84,7 @@ class SharedTransaction:
         path = names.open_path(self.id)
         try:
             # Far away, to ask whether the owner lives takes time: if it has died, what is staged goes with it.
-            exists_is_enough = self.is_named or self._held is not None or self._storage.objects is not None
+            exists_is_enough = self.is_named or self._held is not None or isinstance(self._storage, RemoteStorage)
             if self._storage.exists(path) if exists_is_enough else self._storage.is_held(path):
                 return
         except FileNotFoundError:
