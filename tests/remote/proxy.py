@@ -42,6 +42,7 @@ class Faults:
     lost: float = 0.0  # the server does it, and the answer does not arrive
     busy: float = 0.0  # 503 SlowDown, and the server does nothing
     conflict: float = 0.0  # 409 ConditionalRequestConflict, and the server does nothing
+    kept: float = 0.0  # as if lost on its way, until `Proxy.send_kept`
     reset: float = 0.0  # the connection is reset, and the server has heard nothing
     delayed: float = 0.0  # before the server hears of it: it may do so when nobody waits any more
     delay: float = 0.1  # seconds
@@ -62,7 +63,7 @@ class Faults:
             return ""
         with self._lock:
             number = self._random.random()
-            for name in ("lost", "busy", "conflict", "reset", "delayed"):
+            for name in ("lost", "busy", "conflict", "reset", "kept", "delayed"):
                 number -= getattr(self, name)
                 if number < 0:
                     if self._left is not None:
@@ -78,6 +79,7 @@ class Proxy:
         self.upstream = upstream
         self.faults = Faults()
         self.log: list[Request] = []
+        self.kept: list[tuple[str, str, dict[str, str], bytes]] = []
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.proxy = self
         self.port = self._server.server_address[1]
@@ -93,6 +95,18 @@ class Proxy:
         self._server.server_close()
         self._thread.join(10)
         self._server.close_clients()
+
+    def send_kept(self) -> list[int]:
+        """Let the server have what was kept; return the statuses of its answers."""
+        statuses = []
+        for method, path, headers, body in self.kept:
+            upstream = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
+            passed = {name: value for name, value in headers.items() if name.lower() not in OWN}
+            upstream.request(method, path, body, passed)
+            statuses.append(upstream.getresponse().status)
+            upstream.close()
+        self.kept.clear()
+        return statuses
 
     def counts(self) -> dict[str, int]:
         """Return how many requests of each kind there were: reads, writes, lists, deletes."""
@@ -174,7 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
         faults = self.server.proxy.faults
         body = self.body()
         fault = faults.draw(self.command, self.path)
-        if fault == "reset":
+        if fault == "kept":
+            self.server.proxy.kept.append((self.command, self.path, dict(self.headers.items()), body))
+        if fault in ("reset", "kept"):
             self.reset()
         elif faults.refusal is not None:
             self.note(body, faults.refusal[0])

@@ -46,6 +46,7 @@ LAYERS = [
     "conflicts",
     "named",
     "staging",
+    "late_work",
     "exits",
     "reclaiming",
     "participants",
