@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code><Message>Another one is under way.</Message></Error>"
+DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 # Headers that are not passed on, since they say how the message is sent.
 OWN = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "expect", "content-length"}
 
@@ -50,6 +51,7 @@ class Faults:
     within: str = ""  # what a path has to hold, as does that of a slot "/commits/"
     first: int | None = None  # only so many faults in all
     refusal: tuple[int, bytes] | None = None  # the answer to every request, whatever its method
+    refused: frozenset[str] = frozenset()  # methods that are answered with 403, as if there were no permission
     drops: dict[str, str] = field(default_factory=dict)  # headers that do not arrive: lower case
 
     def __post_init__(self) -> None:
@@ -195,6 +197,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif faults.refusal is not None:
             self.note(body, faults.refusal[0])
             self.answer(*faults.refusal)
+        elif self.command in faults.refused:
+            self.note(body, 403)
+            self.answer(403, DENIED)
         elif fault == "busy":
             self.note(body, 503)
             self.answer(503, SLOW_DOWN)
