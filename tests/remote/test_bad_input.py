@@ -1,4 +1,4 @@
-"""What users get wrong, and what goes wrong beneath them, on object stores: the error, and that nothing is left behind."""
+"""What users get wrong on object stores, and what goes wrong beneath them: the error, and what is left behind."""
 
 from __future__ import annotations
 
