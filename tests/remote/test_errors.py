@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import pickle
 import socket
+import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -192,6 +196,30 @@ def test_bad_options_are_shown_without_their_values():
     with pytest.raises((OSError, ValueError)) as caught:
         store.get("o")
     assert "never-shown" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_error_keeps_nothing_of_its_callers(server):
+    """No frames, in which values and pins are: they would stay until the next garbage collection."""
+    store = open_objects(server.url(), server.storage_options)
+
+    def fail(call: Callable[[], object]) -> weakref.ref[object]:
+        held = threading.Event()  # anything that can be referred to
+        with contextlib.suppress(OSError):
+            call()
+        return weakref.ref(held)
+
+    store.exists("warm")  # what a library keeps of its connecting is not looked at
+    gc.collect()
+    gc.disable()
+    try:
+        for call in (
+            lambda: store.get("none"),
+            lambda: store.get_ranges("none", [(0, 1), (5, 5)]),
+            lambda: store.get_tail("none", 1),
+        ):
+            assert fail(call)() is None
+    finally:
+        gc.enable()
 
 
 def test_the_proxy_closes_what_it_has_opened(server_of):

@@ -13,6 +13,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.remote.proxy import Faults
+from txstore import pack_cache
 
 EVERYTHING = frozenset({"PUT", "GET", "DELETE", "POST", "HEAD"})
 DELAY = 0.3
@@ -35,7 +36,13 @@ async def test_the_loop_goes_on_while_the_server_is_slow(s3, proxy):
     with repo.transaction() as store:
         zarr.create_array(store, name="x", data=np.arange(8), chunks=(1,))
     prototype = default_buffer_prototype()
-    reader = txstore.Repository(repo.url, storage_options=through.storage_options).snapshot()
+
+    def cold() -> txstore.TxStore:
+        """Return a reader that has read nothing, so that whatever it is asked takes a request."""
+        reader = txstore.Repository(repo.url, storage_options=through.storage_options).snapshot()
+        pack_cache._shared._empty()
+        return reader
+
     writer = repo.transaction()
     value = prototype.buffer.from_bytes(bytes(2 << 20))
     await writer.get("x/zarr.json", prototype)
@@ -45,26 +52,29 @@ async def test_the_loop_goes_on_while_the_server_is_slow(s3, proxy):
     watching = asyncio.create_task(ticks(done))
     turns = 0
     for use in (
-        lambda: reader.get("x/c/0", prototype),
-        lambda: reader.exists("x/c/1"),
-        lambda: reader.getsize("x/c/2"),
-        lambda: reader.getsize_prefix("x"),
-        lambda: reader.is_empty("x"),
-        lambda: collect(reader.list()),
-        lambda: collect(reader.list_prefix("x")),
-        lambda: collect(reader.list_dir("x")),
-        lambda: writer.set("x/c/3", value),
-        lambda: writer.set_if_not_exists("x/c/100", value),
-        lambda: writer.delete("x/c/4"),
-        lambda: writer.delete_dir("y"),
+        lambda reader: reader.get("x/c/0", prototype),
+        lambda reader: reader.exists("x/c/1"),
+        lambda reader: reader.getsize("x/c/2"),
+        lambda reader: reader.getsize_prefix("x"),
+        lambda reader: reader.is_empty("x"),
+        lambda reader: collect(reader.list()),
+        lambda reader: collect(reader.list_prefix("x")),
+        lambda reader: collect(reader.list_dir("x")),
+        lambda _: writer.set("x/c/3", value),
+        lambda _: writer.set_if_not_exists("x/c/100", value),
+        lambda _: writer.delete("x/c/4"),
+        lambda _: writer.delete_dir("y"),
     ):
-        await use()
+        proxy.faults.delayed = 0.0
+        reader = await asyncio.to_thread(cold)
+        proxy.faults.delayed = 1.0
+        await use(reader)
         turns += 1
     done.set()
     longest = await watching
     proxy.faults = Faults()
     await asyncio.to_thread(writer.rollback)
-    assert len(proxy.log) >= 4
+    assert len(proxy.log) >= 16
     assert turns == 12
     assert longest < DELAY, f"the loop stood still for {longest:.3f} s while each answer took {DELAY} s"
 
