@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -75,30 +75,39 @@ class RemoteStorage:
 
     def create_held(self, path: str, content: bytes) -> Lease:
         try:
-            self.objects.create(path, [content])
-        except FileExistsError:
-            if self.objects.get(path) != content:  # else the answer to the first request was lost
-                raise
+            lease = self.leases.take(_leased(path))  # first: without a lease, it would look abandoned
+        except BlockingIOError as error:
+            raise FileExistsError(f"{path}: another process is about to create this") from error
         try:
-            return self.leases.take(_leased(path))
+            self._create_once(path, content)
         except BaseException:
-            self.objects.delete([path])
+            lease.close()
             raise
+        lease.objects = _names_of(path)
+        return lease
 
     def hold(self, path: str) -> Held:
         if not self.objects.exists(path):
             raise FileNotFoundError(path)
-        return self.leases.take(_leased(path))
+        lease = self.leases.take(_leased(path))
+        lease.objects = _names_of(path)
+        return lease
 
-    def is_held(self, path: str, *, for_sure: bool = False) -> bool:
+    def is_held(self, path: str) -> bool:
         if not self.objects.exists(path):
             raise FileNotFoundError(path)
-        return self.leases.is_alive_now(_leased(path)) if for_sure else self.leases.is_held(_leased(path))
+        return self.leases.is_held(_leased(path))
+
+    def are_held(self, paths: Collection[str]) -> set[str]:
+        leased = {path: _leased(path) for path in paths}
+        held = self.leases.are_held(set(leased.values()))
+        return {path for path, lease in leased.items() if lease in held}
 
     def reclaim(self, path: str) -> None:
-        if self.leases.may_go(_leased(path)):
+        if self.leases.may_go(path, _leased(path)):
             self.objects.delete([path])
-            self.leases.delete(_leased(path))
+            if not path.endswith(names.LEASE):
+                self.leases.delete(_leased(path))
 
     def link(self, source: str, target: str) -> None:
         self.objects.create(target, self._content(source))
@@ -124,6 +133,9 @@ class RemoteStorage:
     def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
         if self.objects.exists(path):
             raise FileExistsError(f"{path} exists")
+        self._create_once(path, content)
+
+    def _create_once(self, path: str, content: bytes) -> None:
         try:
             self.objects.create(path, [content])
         except FileExistsError:
@@ -138,9 +150,8 @@ class RemoteStorage:
         with self._lock:
             staged = self._staged.pop(path, None)
         if staged is None:
-            self.objects.delete([path])
-            if names.parse_staging(posixpath.basename(path)) is not None:
-                self.leases.delete(path)
+            is_leased = names.parse_staging(posixpath.basename(path)) is not None
+            self.objects.delete([path, path + names.LEASE] if is_leased else [path])
 
     def watch(self, path: str) -> int:
         raise OSError("an object store tells nobody what was created: look again from time to time")
@@ -171,6 +182,12 @@ def _leased(path: str) -> str:
     """Return what is held of a path: the record of a transaction whatever its state is."""
     found = names.parse_record(posixpath.basename(path))
     return path if found is None else f"{names.STAGING}/{found.hex()}"
+
+
+def _names_of(path: str) -> tuple[str, ...]:
+    """Return every name that what is held at a path may have."""
+    found = names.parse_record(posixpath.basename(path))
+    return (path,) if found is None else (names.open_path(found), names.sealed_path(found))
 
 
 class StagedObject:
