@@ -690,6 +690,8 @@ class Staging(Hierarchy):
         """
         if self._is_over or self._is_sealed or self._inherited or self.is_owner or self.has_failed:
             return
+        if not self.is_named and self._commits.storage.objects is not None and not self.is_open():
+            return  # a pack with nothing but this seal would be found by nobody
         writer = self.writer
         durable = self.is_named and self.record.durability == "fsync"
         if durable:  # I1: a seal is no proof of frames that may be lost
@@ -771,3 +773,5 @@ def _seal_all() -> None:
             staging.has_failed |= broken_off
             with contextlib.suppress(OSError, TransactionStateError):
                 staging.seal()
+            if staging._commits.storage.objects is not None:
+                staging.close()  # nobody else says of it on an object store that it has ended
