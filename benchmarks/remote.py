@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -204,10 +205,9 @@ def _requests(bench: Bench) -> Iterator[Row]:
         yield _row("remote open", what, counts["reads"], 6, counts)
 
         reader = again.snapshot()
+        _write_one_chunk(repo, 1)  # the first one of a process reads what the array is
         with _counted(proxy) as counts:
-            with repo.transaction() as store:
-                zarr.open_array(store, path="x")[16 * 5 : 16 * 6] = 1
-            _hints_are_written()
+            _write_one_chunk(repo, 2)
         what = "requests that write, for a small commit and its hint"
         yield _row("remote commit writes", what, counts["writes"], 2, counts)
         yield _row("remote commit reads", "requests that read, for a small commit", counts["reads"], 3, counts)
@@ -232,10 +232,10 @@ def _counted(proxy: Proxy) -> Iterator[dict[str, int]]:
     counts |= found | {"reads": found["reads"] + found["lists"], "writes": found["writes"] + found["deletes"]}
 
 
-def _hints_are_written() -> None:
-    """Return when the thread has ended that nobody waits for."""
-    import threading
-
+def _write_one_chunk(repo: txstore.Repository, value: int) -> None:
+    """Return when the hint is written, too, that nobody waits for."""
+    with repo.transaction() as store:
+        zarr.open_array(store, path="x")[:16] = value
     for thread in threading.enumerate():
         if thread.name == "txstore hint":
             thread.join(60)

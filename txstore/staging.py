@@ -655,7 +655,8 @@ class Staging(Hierarchy):
             if writer is not None:
                 with contextlib.suppress(OSError):
                     writer.close_between_reads()
-                    if committed is self.base:  # nothing was to be published: there is no slot that the file has taken
+                    # Nothing was to be published: there is no slot that the file has taken.
+                    if committed is self.base and (self._shared is not None or self._commits.storage.objects is None):
                         self._commits.storage.delete(writer.path)
 
     def close(self) -> None:
@@ -746,9 +747,13 @@ class Staging(Hierarchy):
             return
         self.attached -= 1
         try:
-            if self.count:
+            count = self.count
+        except (OSError, TransactionStateError):  # what others have staged can't be read now
+            count = len(self.staged)
+        try:
+            if count:
                 warnings.warn(
-                    f"{self.url}: {self.count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
+                    f"{self.url}: {count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
                     f"`with repo.transaction() as store:`",
                     UncommittedChangesWarning,
                     stacklevel=2,

@@ -161,6 +161,10 @@ def test_whoever_finishes_commits(repo):
 # --- who dies while it ends the transaction
 
 
+#: Every fourth step by default: each is a repository with a transaction of its own.
+ALL_STEPS = "TXSTORE_KILL_ROUNDS" in os.environ
+
+
 class Deadly:
     """Objects of a process that is killed before a certain one of the requests that change anything."""
 
@@ -189,7 +193,7 @@ def end_and_die(url: str, options: dict[str, Any], end: str, step: int) -> None:
 def test_who_ends_it_is_killed_at_each_step(server_of, end):
     """It was ended, or all of it is still there; whoever comes next goes on."""
     found = []
-    for step in range(40):
+    for step in range(0, 40, 1 if ALL_STEPS else 4):
         repo = opened(server_of("s3"))
         for key in KEYS:
             with repo.transaction(name=NAME) as store:
@@ -205,7 +209,7 @@ def test_who_ends_it_is_killed_at_each_step(server_of, end):
     assert not process.exitcode
     time.sleep(lease_times.TERM + 2 * lease_times.BEAT)
     outcomes = []
-    for step, (repo, _) in enumerate(found):
+    for number, (repo, _) in enumerate(found):
         is_committed = again(repo).head() is not None
         there = named(repo) == [NAME]
         assert not (is_committed and there)
@@ -214,7 +218,7 @@ def test_who_ends_it_is_killed_at_each_step(server_of, end):
             assert store.changes()["set"] == (KEYS if there else [])
             store["more"] = value_of("more")
         made = again(repo).engine.existing(NAME)
-        if step % 2:
+        if number % 2:
             made.commit()
             assert content(repo) == ([*KEYS, "more"] if there or is_committed else ["more"])
         else:
@@ -230,8 +234,8 @@ def test_who_ends_it_is_killed_at_each_step(server_of, end):
             assert_tidy(repo)
             assert again(repo).verify().faults == []
     assert outcomes == sorted(outcomes)
-    assert outcomes.count(False) > 1
-    assert outcomes.count(True) > 3
+    assert outcomes.count(False) > 0
+    assert outcomes.count(True) > 1
 
 
 def test_who_could_not_hold_the_record_for_long_does_not_commit(repo, monkeypatch):
