@@ -44,9 +44,9 @@ class Tail:
         """Return where the frames end, by the number of the pack in the transaction."""
         return {self.participant: self.end}
 
-    def is_alive(self, *, for_sure: bool = False) -> bool:
+    def is_alive(self) -> bool:
         try:
-            return self._commits.storage.is_held(self.path, for_sure=for_sure)
+            return self._commits.storage.is_held(self.path)
         except FileNotFoundError:
             return False
 

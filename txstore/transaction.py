@@ -599,3 +599,4 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _fence(self) -> None:
         if self._locks is not None:
             self._locks.fence()
+        self._staging.check_held()

@@ -110,7 +110,9 @@ def test_each_commit_is_made_exactly_once(s3, through, open_repo, proxy, what):
     assert {key for key in head if key != "a"} == {message.replace("/", "/c/") for message in made}
     assert all(head[message.replace("/", "/c/")] == message.encode() for message in made)
     assert len(unknown) <= COMMITS // 10  # requests are repeated: as a rule it can be settled
-    landed = [request.path for request in log if SLOT in request.path and (request.method, request.status) == ("PUT", 200)]
+    landed = [
+        request.path for request in log if SLOT in request.path and (request.method, request.status) == ("PUT", 200)
+    ]
     assert len(landed) == len(set(landed))
 
 
@@ -145,7 +147,10 @@ def test_the_slot_can_not_be_read_back(open_repo, proxy, quick):
     repo = open_repo()
     transaction = repo.begin("second")
     transaction["a"] = b"1"
-    with faults(proxy, within=SLOT, methods=frozenset({"PUT", "GET"}), lost=1.0), pytest.raises(CommitUnknownError) as it:
+    with (
+        faults(proxy, within=SLOT, methods=frozenset({"PUT", "GET"}), lost=1.0),
+        pytest.raises(CommitUnknownError) as it,
+    ):
         transaction.commit()
     commit = open_repo().resolve(it.value.commit_id)
     assert commit is not None
