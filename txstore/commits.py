@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,6 +31,8 @@ MAIN = "main"
 _SEARCHES = 20
 #: So many commits may follow one another before their directory is synced: as many as a search has to read, at most.
 MAX_PENDING = 64
+#: Seconds between two looks at a name that is there and not seen yet.
+_LOOK_AGAIN = 0.1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -119,6 +122,8 @@ class Commits:
     tail_size = 4096
     #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.
     takes_turns = True
+    #: Whether whoever vacuums sees who reads: then it matters whether the head was still kept when it was pinned.
+    pins_are_seen = True
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -552,7 +557,12 @@ class Commits:
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
         try:
-            return self.read(header.branch, header.slot)
+            deadline = time.monotonic() + self.storage.stale_seconds
+            while (there := self.read(header.branch, header.slot)) is None and isinstance(error, FileExistsError):
+                if time.monotonic() >= deadline:
+                    break  # it has been emptied since
+                time.sleep(_LOOK_AGAIN)
+            return there
         except OSError:
             raise CommitUnknownError(header.id.hex(), reason="the slot can't be read back") from error
 

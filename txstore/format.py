@@ -163,8 +163,8 @@ def number_of(transaction: bytes, pack_id: bytes) -> int:
     return int.from_bytes(transaction[12:], "little") ^ int.from_bytes(pack_id[12:], "little")
 
 
-# A participant that can't let a file grow has several packs, counted from 1; whoever can has one, the 0th. An offset says
-# in its upper bits in which of them it is.
+# A participant that can't let a file grow has several packs, counted from 1; whoever can has one, the 0th. An offset
+# says in its upper bits in which of them it is.
 _OFFSET_BITS, _PARTICIPANT_BITS = 40, 16
 
 
@@ -197,7 +197,7 @@ def split_offset(offset: int) -> tuple[int, int]:
 
 
 def encode_directory(heads: Sequence[bytes], end: int) -> bytes:
-    """Return what follows the frames of a pack that is read from afar: their headers, keys and predecessors, together."""
+    """Return what lists the frames of a pack that is read from afar: their headers, keys and predecessors."""
     content = b"".join(heads)
     return content + with_checksum(DIRECTORY.pack(b"TXSTDIRY", end, len(content), 0))
 

@@ -7,7 +7,6 @@ import os
 
 from txstore import encoding, names, records
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
-from txstore.objects import check_creation
 from txstore.records import SLOTS_BY_PROMISE, RepositoryFormat
 from txstore.storage import Storage
 
@@ -80,8 +79,8 @@ class Identity:
         exists = self.exists()
         if exists and self._format is not None:
             self._check_slots(self._format.slots)
-        elif self._storage.objects is not None:
-            check_creation(self._storage.objects, names.STAGING)
+        else:
+            self._storage.check_creation()
         # Also where it exists: some tools do not copy empty directories.
         for name in ("", *names.DIRECTORIES):
             self._storage.make_directory(name, durable=durable)

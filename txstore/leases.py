@@ -1,8 +1,9 @@
 """Who lives, on a medium that has no kernel to tell: small objects that their owners write anew again and again.
 
-A lease is an object beside what it is about. Whoever holds it renews it every `BEAT` seconds. After `TERM` seconds without,
-by the server's clock (I10), others take its holder for dead, and one of them may take its place; what it has stored is
-deleted after `KEPT` seconds at the earliest. Whoever could not renew its own for half as long is told that it has lost it.
+A lease is an object beside what it is about. Whoever holds it renews it every `BEAT` seconds. After `TERM` seconds
+without, by the server's clock (I10), others take its holder for dead, and one of them may take its place; what it has
+stored is deleted after `KEPT` seconds at the earliest. Whoever could not renew its own for half as long is told that it
+has lost it.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Leases:
                 self._drop_what_ended(held)
 
     def _drop_what_ended(self, held: Collection[Lease]) -> None:
-        """Let go of what others have deleted: they end a transaction that this process has joined, and need not know."""
+        """Let go of what others have deleted: they have ended a transaction that this process had joined."""
         for directory in {posixpath.dirname(path) for lease in held for path in lease.objects}:
             there = {posixpath.join(directory, found.name) for found in self._objects.list(directory)}
             for lease in held:

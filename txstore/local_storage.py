@@ -16,6 +16,8 @@ import filelock
 
 from txstore import forking, names
 from txstore._native import local, watch
+from txstore.objects import Ranges
+from txstore.pack_cache import PackCache
 from txstore.records import SLOTS_BY_RENAME
 from txstore.sharing import Sharing
 from txstore.storage import Held, Mapped, StagedFile
@@ -31,12 +33,16 @@ class LocalStorage:
     """A directory on a local file system."""
 
     slots = SLOTS_BY_RENAME
-    objects = None
+    ranges: Ranges | None = None
+    is_remote = False
+    stale_seconds = 0.0
+    deleted_together = 1
 
     def __init__(self, root: str) -> None:
         self.url = root
         self._root = root + os.sep
         self._sharing = Sharing(root)
+        self.cache = PackCache()
 
     def _file(self, path: str) -> str:
         return self._root + path
@@ -81,6 +87,13 @@ class LocalStorage:
         except FileNotFoundError:
             return []
 
+    def sizes(self, path: str) -> dict[str, int]:
+        found = {}
+        for name in self.list(path):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # deleted meanwhile
+                found[name] = self.read_tail(f"{path}/{name}", 0)[1]
+        return found
+
     @contextmanager
     def _opened(self, path: str, flags: int = os.O_RDONLY, *, create: bool = False) -> Iterator[int]:
         try:
@@ -99,6 +112,9 @@ class LocalStorage:
 
     # --- writing
 
+    def check_creation(self) -> None:
+        """The kernel makes sure of it."""
+
     def make_directory(self, path: str, *, durable: bool) -> None:
         self._make_directory(os.path.normpath(self._file(path)), durable)
 
@@ -109,8 +125,10 @@ class LocalStorage:
             return
         except FileNotFoundError:
             self._make_directory(os.path.dirname(directory), durable)
-            self._make_directory(directory, durable)
-            return
+            try:
+                self._sharing.make_directory(directory)
+            except FileExistsError:
+                return
         if durable:
             _sync_directory(os.path.dirname(directory))
 
@@ -204,9 +222,10 @@ class LocalStorage:
         with self._opened(path, os.O_WRONLY, create=True) as descriptor:
             _write_fully(descriptor, 0, [content])
 
-    def delete(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._file(path))
+    def delete(self, *paths: str) -> None:
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._file(path))
 
     def watch(self, path: str) -> int:
         return watch.open_watch(self._file(path))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,16 +21,11 @@ from typing import Protocol, TypeVar
 from txstore._native import locktable
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError
 from txstore.file_locks import StripeLocks
+from txstore.file_systems import file_system_type, is_of_one_machine
 from txstore.lock_file import KindInUseError, LockFile, recorded_kind
 from txstore.lock_owners import Exclusion, FallbackOwner, Turns, describe_processes, inherited
 from txstore.numbered_locks import watch_forks
 from txstore.range_locks import RangeLocks
-
-#: File systems of one machine, on which all processes share what they map. On any other: byte locks.
-_LOCAL = frozenset({
-    "bcachefs", "btrfs", "devtmpfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "hfsplus", "jfs", "nilfs2", "ntfs3",
-    "overlay", "ramfs", "reiserfs", "tmpfs", "vfat", "xfs", "zfs",
-})  # fmt: skip
 
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 #: What the system or the C says when there is no using this file: not, for instance, a full disk.
@@ -146,7 +140,7 @@ class ChunkLocks:
 
     def _choose(self) -> _Kind:
         file_system = file_system_type(self._directory)
-        is_network = file_system not in _LOCAL
+        is_network = not is_of_one_machine(file_system)
         possible = ["files"] if sys.platform != "linux" else ["ranges", "files"]
         if locktable is not None and not is_network:
             possible.insert(0, "table")
@@ -186,26 +180,6 @@ class ChunkLocks:
 
     def _unsettled(self) -> LocksUnavailableError:
         return LocksUnavailableError(self._url, f"{self._path} is being replaced again and again: find out by whom")
-
-
-def file_system_type(directory: str) -> str:
-    """Return the type of the file system of a directory, as the kernel calls it; "" if that can't be known."""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.readlines()
-    except OSError:
-        return ""
-    found, longest = "", 0
-    path = os.path.join(os.path.realpath(directory), "")
-    for line in lines:
-        mount, _, source = line.partition(" - ")
-        # What can't stand in a line is written as octal digits.
-        point = os.path.join(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount.split(" ")[4]), "")
-        if (
-            path.startswith(point) and len(point) >= longest
-        ):  # of two that are mounted on one place, the later one is seen
-            found, longest = source.split(" ")[0], len(point)
-    return found
 
 
 def _why_impossible(kind: str, file_system: str) -> str:

@@ -7,12 +7,13 @@ import os
 import pickle
 import random
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from txstore import forking
 from txstore.object_engines import READ_ONLY, Engine, Names, Object, joined
-from txstore.object_errors import Explained, explain
+from txstore.object_errors import Explained, chain, explain
 from txstore.object_urls import Target
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ LONGEST_PAUSE = 5.0
 # each client that was ever made until the process ends, so that one for each store would be a leak.
 MOST_ENGINES = 32
 _engines: dict[bytes, Engine] = {}
-_engines_pid = os.getpid()
 _engines_lock = forking.new_lock()
+_built: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 # The engines of the process that this one was forked from: their threads are gone, and to finalize what is left of them
 # here would wait for those threads, or talk over connections that are the parent's.
@@ -39,23 +40,39 @@ _abandoned: list[Engine] = []
 
 def engine_of(target: Target, build: Callable[[Target], Engine]) -> Engine:
     """Return this process's engine for a target."""
-    global _engines_pid  # noqa: PLW0603
-    try:
-        name = pickle.dumps((target, build))
-    except (pickle.PicklingError, TypeError, AttributeError):  # options hold something that can't be: a session, say
-        return build(target)
     with _engines_lock:
-        if _engines_pid != os.getpid():
-            _abandoned.extend(_engines.values())
-            _engines.clear()
-            _engines_pid = os.getpid()
-        engine = _engines.pop(name, None)
+        try:
+            name = pickle.dumps((target, build))
+        except (pickle.PicklingError, TypeError, AttributeError):  # options hold what can't be: a session, say
+            name = None
+        engine = _engines.pop(name, None) if name is not None else None
         if engine is None:
             engine = build(target)
-        _engines[name] = engine
-        while len(_engines) > MOST_ENGINES:
-            del _engines[next(iter(_engines))]
+            _built.add(engine)
+        if name is not None:
+            _engines[name] = engine
+            while len(_engines) > MOST_ENGINES:
+                del _engines[next(iter(_engines))]
         return engine
+
+
+def _abandon() -> None:
+    """In a forked child: leave what the parent has built alone, at the end of the process, too."""
+    inherited = list(_built)
+    _abandoned.extend(inherited)
+    _built.clear()
+    _engines.clear()
+    filesystems = {id(getattr(engine, "_fs", None)) for engine in inherited}
+    # fsspec's classes have finalizers that wait for the event loop of the parent's thread. There is no other way to
+    # find them than the list that the interpreter works off when it ends.
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and id(alive[0]) in filesystems:
+            finalizer.detach()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon)
 
 
 class ObjectClient:
@@ -167,13 +184,20 @@ class ObjectClient:
                 explained = explain(error, self._target.shown(path), self._target.secrets())
                 if explained is None:
                     raise
+                for each in chain(error):
+                    each.__traceback__ = None  # what raised it may hold it, and would so hold all our callers (below)
             if explained is None:
                 raise ValueError(f"{self._target.shown(path)}: {wrong}")
             tries += 1
             pause = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
             late = time.monotonic() + pause - started > RETRY_SECONDS
             if not explained.passes or (late and tries >= LEAST_TRIES):
-                raise explained.error
+                try:
+                    raise explained.error
+                finally:
+                    # The error has this frame: else the two would keep all that our callers hold, pins and values too,
+                    # until the next garbage collection.
+                    del explained
             time.sleep(pause)
 
     def _connected(self) -> Engine:
@@ -182,9 +206,6 @@ class ObjectClient:
             return self._engine
         with self._lock:
             if self._engine is None or self._pid != os.getpid():
-                if self._engine is not None:
-                    _abandoned.append(self._engine)
-                    self._engine = None
                 self._engine = engine_of(self._target, self._build)
                 self._pid = os.getpid()
             return self._engine

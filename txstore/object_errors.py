@@ -157,6 +157,10 @@ def _is_of_library(error: BaseException) -> bool:
 
 def explain(error: BaseException, path: str, secrets: Secrets) -> Explained | None:
     """Return what an exception means for `path`, a whole URL; None if it does not come from the store."""
+    if isinstance(error, RuntimeError) and "shutdown" in str(error):
+        # Background work, of hints and leases, may come this late: some of the libraries need threads for each request.
+        words = "the interpreter is about to end, and starts no threads any more: write before that"
+        return Explained(OSError(errno.ECANCELED, words, path), False)
     if not isinstance(error, OSError | EOFError | Refusal) and not _is_of_library(error):
         return None
     facts = facts_of(error)

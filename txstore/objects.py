@@ -34,7 +34,15 @@ PROBE = "probe-"
 __all__ = ["Object", "ObjectStore", "check_creation", "open_objects"]
 
 
-class ObjectStore(Protocol):
+class Ranges(Protocol):
+    """What finished packs can be read from: see `ObjectStore`."""
+
+    def get_range(self, path: str, offset: int, length: int) -> bytes: ...
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
+    def get_tail(self, path: str, length: int) -> tuple[bytes, int]: ...
+
+
+class ObjectStore(Ranges, Protocol):
     """The objects below one URL. Pickles hold what it takes to connect, credentials too; `repr` and `url` never do."""
 
     url: str

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from fsspec.core import split_protocol
 
 from txstore.commits import Commits
+from txstore.file_systems import is_on_network
 from txstore.local_storage import LocalStorage
+from txstore.network_storage import NetworkStorage
 from txstore.objects import open_objects
 from txstore.pack_cache import CACHE_SIZE, open_cache
 from txstore.remote_commits import RemoteCommits
@@ -42,11 +44,16 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
     if protocol not in (None, "file", "local"):
         objects = open_objects(os.fspath(url), access.storage_options, single_writer=access.single_writer)
         return RemoteStorage(objects, open_cache(access.cache_dir, access.cache_size))
+    root = os.path.abspath(os.path.expanduser(path))
+    is_shared = is_on_network(root)
     meant_for_others = sorted(access.storage_options)
-    meant_for_others += [name for name in ("single_writer", "cache_dir") if getattr(access, name)]
+    meant_for_others += ["single_writer"] if access.single_writer else []
+    meant_for_others += ["cache_dir"] if access.cache_dir and not is_shared else []
     if meant_for_others:
         raise ValueError(f"{', '.join(meant_for_others)}: means nothing for the local path {path!r}; leave it out")
-    return LocalStorage(os.path.abspath(os.path.expanduser(path)))
+    if is_shared:
+        return NetworkStorage(root, open_cache(access.cache_dir, access.cache_size))
+    return LocalStorage(root)
 
 
 def open_commits(storage: Storage) -> Commits:

@@ -72,9 +72,13 @@ class StagedPacks:
         return isinstance(path, str) and packs_begin(bytes.fromhex(posixpath.basename(path))) in self._transactions
 
 
-def size_of(commits: Commits, path: str) -> int:
-    """Return the length of a file in bytes; 0 if it is gone, or a directory."""
-    try:
-        return commits.storage.read_tail(path, 1)[1]
-    except (FileNotFoundError, IsADirectoryError):
-        return 0
+def sizes_of(commits: Commits, paths: Iterable[str]) -> dict[str, int]:
+    """Return the lengths of files in bytes; 0 of one that is gone, or a directory."""
+    paths = list(paths)
+    directories = {posixpath.dirname(path) for path in paths}
+    found = {
+        posixpath.join(directory, name): size
+        for directory in directories
+        for name, size in commits.storage.sizes(directory).items()
+    }
+    return {path: found.get(path, 0) for path in paths}

@@ -63,11 +63,13 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     packs = [pack.name for pack in header.packs]
     parts = [(0, header.name, frames_end(stored))]
     parts += [(format.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in header.packs]
-    for participant, name, end in parts:
-        for _, frame in walk_frames(Window(commits.storage, name.path), end):
+    for number, name, end in parts:
+        window = Window(commits.storage, name.path)
+        first = format.first_frame(bytes(window.at(0, format.HEAD_SIZE))) if format.nth_of(number) else 0
+        for _, frame in walk_frames(window, end):
             if frame is None:
                 return None
-            _stage(staged, participant, frame)
+            _stage(staged, number, first, frame)
     if staged.settle((), lambda one, other: (one.length, one.checksum) == (other.length, other.checksum)):
         return None
     numbers = {format.number_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
@@ -87,15 +89,14 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     return found if complete and not packs else None
 
 
-def _stage(staged: StagedKeys, participant: int, frame: format.Frame) -> None:
-    key = frame.key.decode()
+def _stage(staged: StagedKeys, number: int, first: int, frame: format.Frame) -> None:
+    """Add a frame of the pack with a number, before which its participant had written `first` frames."""
+    key, participant, sequence = frame.key.decode(), format.participant_of(number), first + frame.sequence
     if frame.kind == format.FRAME_PREFIX:
-        staged.hide(key, participant, frame.sequence, frame.seen)
+        staged.hide(key, participant, sequence, frame.seen)
     elif frame.kind in (format.FRAME_VALUE, format.FRAME_TOMBSTONE):
-        staged.add(
-            key,
-            Link(participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum),
-        )
+        offset = format.join_offset(format.nth_of(number), frame.offset)
+        staged.add(key, Link(participant, sequence, frame.seen, frame.kind, offset, frame.length, frame.checksum))
 
 
 def _entries(
@@ -106,8 +107,9 @@ def _entries(
             if not staged.is_below_deleted(key) and key in base:
                 yield key.encode(), format.REF_TOMBSTONE, 0, 0, 0, 0
         elif keeps_equal or not _is_unchanged(staged, base, key, link):
-            number = numbers.get(link.participant, 0)
-            yield key.encode(), format.REF_PACK, link.offset, link.length, link.checksum, number
+            nth, offset = format.split_offset(link.offset)
+            number = numbers.get(format.pack_number(link.participant, nth), 0)
+            yield key.encode(), format.REF_PACK, offset, link.length, link.checksum, number
 
 
 def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link) -> bool:

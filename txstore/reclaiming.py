@@ -57,7 +57,7 @@ def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) ->
                 return True
             try:
                 name = TransactionRecord.decode(storage.read(path)).name
-                return name is not None and (storage.objects is None or _has_name(storage, transaction, name))
+                return name is not None and (not storage.is_remote or _has_name(storage, transaction, name))
             except MalformedError:
                 return False  # its owner died before it was written
     return if_gone

@@ -33,6 +33,7 @@ class RemoteCommits(Commits):
     storage: RemoteStorage
     tail_size = _TAIL
     takes_turns = False
+    pins_are_seen = False
 
     def __init__(self, storage: RemoteStorage) -> None:
         super().__init__(storage)
@@ -132,10 +133,6 @@ class RemoteCommits(Commits):
 
     def read_hint(self, branch: str) -> Hint:
         return Hint.decode(self.storage.objects.get(names.hint_path(branch))[:HINT_SIZE])
-
-    def is_kept(self, stored: Stored) -> bool:
-        newest = self._newest
-        return (newest is not None and newest.header.id == stored.header.id) or super().is_kept(stored)
 
     # --- durability: the server's
 

@@ -21,7 +21,7 @@ from txstore.read_ahead import ReadAhead
 from txstore.storage import Storage
 
 if TYPE_CHECKING:
-    from txstore.objects import ObjectStore
+    from txstore.objects import Ranges
 
 #: Packs whose streams are followed. What is behind one is found again, a little slower.
 MAX_READERS = 4096
@@ -53,8 +53,8 @@ class _Request:
 class PackReader:
     """Reads one pack for all threads."""
 
-    def __init__(self, objects: ObjectStore, cache: PackCache, name: PackName) -> None:
-        self._objects = objects
+    def __init__(self, ranges: Ranges, cache: PackCache, name: PackName) -> None:
+        self._ranges = ranges
         self._cache = cache
         self._id = name.id
         self._path = name.path
@@ -74,11 +74,14 @@ class PackReader:
         request = _Request(ranges)
         self._wait_and_go(request)
         if request.error is not None:
-            raise request.error
+            try:
+                raise request.error
+            finally:
+                request.error = None  # it has this frame, which has the request: neither would go by itself
         return request.contents
 
     def read_unchecked(self, offset: int, length: int) -> memoryview:
-        """Return a range of which no checksum will say that it is of this pack: its head has to, along with the first."""
+        """Return a range that no checksum ties to this pack: its head does, which is read along with the first one."""
         if self._has_checked_head:
             return self.read([(offset, length)])[0]
         content, head = self.read([(offset, length), (0, format.HEAD_SIZE)])
@@ -87,7 +90,7 @@ class PackReader:
 
     def size(self) -> int:
         if self._size is None:
-            self._size = self._objects.get_tail(self._path, format.FOOTER_SIZE)[1]
+            self._size = self._ranges.get_tail(self._path, format.FOOTER_SIZE)[1]
         return self._size
 
     def find(self, offset: int, length: int) -> memoryview | None:
@@ -171,9 +174,9 @@ class PackReader:
         """Return pieces that hold what is missing, with their offsets, ascending."""
         planned = [(begin, end - begin) for begin, end in self._ahead.plan(missing, self._size)]
         if len(planned) == 1:
-            contents = [self._objects.get_range(self._path, *planned[0])]
+            contents = [self._ranges.get_range(self._path, *planned[0])]
         else:
-            contents = self._objects.get_ranges(self._path, planned)
+            contents = self._ranges.get_ranges(self._path, planned)
         pieces = [(offset, memoryview(content)) for (offset, _), content in zip(planned, contents, strict=True)]
         large = [wanted for wanted in missing if wanted[1] - wanted[0] > _LARGE]
         for (offset, length), (_, content) in zip(planned, pieces, strict=True):
@@ -231,7 +234,6 @@ class RemotePack:
         self.reader.forget()
         content = self._value(offset, length, key)
         if (computed := crc32c(content)) != checksum:
-            self.reader.forget()
             reason = f"checksum mismatch: stored 0x{checksum:08x}, computed 0x{computed:08x}"
             raise CorruptionError(self.path, offset=offset, key=key, reason=reason)
         return content
@@ -280,8 +282,8 @@ class RemotePacks:
 
     is_ranged = True
 
-    def __init__(self, objects: ObjectStore, cache: PackCache) -> None:
-        self._objects = objects
+    def __init__(self, ranges: Ranges, cache: PackCache) -> None:
+        self._ranges = ranges
         self._cache = cache
         self._readers: dict[bytes, PackReader] = {}
         self._lock = forking.new_lock()
@@ -291,7 +293,7 @@ class RemotePacks:
         reader = self._readers.get(name.id)
         if reader is None:
             with self._lock:
-                reader = self._readers.setdefault(name.id, PackReader(self._objects, self._cache, name))
+                reader = self._readers.setdefault(name.id, PackReader(self._ranges, self._cache, name))
                 if len(self._readers) > MAX_READERS:
                     del self._readers[next(iter(self._readers))]
         return RemotePack(reader, name.path, missing)
@@ -305,7 +307,5 @@ class RemotePacks:
 
 def open_packs(storage: Storage) -> PackSource:
     """Return the packs of a repository as its storage lets them be read: mapped, or by ranges."""
-    objects: ObjectStore | None = getattr(storage, "objects", None)
-    if objects is None:
-        return Packs(storage)
-    return RemotePacks(objects, getattr(storage, "cache", None) or PackCache())
+    ranges = storage.ranges
+    return Packs(storage) if ranges is None else RemotePacks(ranges, storage.cache)

@@ -334,7 +334,7 @@ def _open_in(pack: RemotePack, names: Sequence[RunName]) -> dict[RunName, LazyRu
     for name, content in zip(ranges, pack.read(list(ranges.values())), strict=True):
         if len(content) != ranges[name][1]:
             raise CorruptionError(pack.path, offset=name.offset, reason="the run reaches beyond the file")
-        tails[name] = content
+        tails[name] = content[max(len(content) - name.length, 0) :]
     return {name: _open_at(pack, name, tail) for name, tail in tails.items() if tail is not None}
 
 
@@ -347,14 +347,17 @@ def _open_at(pack: RemotePack, name: RunName, tail: memoryview) -> LazyRun:
 
 
 def _tail(name: RunName) -> tuple[int, int]:
-    length = min(name.length, TAIL)
-    return name.offset + name.length - length, length
+    # Of a run that is shorter, what lies before it comes along: as a rule the values of a small commit.
+    end = name.offset + name.length
+    begin = max(end - TAIL, 0)
+    return begin, end - begin
 
 
 def _tail_at_hand(pack: RemotePack, name: RunName) -> memoryview | None:
     """Return all that follows the blocks if no request is needed for it."""
-    end = name.offset + name.length
-    trailer = pack.reader.find(end - _TRAILER_SIZE, _TRAILER_SIZE) if name.length > TAIL else None
+    if name.length <= TAIL:
+        return pack.reader.find(name.offset, name.length)
+    trailer = pack.reader.find(name.offset + name.length - _TRAILER_SIZE, _TRAILER_SIZE)
     if trailer is None:
         return None
     index_at = _index_at(trailer)
@@ -386,5 +389,8 @@ def _in_parallel(work: Callable[[PackName], None], files: Sequence[PackName]) ->
         for file in files:
             work(file)
         return
-    for future in futures:
-        future.result()
+    try:
+        for future in futures:
+            future.result()
+    finally:
+        del futures, future  # an error has this frame, and the future that has failed has the error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from txstore import encoding, forking, names
 from txstore.errors import LocksUnavailableError
 from txstore.leases import Lease, Leases
-from txstore.objects import ObjectStore
+from txstore.objects import ObjectStore, check_creation
 from txstore.pack_cache import PackCache
 from txstore.storage import Held, Mapped, StagedFile
 
@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
+    is_remote = True
+    stale_seconds = 0.0
+    deleted_together = 1000
+
     def __init__(self, objects: ObjectStore, cache: PackCache | None = None) -> None:
-        self.objects = objects
+        self.objects = self.ranges = objects
         self.cache = cache or PackCache()
         self.url = objects.url
         self.slots = objects.creation
@@ -42,9 +46,13 @@ class RemoteStorage:
         return self.objects.get(path)
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        if (staged := self._staged.get(path)) is not None:
+            return bytes(staged.content[-length:]), len(staged.content)
         return self.objects.get_tail(path, length)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
+        if (staged := self._staged.get(path)) is not None:
+            return staged.read(offset, length)
         return self.objects.get_range(path, offset, length)
 
     def map(self, path: str) -> Mapped:
@@ -56,7 +64,13 @@ class RemoteStorage:
     def list(self, path: str) -> list[str]:
         return [found.name for found in self.objects.list(path)]
 
+    def sizes(self, path: str) -> dict[str, int]:
+        return {found.name: found.size for found in self.objects.list(path)}
+
     # --- writing
+
+    def check_creation(self) -> None:
+        check_creation(self.objects, names.STAGING)
 
     def make_directory(self, path: str, *, durable: bool) -> None:
         """There are none: a directory is what the names of objects begin with."""
@@ -146,12 +160,12 @@ class RemoteStorage:
     def write_in_place(self, path: str, content: bytes) -> None:
         self.objects.put(path, [content])
 
-    def delete(self, path: str) -> None:
+    def delete(self, *paths: str) -> None:
         with self._lock:
-            staged = self._staged.pop(path, None)
-        if staged is None:
-            is_leased = names.parse_staging(posixpath.basename(path)) is not None
-            self.objects.delete([path, path + names.LEASE] if is_leased else [path])
+            remote = [path for path in paths if self._staged.pop(path, None) is None]
+        leases = [path + names.LEASE for path in remote if names.parse_staging(posixpath.basename(path)) is not None]
+        if remote:
+            self.objects.delete([*remote, *leases])
 
     def watch(self, path: str) -> int:
         raise OSError("an object store tells nobody what was created: look again from time to time")

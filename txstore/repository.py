@@ -84,7 +84,7 @@ class Repository:
         cache_size: int = CACHE_SIZE,
         retention: int | timedelta | None = None,
     ) -> None:
-        cache = None if cache_dir is None else os.path.abspath(cache_dir)
+        cache = None if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
         access = Access(dict(storage_options or {}), single_writer, cache, cache_size)
         self.engine = Engine(url, durability=durability, access=access, retention=retention)
         self.engine.exists()  # says now if something else is in its place

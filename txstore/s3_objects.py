@@ -122,12 +122,9 @@ class S3Engine:
         client = await self._fs.set_session()
         # Sooner or later for each client: a second time it changes nothing.
         client.meta.events.register("request-created.s3.PutObject", _do_not_wait, unique_id="txstore")
-        if condition:
-            # s3fs drops arguments that botocore does not know, and would overwrite.
-            if "IfNoneMatch" not in client.meta.service_model.operation_model("PutObject").input_shape.members:
-                raise OSError(
-                    "botocore is too old to create objects exclusively: upgrade s3fs, aiobotocore and botocore"
-                )
+        known = client.meta.service_model.operation_model("PutObject").input_shape.members
+        if not condition.keys() <= known.keys():  # s3fs would drop what botocore does not know, and overwrite
+            raise OSError("botocore is too old to create exclusively: upgrade s3fs, aiobotocore and botocore")
         await self._call("put_object", Key=self._prefix + path, Body=content, **condition)
 
     def delete(self, paths: Sequence[str]) -> None:

@@ -151,8 +151,11 @@ class Snapshots:
         self._last: weakref.ref[Snapshot] | None = None  # what nobody reads any more is not to be pinned
         self._opened = _Opened({})  # of the last one: most of them the next one has, too
 
-    def of(self, stored: Stored | None) -> Snapshot:
-        """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up."""
+    def of(self, stored: Stored | None, *, is_head: bool = False) -> Snapshot:
+        """Return the snapshot at a commit, which `is_head` if it was found to be that just now.
+
+        Raises `SnapshotExpiredError` if a vacuum has given it up.
+        """
         last = None if self._last is None else self._last()
         if last is not None and _id(last.stored) == _id(stored):
             self.pins.renew()
@@ -161,7 +164,7 @@ class Snapshots:
         snapshot = Snapshot(stored, packs, self._commits.storage.url, self._opened.runs)
         # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
         self.pins.hold(snapshot, snapshot.seq)
-        if stored is not None:
+        if stored is not None and (self._commits.pins_are_seen or not is_head):
             try:
                 self.check_kept(stored)
             except BaseException:
@@ -175,7 +178,7 @@ class Snapshots:
         head = found or self._commits.head(branch)
         while True:
             try:
-                return self.of(head)
+                return self.of(head, is_head=True)
             except SnapshotExpiredError:
                 expired, head = head, self._commits.head(branch)
                 if _id(expired) == _id(head):

@@ -691,7 +691,7 @@ class Staging(Hierarchy):
         """
         if self._is_over or self._is_sealed or self._inherited or self.is_owner or self.has_failed:
             return
-        if not self.is_named and self._commits.storage.objects is not None and not self.is_open():
+        if not self.is_named and self._commits.storage.is_remote and not self.is_open():
             return  # a pack with nothing but this seal would be found by nobody
         writer = self.writer
         durable = self.is_named and self.record.durability == "fsync"
@@ -725,7 +725,7 @@ class Staging(Hierarchy):
         """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends."""
         if self._inherited or self.process != os.getpid():
             return
-        if self._commits.storage.objects is not None and asyncio._get_running_loop() is not None:
+        if self._commits.storage.is_remote and asyncio._get_running_loop() is not None:
             # What is dropped on the thread of an event loop must not make that wait for a server: the loop may be the
             # one that the answer would come through.
             try:
@@ -778,5 +778,5 @@ def _seal_all() -> None:
             staging.has_failed |= broken_off
             with contextlib.suppress(OSError, TransactionStateError):
                 staging.seal()
-            if staging._commits.storage.objects is not None:
+            if staging._commits.storage.is_remote:
                 staging.close()  # nobody else says of it on an object store that it has ended

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from txstore.objects import ObjectStore
+    from txstore.objects import Ranges
+    from txstore.pack_cache import PackCache
 
 Mapped = Any  # an object with the buffer protocol: what a whole file looks like in memory
 
@@ -48,8 +49,24 @@ class Storage(Protocol):
     """How a slot is taken at most once, as format.json records it."""
 
     @property
-    def objects(self) -> ObjectStore | None:
+    def is_remote(self) -> bool:
+        """Whether a server is asked for everything, which takes time, and no kernel tells who lives (`leases`)."""
+
+    @property
+    def ranges(self) -> Ranges | None:
         """What packs are read from by ranges; None where they are mapped."""
+
+    @property
+    def deleted_together(self) -> int:
+        """How many files `delete` takes at once, where that is faster than one by one."""
+
+    @property
+    def cache(self) -> PackCache:
+        """What was read of packs by ranges."""
+
+    @property
+    def stale_seconds(self) -> float:
+        """For how long a name may be there already that this machine does not see."""
 
     def read(self, path: str) -> bytes:
         """Return a whole small file."""
@@ -67,6 +84,12 @@ class Storage(Protocol):
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory; none if it does not exist."""
+
+    def check_creation(self) -> None:
+        """Raise `OSError` if two processes could create one file here, before a repository is made."""
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Return the names of the files in a directory, and their lengths in bytes; none if it does not exist."""
 
     def make_directory(self, path: str, *, durable: bool) -> None:
         """Create a directory, and those above it, unless it exists. The empty path is the root."""
@@ -113,8 +136,8 @@ class Storage(Protocol):
     def write_in_place(self, path: str, content: bytes) -> None:
         """Write the beginning of a file that need not survive anything."""
 
-    def delete(self, path: str) -> None:
-        """Delete a file; nothing happens if it does not exist."""
+    def delete(self, *paths: str) -> None:
+        """Delete files, in any order; nothing happens where one does not exist."""
 
     def watch(self, path: str) -> int:
         """Return a descriptor that is readable once a name has appeared in a directory, for `_native.watch.drain`.

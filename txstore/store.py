@@ -401,14 +401,14 @@ class TxStore(Store):
     # What makes requests does so in a thread.
 
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
-        if self._engine.storage.objects is None:
+        if self._engine.storage.ranges is None:
             return function(*arguments)
         return await in_thread(function, *arguments)
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        if self._engine.storage.objects is None:
+        if self._engine.storage.ranges is None:
             return self.get_sync(key, prototype=prototype, byte_range=byte_range)
         return await in_thread(partial(self.get_sync, key, prototype=prototype, byte_range=byte_range))
 
@@ -425,7 +425,7 @@ class TxStore(Store):
         return key in self if self._session is None else self._session.exists(key)
 
     async def set(self, key: str, value: Buffer) -> None:
-        if self._engine.storage.objects is None:
+        if self._engine.storage.ranges is None:
             self.set_sync(key, value)
         else:
             await in_thread(self.set_sync, key, value)
@@ -459,7 +459,7 @@ class TxStore(Store):
             yield name
 
     async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
-        if self._engine.storage.objects is None:
+        if self._engine.storage.ranges is None:
             for name in listing():
                 yield name
             return

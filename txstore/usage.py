@@ -8,7 +8,7 @@ from txstore import names
 from txstore.commits import Commits
 from txstore.documents import kind_of_node
 from txstore.keys import ancestors, directory_prefix
-from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, size_of
+from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, sizes_of
 from txstore.snapshot import Snapshot, Snapshots
 
 
@@ -68,13 +68,13 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
         for stored in kept_commits(commits, branch, head, commits.floor(branch)):
             needed.add(stored)
     del oldest
-    for path in files:
+    for path, size in sizes_of(commits, files).items():
         if path in needed.paths:
-            found.history += size_of(commits, path)
+            found.history += size
         elif path not in committing:  # another name of what is staged
-            found.orphan += size_of(commits, path)
+            found.orphan += size
     found.history -= found.live
-    found.staged = sum(size_of(commits, f"{names.STAGING}/{file}") for file in staged)
+    found.staged = sum(sizes_of(commits, [f"{names.STAGING}/{file}" for file in staged]).values())
     return found
 
 

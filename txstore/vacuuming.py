@@ -20,7 +20,7 @@ from txstore.commits import Commits, Stored
 from txstore.errors import CorruptionError
 from txstore.pack import MissingPackError
 from txstore.publishing import Contents, Publisher, SyncFailedError
-from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, size_of
+from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, sizes_of
 from txstore.reclaiming import reclaim_staging
 from txstore.records import TransactionRecord
 from txstore.snapshot import Snapshot, Snapshots
@@ -117,11 +117,11 @@ class _Vacuum:
                 self.commits.make_durable(head)  # one that was interrupted may not have come to that
                 self.commits.write_floor(head)
         doomed = self._doomed(floor)
-        size = sum(size_of(self.commits, path) for path in doomed)
+        size = sum(sizes_of(self.commits, doomed).values())
         if not self.dry_run:
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
-            for path in doomed:
-                self.storage.delete(path)
+            for i in range(0, len(doomed), self.storage.deleted_together):
+                self.storage.delete(*doomed[i : i + self.storage.deleted_together])
         tagged = {tag.slot for tag in self.commits.tags().values() if floor_before <= tag.slot < floor}
         return VacuumReport(floor, floor - floor_before - len(tagged), len(doomed), size, self.dry_run)
 

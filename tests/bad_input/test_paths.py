@@ -126,12 +126,11 @@ def test_a_transaction_without_writes_creates_nothing(tmp_path):
     assert tree(tmp_path) == {}
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/data.tx", "memory://data.tx", "https://example.com/data.tx"])
-def test_urls_of_other_protocols(tmp_path, monkeypatch, url):
+def test_a_url_that_nobody_knows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for open_it in (txstore.Repository, txstore.TxStore):
-        with pytest.raises(ValueError, match=r"only paths and file:// URLs"):
-            open_it(url)
+        with pytest.raises(ValueError, match=r"nosuch"):
+            open_it("nosuch://bucket/data.tx")
     assert tree(tmp_path) == {}
 
 
@@ -141,7 +140,7 @@ def test_a_file_url_is_a_path(tmp_path):
 
 def test_unknown_storage_options(tmp_path):
     for open_it in (txstore.Repository, txstore.TxStore):
-        with pytest.raises(ValueError, match=r"anon.*leave them out"):
+        with pytest.raises(ValueError, match=r"anon.*leave it out"):
             open_it(tmp_path / "data.tx", storage_options={"anon": True})
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import random
 import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass, field
@@ -41,9 +42,11 @@ class Faults:
     lost: float = 0.0  # the server does it, and the answer does not arrive
     busy: float = 0.0  # 503 SlowDown, and the server does nothing
     conflict: float = 0.0  # 409 ConditionalRequestConflict, and the server does nothing
-    delayed: float = 0.0
+    reset: float = 0.0  # the connection is reset, and the server has heard nothing
+    delayed: float = 0.0  # before the server hears of it: it may do so when nobody waits any more
     delay: float = 0.1  # seconds
     methods: frozenset[str] = frozenset({"PUT"})
+    within: str = ""  # what a path has to hold, as does that of a slot "/commits/"
     first: int | None = None  # only so many faults in all
     refusal: tuple[int, bytes] | None = None  # the answer to every request, whatever its method
     drops: dict[str, str] = field(default_factory=dict)  # headers that do not arrive: lower case
@@ -53,13 +56,13 @@ class Faults:
         self._lock = threading.Lock()
         self._left = self.first
 
-    def draw(self, method: str) -> str:
+    def draw(self, method: str, path: str = "") -> str:
         """Return what happens to the next request: "", or the name of a fault."""
-        if method not in self.methods:
+        if method not in self.methods or self.within not in path:
             return ""
         with self._lock:
             number = self._random.random()
-            for name in ("lost", "busy", "conflict", "delayed"):
+            for name in ("lost", "busy", "conflict", "reset", "delayed"):
                 number -= getattr(self, name)
                 if number < 0:
                     if self._left is not None:
@@ -138,11 +141,18 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else head and body of an answer are 40 ms apart
+    wbufsize = 1 << 16
     server: _Server
     upstream: http.client.HTTPConnection | None = None
 
     def log_message(self, *arguments: Any) -> None:
         pass
+
+    def handle_expect_100(self) -> bool:
+        proceed = super().handle_expect_100()
+        self.wfile.flush()
+        return proceed
 
     def finish(self) -> None:
         if self.upstream is not None:
@@ -163,8 +173,10 @@ class _Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         faults = self.server.proxy.faults
         body = self.body()
-        fault = faults.draw(self.command)
-        if faults.refusal is not None:
+        fault = faults.draw(self.command, self.path)
+        if fault == "reset":
+            self.reset()
+        elif faults.refusal is not None:
             self.note(body, faults.refusal[0])
             self.answer(*faults.refusal)
         elif fault == "busy":
@@ -183,6 +195,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.shutdown(socket.SHUT_RDWR)
             else:
                 self.pass_on(answer, content)
+
+    def reset(self) -> None:
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
 
     def note(self, body: bytes, status: int, *, lost: bool = False) -> None:
         """Before the answer, so that whoever has it finds its request in the log."""

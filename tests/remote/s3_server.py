@@ -6,6 +6,7 @@ requests: so requests that write come in one at a time here.
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
@@ -21,7 +22,7 @@ def one_at_a_time(application: Callable[..., Iterable[bytes]]) -> Callable[..., 
     def serve(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] not in WRITES:
             return application(environ, start)
-        environ["wsgi.input"] = _Read(environ)  # not under the lock: a client may be slow
+        environ["wsgi.input"] = _read(environ)  # not under the lock: a client may be slow
         with lock:
             answer = application(environ, start)
             try:
@@ -33,9 +34,7 @@ def one_at_a_time(application: Callable[..., Iterable[bytes]]) -> Callable[..., 
     return serve
 
 
-def _Read(environ: dict[str, Any]) -> Any:
-    import io
-
+def _read(environ: dict[str, Any]) -> Any:
     length = environ.get("CONTENT_LENGTH")
     if length:
         return io.BytesIO(environ["wsgi.input"].read(int(length)))
@@ -49,6 +48,7 @@ def main(port: int, bucket: str) -> None:
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     s3_backends["123456789012"]["aws"].create_bucket(bucket, "us-east-1")
+    MotoRequestHandler.disable_nagle_algorithm = True  # else head and body of an answer are 40 ms apart
     application = one_at_a_time(DomainDispatcherApplication(create_backend_app))
     run_simple("127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler)
 

@@ -41,7 +41,7 @@ def calls(store: ObjectStore) -> list[Callable[[], object]]:
     return [
         lambda: store.get("o"),
         lambda: store.get_range("o", 0, 1),
-        lambda: store.get_ranges("o", [(0, 1), (5, 5)]),
+        lambda: store.get_ranges("o", [(0, 1)]),  # of several, the others would still be under way after the error
         lambda: store.get_tail("o", 1),
         lambda: store.exists("o"),
         lambda: store.put("o", [b"x"]),
@@ -81,12 +81,12 @@ def test_refusals(s3, proxy, status, code, kind, words):
     store = open_objects(through.url(), through.storage_options)
     body = f"<Error><Code>{code}</Code><Message>hidden-token https://b/o?sig=1&amp;x=2</Message></Error>".encode()
     proxy.faults = Faults(refusal=(status, body))
-    for number, call in enumerate(calls(store)):
+    for call in calls(store):
         proxy.log.clear()
         error = error_of(call)
         assert type(error) is kind
         assert words in str(error)
-        assert len(proxy.log) <= (2 if number == 2 else 1)  # nothing is tried again
+        assert len(proxy.log) == 1  # nothing is tried again
 
 
 def test_wrong_credentials_for_azure(server_of):

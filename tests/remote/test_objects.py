@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.remote.conftest import STORES, with_engine
 from tests.remote.servers import Server
 from txstore import azure_objects, gcs_objects, s3_objects
 from txstore.objects import Object, ObjectStore, check_creation, open_objects
@@ -234,3 +238,49 @@ def test_a_forked_child_goes_on(server: Server):
             time.sleep(0.01)
         assert ended[1] == 0
     assert names(objects.list("")) == ["child-0", "child-1", "parent-0", "parent-1", "parents"]
+
+
+FORKED = """if True:
+    import gc, json, os, pickle, sys
+    from txstore import object_client
+    from txstore.objects import open_objects
+    stores = [open_objects(*each) for each in json.loads(sys.argv[1])]
+    for store in stores:
+        store.put("parents", [b"p"])
+    connected = [getattr(store._connected(), "_fs", None) for store in stores]
+    child = os.fork()
+    for store in stores:
+        assert store.get("parents") == b"p"
+        store.create("childs" if child == 0 else "o", [b"x"])
+    if child == 0:
+        del stores, store
+        object_client._abandoned.clear()  # as if the interpreter had come to it at its end
+        gc.collect()
+        sys.exit(0)  # with all that an interpreter does at its end, to what it has inherited, too
+    ended = os.waitpid(child, 0)[1]
+    for store, filesystem in zip(stores, connected):
+        assert store.get("childs") == b"x"
+        pickle.loads(pickle.dumps(store)).put("again", [b"x"])
+        assert getattr(store._connected(), "_fs", None) is filesystem  # it has not lost the connection
+    sys.exit(os.waitstatus_to_exitcode(ended))
+"""
+
+
+def test_a_forked_child_ends_in_good_order(server_of):
+    """Neither does it wait for threads of the parent's, nor does it talk over the parent's connections."""
+    places = []
+    for name, engine in STORES.values():
+        if name != "memory":
+            server = with_engine(server_of(name), engine)
+            places.append((server.url(), server.storage_options))
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, json.dumps(places)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_copies_share_their_connections(objects):
+    """Or each that is unpickled would make its own, and some libraries never give one up."""
+    copies = [pickle.loads(pickle.dumps(objects)) for _ in range(3)]
+    for copy in copies:
+        copy.exists("o")
+    assert len({id(copy._connected()) for copy in copies}) == 1

@@ -137,10 +137,10 @@ def test_lost_answers_to_everything_else(store, proxy):
 @pytest.mark.parametrize("fault", ["busy", "lost", "conflict"])
 def test_a_server_that_stays_busy_is_given_up(store, proxy, quick, fault):
     proxy.faults = Faults(**{fault: 1.0})
-    with pytest.raises(OSError, match="try later|connection|exists") as caught:
+    with pytest.raises(OSError, match=r"try later|connection|exists") as caught:
         store.create("o", [b"x"])
     assert caught.type in ({"lost": {ConnectionError}}.get(fault, {OSError}))
-    assert object_client.LEAST_TRIES <= len(proxy.log) < 20
+    assert object_client.LEAST_TRIES <= len(proxy.log) <= 8
 
 
 def test_racing_creators_behind_a_bad_network(s3, proxy):
@@ -176,7 +176,7 @@ def test_racing_creators_behind_a_bad_network(s3, proxy):
 
 def test_a_server_that_ignores_conditions_is_found_out(store, proxy):
     proxy.faults = Faults(drops={"if-none-match": ""})
-    with pytest.raises(OSError, match="ignores conditional writes.*single_writer=True"):
+    with pytest.raises(OSError, match=r"ignores conditional writes.*single_writer=True"):
         check_creation(store, "probes")
     proxy.faults = Faults()
     assert store.list("probes") == []

@@ -6,6 +6,7 @@ TXSTORE_RACE_ROUNDS is the number of names; the promise of docs/remote.md is for
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -87,10 +88,13 @@ def test_one_creator_wins(name, server_of):
     check(open_objects(url, server.storage_options), found)
 
 
-def test_one_thread_wins_in_memory(server_of):
+def test_one_thread_wins_in_memory(server_of, request):
     server = server_of("memory")
     store = open_objects(server.url(), server.storage_options)
-    for number in range(200):
+    interval = sys.getswitchinterval()
+    request.addfinalizer(lambda: sys.setswitchinterval(interval))
+    sys.setswitchinterval(1e-6)
+    for number in range(100):
         barrier = threading.Barrier(THREADS)
 
         def create(thread: int, number: int = number, barrier: threading.Barrier = barrier) -> bool:

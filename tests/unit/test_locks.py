@@ -21,9 +21,10 @@ import pytest
 import txstore.locks
 from tests.processes.workers import QUICK
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
+from txstore.file_systems import file_system_type
 from txstore.lock_file import HEADER, KIND_NUMBERS, LOCK_BASE, MAGIC, MEMBERS, Header
 from txstore.lock_slots import SlotHash
-from txstore.locks import ChunkLocks, file_system_type
+from txstore.locks import ChunkLocks
 from txstore.numbered_locks import ByteLocks
 
 LINUX = sys.platform == "linux"

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.processes.steps import forked, status_of
 from tests.unit.fake_objects import FakeObjects, Values
 from txstore import cache_directory, pack_cache
 from txstore.cache_directory import CacheDirectory
@@ -157,17 +158,16 @@ def test_a_child_begins_with_nothing_in_memory() -> None:
     memory = PieceMemory(1000)
     memory.keep(ID, 0, b"piece")
     memory._lock.acquire()  # as another thread might
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            if memory.find(ID, 0) is None and memory.size == 0:
-                memory.keep(ID, 0, b"piece")
-                code = 0 if memory.find(ID, 0) is not None else 1
-        finally:
-            os._exit(code)
+
+    def work() -> None:
+        assert memory.find(ID, 0) is None
+        assert memory.size == 0
+        memory.keep(ID, 0, b"piece")
+        assert memory.find(ID, 0) is not None
+
+    with forked(work) as child:
+        assert status_of(child) == 0
     memory._lock.release()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert memory.find(ID, 0) is not None
 
 
@@ -191,6 +191,13 @@ def test_another_cache_finds_what_one_has_kept(path: Path) -> None:
     one.keep(ID, 500, piece(500, 10))
     assert other.find(ID, 0, 20) == piece(0, 20)
     assert on_disk(path).find(ID, 500, 10) == piece(500, 10)
+
+
+def test_pieces_that_lie_within_those_of_another_process_hide_nothing(path: Path) -> None:
+    on_disk(path).keep(ID, 100, piece(100, 10))
+    on_disk(path).keep(ID, 0, piece(0, 200))
+    assert len(pieces_of(path)) == 2
+    assert on_disk(path).find(ID, 105, 50) == piece(105, 50)
 
 
 def test_the_directory_is_for_this_user_alone(path: Path) -> None:

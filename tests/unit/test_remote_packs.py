@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -13,6 +12,7 @@ from random import Random
 
 import pytest
 
+from tests.processes.steps import forked, status_of
 from tests.unit.fake_objects import FakeObjects, Gate, Values, new_cache, until
 from txstore import remote_packs
 from txstore.cache_directory import CacheDirectory
@@ -185,6 +185,17 @@ def test_windows_double_up_to_the_largest() -> None:
     assert lengths == ([1000, 1000, *doubled] + [WINDOW_LARGEST] * 10)[:12]
 
 
+def test_a_stream_under_way_may_leave_gaps() -> None:
+    """As threads do, which take neighbours in any order: what was left out comes next."""
+    ahead, end = ReadAhead(), 0
+    for _ in range(3):
+        [(_, end)] = ahead.plan([(end, end + 1000)], None)
+    assert ahead.plan([(end + GAP // 2, end + GAP // 2 + 1000)], None) == [(end, end + 2 * WINDOW_SMALLEST)]
+    end += 2 * WINDOW_SMALLEST
+    begin = end + GAP + 1
+    assert ahead.plan([(begin, begin + 1000)], None) == [(begin, begin + 1000)]
+
+
 def test_what_is_planned_never_overlaps_and_holds_what_is_wanted() -> None:
     source = Random(3)
     for _ in range(300):
@@ -307,7 +318,8 @@ def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
     class Event(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             if threading.current_thread().name != "interrupted":
-                return super().wait(10)
+                assert super().wait(10)
+                return True
             if has_the_turn:
                 super().wait(10)
             else:
@@ -347,18 +359,8 @@ def test_a_child_reads_although_its_parent_was_reading_when_it_forked(objects: F
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(values.view, 0)
         assert gate.reached.wait(10)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads is the point
-            child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                values.view(0)
-                values.view(7)
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with forked(lambda: [values.view(i) for i in (0, 7)]) as child:
+            assert status_of(child) == 0
         gate.open()
         assert first.result(10) == values.values[0]
 

@@ -230,9 +230,10 @@ def test_a_run_is_opened_by_one_request_and_looked_up_by_one_more(strict: None) 
     assert 4096 <= large.objects.requests[1][2] < 5000
 
 
-def test_what_has_the_tail_at_hand_opens_without_a_request(strict: None) -> None:
-    large = Large()
-    position = len(large.content) - TAIL
+@pytest.mark.parametrize("count", [40_000, 2000])
+def test_what_has_the_tail_at_hand_opens_without_a_request(strict: None, count: int) -> None:
+    large = Large(count)
+    position = max(len(large.content) - TAIL, large.name.offset)
     large.cache.keep(large.pack.id, position, large.content[position:])
     runs = large.runs()
     assert runs.lookup(large.keys[-1]) is not None  # its block is there, too
@@ -255,7 +256,9 @@ def test_a_small_run_is_fetched_whole(strict: None) -> None:
     small = Large(1000)
     runs = small.runs()
     assert len(runs.scan(b"", None, -1)) == 1000
-    assert small.objects.requests == [(small.pack.path, small.name.offset, small.name.length)]
+    assert small.objects.requests == [(small.pack.path, 0, small.name.offset + small.name.length)]
+    assert small.packs().get(small.pack).view(64, 5, crc32c(b"value")) == b"value"  # which has come along
+    assert len(small.objects.requests) == 1
 
 
 def test_runs_that_are_known_are_not_opened_again(strict: None) -> None:
@@ -447,11 +450,13 @@ class Remote:
         self.objects = FakeObjects(Path(repo.url))
         self.repo = repo
         storage: Any = repo.engine.storage
-        storage.objects = self.objects
-        storage.cache = cache or new_cache()
+        before = storage.ranges, storage.cache
+        storage.ranges, storage.cache = self.objects, cache or new_cache()
         self.snapshots = Snapshots(repo.engine.commits)
         self.packs = open_packs(storage)
-        del storage.objects, storage.cache
+        storage.ranges, storage.cache = before
+        assert self.snapshots.is_ranged
+        assert self.packs.is_ranged
 
     def newest(self) -> Snapshot:
         return self.snapshots.newest("main")
