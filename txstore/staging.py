@@ -655,8 +655,7 @@ class Staging(Hierarchy):
             if writer is not None:
                 with contextlib.suppress(OSError):
                     writer.close_between_reads()
-                    # Nothing was to be published: there is no slot that the file has taken.
-                    if committed is self.base and (self._shared is not None or self._commits.storage.objects is None):
+                    if committed is self.base:  # nothing was to be published: there is no slot that the file has taken
                         self._commits.storage.delete(writer.path)
 
     def close(self) -> None:
