@@ -52,6 +52,14 @@ STATUS_IN_WORDS = re.compile(r"status(?: code)?:? (\d{3})\b")
 CODE_IN_WORDS = re.compile(r"<Code>(\w+)</Code>|error code:? (\w+)")
 
 
+#: A note on an error: the server may yet carry out an earlier try of the same request.
+UNANSWERED = "an earlier try of this request was not answered"
+
+
+def was_unanswered(error: OSError) -> bool:
+    return UNANSWERED in getattr(error, "__notes__", ())
+
+
 class Explained(NamedTuple):
     error: OSError
     passes: bool  # by itself: worth another try

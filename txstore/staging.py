@@ -11,10 +11,10 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from txstore import forking, format, names
+from txstore import forking, format, late_work, names
 from txstore.chains import Link
 from txstore.commits import Commits
 from txstore.errors import (
@@ -102,6 +102,8 @@ class Staging(Hierarchy):
         self._committed: Snapshot | None = None
         self._read_log = ReadLog() if record.isolation == SERIALIZABLE else None
         forking.watch(self)
+        if commits.storage.ranges is not None:
+            late_work.expect()
 
     @property
     def url(self) -> str:
@@ -736,13 +738,11 @@ class Staging(Hierarchy):
 
     def _abandon(self) -> None:
         if not self.is_owner:
-            with contextlib.suppress(OSError, TransactionStateError):
-                if self.is_named:
-                    self.leave()
-                else:
-                    self.attached -= 1
-                    if self.attached <= 0:
-                        self.seal()
+            # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
+            if asyncio._get_running_loop() is not None:
+                self._afterwards(self._abandon_part)
+            else:
+                self._abandon_part()
             return
         self.attached -= 1
         try:
@@ -758,7 +758,27 @@ class Staging(Hierarchy):
                     stacklevel=2,
                 )
         finally:  # the warning may be an error
-            self.discard()
+            self._afterwards(self.discard)
+
+    def _abandon_part(self) -> None:
+        with contextlib.suppress(OSError, TransactionStateError):
+            if self.is_named:
+                self.leave()
+            else:
+                self.attached -= 1
+                if self.attached <= 0:
+                    self.seal()
+
+    def let_lie(self) -> None:
+        """Close what is of unknown outcome, when it is dropped."""
+        self._afterwards(self.close)
+
+    def _afterwards(self, work: Callable[[], object]) -> None:
+        """Do what a finalizer is to do: no requests where it happens to be called."""
+        if self._commits.storage.ranges is None:
+            work()
+        else:
+            late_work.later(work)
 
 
 def _not_shared() -> TransactionStateError:

@@ -52,7 +52,7 @@ def seqs(repo: txstore.Repository) -> dict[str, int | None]:
 
 def tree(repo: txstore.Repository) -> dict[str, int]:
     """Return the files of a repository and their lengths, but for locks and what is staged."""
-    objects = repo.engine.storage.objects
+    objects = getattr(repo.engine.storage, "objects", None)
     if objects is not None:
         return {path: size for path, size in below(objects) if path.partition("/")[0] not in _NOT_COUNTED}
     root = Path(repo.url)

@@ -5,6 +5,7 @@ TXSTORE_LOST_COMMITS is how many commits four writers make while answers are los
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -140,7 +141,31 @@ def test_what_does_not_pass_is_an_error_and_what_is_staged_stays(open_repo, prox
             with pytest.raises(CommitUnknownError) as caught:
                 transaction.commit()
             assert repo.resolve(caught.value.commit_id) is None
+            with pytest.raises(txstore.TransactionStateError):  # it may yet be made
+                transaction.commit()
     assert messages(open_repo()) == ["first", "second"][: 2 if fault == "lost" else 1]
+
+
+def test_a_commit_that_is_made_when_it_was_given_up(open_repo, proxy, monkeypatch):
+    """I3: the server comes to a request that its writer has given up. What the commit refers to is still there."""
+    monkeypatch.setattr(object_client, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(object_client, "LEAST_TRIES", 1)
+    repo = open_repo()
+    transaction = repo.begin("second")
+    transaction["a"] = bytes(3 << 20)  # in a pack of its own
+    with faults(proxy, within=SLOT, methods=WRITES, kept=1.0):
+        with pytest.raises(CommitUnknownError) as caught:
+            transaction.commit()
+        assert repo.resolve(caught.value.commit_id) is None
+        transaction.rollback()
+        del transaction
+        gc.collect()
+        time.sleep(0.1)  # whatever is deleted in the background
+        proxy.send_kept()
+    commit = open_repo().resolve(caught.value.commit_id)
+    assert commit is not None
+    assert open_repo().mapping()["a"] == bytes(3 << 20)
+    assert messages(open_repo()) == ["first", "second"]
 
 
 def test_the_slot_can_not_be_read_back(open_repo, proxy, quick):
@@ -187,8 +212,6 @@ def test_a_request_that_lands_when_nobody_waits_any_more(server_of, engine, monk
 
 def test_a_server_that_is_gone_in_the_middle_of_a_commit_and_comes_back(open_repo, proxy):
     repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = bytes(3 << 20)  # a pack of its own
     everything = frozenset({"PUT", "GET", "DELETE", "POST", "HEAD"})
     for message, only in (("second", SLOT), ("third", "/packs/")):
         transaction = repo.begin(message)

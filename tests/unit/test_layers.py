@@ -45,6 +45,7 @@ LAYERS = [
     "conflicts",
     "named",
     "staging",
+    "late_work",
     "exits",
     "reclaiming",
     "participants",
