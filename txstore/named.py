@@ -5,9 +5,10 @@ The file `.staging/named-<name>` says which transaction has a name. It is made a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from txstore import names
 from txstore.commits import Commits
@@ -44,6 +45,7 @@ class NamedTransaction:
     owner: str  # who began it
     time: datetime
     message: str
+    properties: Mapping[str, Any]
     participants: tuple[Participant, ...]
 
 
@@ -152,6 +154,7 @@ def _describe(name: str, shared: SharedTransaction) -> NamedTransaction:
         owner=record.owner,
         time=_EPOCH + timedelta(microseconds=record.time),
         message=record.message or "",
+        properties=dict(record.properties),
         participants=tuple(_participant(shared.tail(number)) for number in shared.participants() if number),
     )
 

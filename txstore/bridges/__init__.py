@@ -1,0 +1,1 @@
+"""Ways in and out of a repository: each optional, thin, and built on what everybody may use."""
