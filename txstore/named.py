@@ -7,9 +7,10 @@ store, where there is none, one process creates it, and it is deleted by the one
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from txstore import names
 from txstore.commits import Commits
@@ -46,6 +47,7 @@ class NamedTransaction:
     owner: str  # who began it
     time: datetime
     message: str
+    properties: Mapping[str, Any]
     participants: tuple[Participant, ...]
 
 
@@ -160,6 +162,7 @@ def _describe(name: str, shared: SharedTransaction) -> NamedTransaction:
         owner=record.owner,
         time=_EPOCH + timedelta(microseconds=record.time),
         message=record.message or "",
+        properties=dict(record.properties),
         participants=tuple(_participant(shared.tail(number)) for number in shared.participants() if number),
     )
 

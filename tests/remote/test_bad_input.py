@@ -313,9 +313,8 @@ def test_locks(one):
     repo = opened(server, url)
     with pytest.raises(LocksUnavailableError, match="repeat what is in conflict"):
         repo.transaction(lock={"x": ...})
-    with pytest.raises(LocksUnavailableError):
-        with repo.transaction() as store, store.lock("x"):
-            pass
+    with pytest.raises(LocksUnavailableError), repo.transaction() as store, store.lock("x"):
+        pass
     with pytest.raises(LocksUnavailableError):
         txstore.synchronized.open_array(url, path="x", storage_options=server.storage_options)[0] = 1
 

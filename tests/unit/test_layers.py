@@ -17,6 +17,7 @@ LAYERS = [
     "cli_transactions",
     "cli_space",
     "cli_bridges",
+    "cli_import",
     "cli_output",
     "demo",
     "demo_scenes",
