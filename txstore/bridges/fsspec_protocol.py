@@ -171,9 +171,7 @@ def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str
     return f"{protocol}://{fo.lstrip('/')}", options
 
 
-def _restored(
-    arguments: tuple[Any, ...], options: dict[str, Any], place: tuple[int, str] | None
-) -> TxStoreFileSystem:
+def _restored(arguments: tuple[Any, ...], options: dict[str, Any], place: tuple[int, str] | None) -> TxStoreFileSystem:
     if place is None:
         return TxStoreFileSystem(*arguments, **options)
     slot, commit_id = place
