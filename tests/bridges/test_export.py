@@ -123,9 +123,7 @@ def test_what_is_interrupted_can_not_be_opened_and_is_gone_on_with(filled: txsto
             filled.export(out)
 
 
-def test_the_root_is_written_last(
-    filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_root_is_written_last(filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     plain_copy = exporting._Copying._copy
     monkeypatch.setattr(exporting._Copying, "_copy", lambda self, key: order.append(key) or plain_copy(self, key))  # type: ignore[func-returns-value]
