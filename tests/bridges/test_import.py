@@ -121,6 +121,8 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
     ):
         with pytest.raises(txstore.SourceError, match=match):
             repo.import_from(source)
+    with pytest.raises(txstore.SourceError, match="inside of it"):
+        txstore.Repository(plain / "deep" / "data.tx").import_from(plain)
     with pytest.raises(ValueError, match="concat"):
         repo.import_from([plain, plain])
     with pytest.raises(ValueError, match="at least one"):
@@ -191,6 +193,8 @@ txstore.Repository(sys.argv[1]).import_from(sys.argv[2], name="big", progress=di
 def test_after_a_death_it_goes_on_where_it_was(
     repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not (plain / "zarr.json").exists():
+        pytest.skip("the same for both formats")
     for steps in (3, 5):  # it dies when one more is done; of the second, 4 were done by the first
         assert run_python(KILLED, repo.url, plain, steps).returncode == -signal.SIGKILL
         assert repo.head() is None

@@ -207,10 +207,14 @@ def as_dataset(repo: txstore.Repository, **arguments: Any) -> Any:
     return xr.open_zarr(repo.snapshot(), consolidated=False, chunks=None, **arguments).load()
 
 
-@pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4", "scipy"])
-def test_netcdf_opens_in_xarray_as_the_file_does(repo: txstore.Repository, tmp_path: Path, engine: str) -> None:
-    pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
-    path = write_netcdf(tmp_path / "temperatures.nc", engine=engine)
+@pytest.mark.parametrize(
+    ("engine", "version"), [("h5netcdf", "NETCDF4"), ("netcdf4", "NETCDF4"), ("netcdf4", "NETCDF3_64BIT")]
+)
+def test_netcdf_opens_in_xarray_as_the_file_does(
+    repo: txstore.Repository, tmp_path: Path, engine: str, version: str
+) -> None:
+    pytest.importorskip("netCDF4" if engine == "netcdf4" else engine)
+    path = write_netcdf(tmp_path / "temperatures.nc", engine=engine, format=version)
     commit = repo.import_from(path)
     assert commit.properties["import"]["format"] == "netcdf"
     with xr.open_dataset(path) as expected:

@@ -13,7 +13,7 @@ from txstore.bridges.foreign_files import Place
 from txstore.errors import SourceError
 
 #: One by one: open_groups has let `decode_cf=False` pass without a word, and decoded.
-_AS_IT_IS: Mapping[str, bool] = {
+_AS_IT_IS: Mapping[str, Any] = {
     "mask_and_scale": False,
     "decode_times": False,
     "decode_timedelta": False,
