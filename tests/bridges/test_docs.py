@@ -26,7 +26,7 @@ def test_the_page_on_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     zarr.open_group("old.zarr", mode="w").create_array("x", data=np.arange(5))
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
     names: dict[str, Any] = {}
-    exec(code.replace("winter.plot()", "winter.load()"), names)  # noqa: S102
+    exec(code.replace("winter.plot()", "winter.load()"), names)
     assert names["winter"].shape == (6, 8)
     exported = zarr.open_group("exported.zarr", mode="r")
     np.testing.assert_array_equal(exported["tracks/tracks/position"][:], positions(0, 200))  # type: ignore[index]
