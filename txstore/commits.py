@@ -122,6 +122,8 @@ class Commits:
     tail_size = 4096
     #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.
     takes_turns = True
+    #: Whether a slot may still be taken by a request that has failed for the one who made it.
+    may_come_late = False
     #: Whether whoever vacuums sees who reads: then it matters whether the head was still kept when it was pinned.
     pins_are_seen = True
 

@@ -19,6 +19,8 @@ FLOOR = "floor"
 TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, *(name.partition("/")[0] for name in DIRECTORIES)})
 
 NEW = ".new"
+#: What the name of a lease ends with (`leases`): it is beside what is held.
+LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 
 

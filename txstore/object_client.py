@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from txstore import forking
 from txstore.object_engines import READ_ONLY, Engine, Names, Object, joined
-from txstore.object_errors import Explained, explain
+from txstore.object_errors import UNANSWERED, Explained, chain, explain
 from txstore.object_urls import Target
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ class ObjectClient:
         """Send a request until it is answered. What the library raised is not kept: it may hold credentials."""
         started = time.monotonic()
         tries = 0
+        is_unanswered = False
         while True:
             explained: Explained | None = None
             wrong: str | None = None
@@ -184,13 +185,23 @@ class ObjectClient:
                 explained = explain(error, self._target.shown(path), self._target.secrets())
                 if explained is None:
                     raise
+                for each in chain(error):
+                    each.__traceback__ = None  # what raised it may hold it, and would so hold all our callers (below)
             if explained is None:
                 raise ValueError(f"{self._target.shown(path)}: {wrong}")
             tries += 1
             pause = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
             late = time.monotonic() + pause - started > RETRY_SECONDS
             if not explained.passes or (late and tries >= LEAST_TRIES):
-                raise explained.error
+                if is_unanswered:
+                    explained.error.add_note(UNANSWERED)
+                try:
+                    raise explained.error
+                finally:
+                    # The error has this frame: else the two would keep all that our callers hold, pins and values too,
+                    # until the next garbage collection.
+                    del explained
+            is_unanswered = True
             time.sleep(pause)
 
     def _connected(self) -> Engine:

@@ -52,6 +52,14 @@ STATUS_IN_WORDS = re.compile(r"status(?: code)?:? (\d{3})\b")
 CODE_IN_WORDS = re.compile(r"<Code>(\w+)</Code>|error code:? (\w+)")
 
 
+#: A note on an error: the server may yet carry out an earlier try of the same request.
+UNANSWERED = "an earlier try of this request was not answered"
+
+
+def was_unanswered(error: OSError) -> bool:
+    return UNANSWERED in getattr(error, "__notes__", ())
+
+
 class Explained(NamedTuple):
     error: OSError
     passes: bool  # by itself: worth another try
@@ -157,6 +165,10 @@ def _is_of_library(error: BaseException) -> bool:
 
 def explain(error: BaseException, path: str, secrets: Secrets) -> Explained | None:
     """Return what an exception means for `path`, a whole URL; None if it does not come from the store."""
+    if isinstance(error, RuntimeError) and "shutdown" in str(error):
+        # Background work, of hints and leases, may come this late: some of the libraries need threads for each request.
+        words = "the interpreter is about to end, and starts no threads any more: write before that"
+        return Explained(OSError(errno.ECANCELED, words, path), False)
     if not isinstance(error, OSError | EOFError | Refusal) and not _is_of_library(error):
         return None
     facts = facts_of(error)

@@ -245,9 +245,12 @@ class ObstoreEngine:
         if len(paths) > 1 and self._connection.store == "S3Store":
             self._store.delete(list(paths))
             return
-        with ThreadPoolExecutor(min(len(paths), PARALLEL_REQUESTS)) as threads:
-            for _ in threads.map(self._delete, paths):
-                pass
+        try:
+            with ThreadPoolExecutor(min(len(paths), PARALLEL_REQUESTS)) as threads:
+                list(threads.map(self._delete, paths))
+        except RuntimeError:  # the interpreter ends, and starts no more threads
+            for path in paths:
+                self._delete(path)
 
     def _delete(self, path: str) -> None:
         try:

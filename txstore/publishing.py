@@ -140,7 +140,8 @@ class Publisher:
                     self.offered = False  # it was read back: nothing is there
                     raise
                 except BaseException:
-                    self.offered = self._may_be_published(stored)
+                    # I3: where the server may yet come to it, what the commit refers to must stay.
+                    self.offered = self.commits.may_come_late or self._may_be_published(stored)
                     raise
                 break
             self._check_floor(stored)

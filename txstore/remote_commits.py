@@ -16,6 +16,7 @@ from txstore import encoding, forking, format, names
 from txstore.commits import MAIN, Commits, Stored
 from txstore.errors import CommitUnknownError, CorruptionError
 from txstore.format import Header
+from txstore.object_errors import was_unanswered
 from txstore.object_writing import ObjectWriter
 from txstore.records import HINT_SIZE, Hint
 from txstore.remote_storage import RemoteStorage
@@ -33,6 +34,7 @@ class RemoteCommits(Commits):
     storage: RemoteStorage
     tail_size = _TAIL
     takes_turns = False
+    may_come_late = True
     pins_are_seen = False
 
     def __init__(self, storage: RemoteStorage) -> None:
@@ -157,7 +159,7 @@ class RemoteCommits(Commits):
         self._hints.offer(stored, tail)
 
     def not_taken(self, header: Header, error: OSError) -> OSError | CommitUnknownError:
-        if isinstance(error, FileExistsError | PermissionError | FileNotFoundError):
+        if isinstance(error, FileExistsError | PermissionError | FileNotFoundError) and not was_unanswered(error):
             return error
         # I3: the slot is empty, but the server may yet come to a request that it has not answered.
         return CommitUnknownError(header.id.hex(), reason=f"the server did not confirm it ({error})")

@@ -74,7 +74,10 @@ class PackReader:
         request = _Request(ranges)
         self._wait_and_go(request)
         if request.error is not None:
-            raise request.error
+            try:
+                raise request.error
+            finally:
+                request.error = None  # it has this frame, which has the request: neither would go by itself
         return request.contents
 
     def read_unchecked(self, offset: int, length: int) -> memoryview:

@@ -389,5 +389,8 @@ def _in_parallel(work: Callable[[PackName], None], files: Sequence[PackName]) ->
         for file in files:
             work(file)
         return
-    for future in futures:
-        future.result()
+    try:
+        for future in futures:
+            future.result()
+    finally:
+        del futures, future  # an error has this frame, and the future that has failed has the error

@@ -563,7 +563,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             # I2: also after an interrupt, what may stand in a slot is never written again.
             self.state = "of unknown outcome"
             self._finalizer.detach()  # I3: nothing staged is deleted
-            self._finalizer = weakref.finalize(self, Staging.close, self._staging)
+            self._finalizer = weakref.finalize(self, Staging.let_lie, self._staging)
             if isinstance(error, OSError | CorruptionError):
                 raise CommitUnknownError(self.id, reason=f"it can't be read back ({error})") from error
             raise
@@ -599,3 +599,4 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _fence(self) -> None:
         if self._locks is not None:
             self._locks.fence()
+        self._staging.check_held()

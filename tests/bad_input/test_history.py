@@ -1,13 +1,12 @@
 """Commits, branches, tags and dates that do not exist, or that are not even names."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 import txstore
-from tests.bad_input.disk import tree
 from tests.conflicts.faults import watch
+from tests.conformance.upkeep import staged, tree
 
 
 @pytest.fixture
@@ -78,10 +77,10 @@ def test_an_unknown_branch(history):
         lambda: history.begin(branch="dev"),
         lambda: txstore.TxStore(history, branch="dev"),
     ):
-        before = tree(Path(history.url))
+        before = tree(history)
         with pytest.raises(txstore.CommitNotFoundError, match=r"branch 'dev'.*'main'"):
             look()
-        assert tree(Path(history.url)) == before
+        assert tree(history) == before
 
 
 def test_an_unknown_branch_of_a_repository_to_be(repo):
@@ -105,7 +104,7 @@ def test_a_tag_is_written_once(history):
             history.tags["v1"] = commit
     assert history.tags["v1"] == history.commit(1)
     assert list(history.tags) == ["v1"]
-    assert list(Path(history.url, ".staging").iterdir()) == []
+    assert staged(history) == []
 
 
 def test_a_tag_is_deleted_durably(history):
@@ -122,12 +121,12 @@ def test_a_tag_is_deleted_durably(history):
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".v1", "-v1", "a/b", "../v1", "a b", "v1\n", "ü", "x" * 101, "a\0", 5])
 def test_bad_names_of_tags(history, name):
-    before = tree(Path(history.url))
+    before = tree(history)
     with pytest.raises(txstore.KeyFormatError, match=r"tag .*: use 1 to 100 letters, digits"):
         history.tags[name] = 0
     with pytest.raises(txstore.KeyFormatError, match=r"tag .*: use 1 to 100 letters, digits"):
         history.snapshot(tag=name)
-    assert tree(Path(history.url)) == before
+    assert tree(history) == before
 
 
 def test_a_tag_for_a_commit_that_does_not_exist(history):

@@ -4,14 +4,13 @@ import gc
 import threading
 import types
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
 import txstore
-from tests.bad_input.disk import tree
+from tests.conformance.upkeep import staged, tree
 from txstore import publishing
 
 
@@ -26,9 +25,9 @@ def filled(repo) -> txstore.Repository:
 
 
 def test_writing_to_a_reader(filled):
-    before = tree(Path(filled.url))
+    before = tree(filled)
     filled.tags["v1"] = 0
-    after_tag = tree(Path(filled.url))
+    after_tag = tree(filled)
     assert set(after_tag) - set(before) == {"tags/v1"}
     for reader in (
         filled.snapshot(),
@@ -48,7 +47,7 @@ def test_writing_to_a_reader(filled):
             with pytest.raises(ValueError, match=r"read-only"):
                 write()
         assert reader["a"] == b"1"
-    assert tree(Path(filled.url)) == after_tag
+    assert tree(filled) == after_tag
 
 
 async def test_zarrs_methods_on_a_reader(filled):
@@ -205,12 +204,12 @@ def test_dropping_what_is_staged_warns_and_counts(filled):
     for i in range(3):
         store[f"b/{i}"] = bytes(200_000)
     del store["a"]
-    assert len(list(Path(filled.url, ".staging").iterdir())) == 1
+    assert len(staged(filled)) == 1
     stores = [store]
     del store
     with pytest.warns(txstore.UncommittedChangesWarning, match=r"4 staged writes were NOT COMMITTED.*call commit\(\)"):
         stores.clear()
-    assert list(Path(filled.url, ".staging").iterdir()) == []
+    assert staged(filled) == []
     assert list(filled.snapshot()) == ["a"]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import zarr
 
 import txstore
 from tests.conflicts.arrays import add, append, array, attributes, commit, commit_often, create, group, put, values
+from tests.conformance.upkeep import staged
 from txstore import ConflictError
 
 
@@ -227,7 +226,7 @@ def test_what_equals_the_base_leaves_no_file(repo: txstore.Repository, size: int
             mapping["key"] = bytes(size)
         kept.append(mapping)
     assert len(list(repo.log())) == 1
-    assert os.listdir(Path(repo.url, ".staging")) == []
+    assert staged(repo) == []
     assert [len(mapping["key"]) for mapping in kept] == [size] * 3
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 import txstore
-from tests.conformance.upkeep import bytes_of_head, content, floor_of, put, rewrite, tree
+from tests.conformance.upkeep import bytes_of_head, content, floor_of, put, rewrite, staged, tree
 from txstore import retention
 from txstore.local_storage import LocalStorage
 from txstore.retention import STEP
@@ -124,7 +123,7 @@ def test_a_fold_that_fails_fails_no_commit(open_repo, monkeypatch):
     model |= rewrite(repo, STEP + 5, size=300)
     assert content(repo) == model
     assert floor_of(repo) > 0
-    assert sorted(Path(repo.url, ".staging").iterdir()) == []
+    assert staged(repo) == []
 
 
 def test_it_goes_with_a_store_that_is_sent(open_repo):

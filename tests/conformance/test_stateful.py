@@ -53,13 +53,20 @@ class CommittedKeys(Keys):
             self.store.store = TxStore(self.repo.url)
 
 
-def check(machine: Callable[[txstore.Repository], RuleBasedStateMachine], folder: Path, *, examples: int) -> None:
+Machine = Callable[[txstore.Repository], RuleBasedStateMachine]
+
+
+def check(machine: Machine, folder: Path, *, examples: int) -> None:
     number = count()
+    run(machine, lambda: txstore.Repository(folder / f"{next(number)}.tx", durability="none"), examples=examples)
+
+
+def run(machine: Machine, new: Callable[[], txstore.Repository], *, examples: int, steps: int = 50) -> None:
     run_state_machine_as_test(
-        lambda: machine(txstore.Repository(folder / f"{next(number)}.tx", durability="none")),
+        lambda: machine(new()),
         settings=settings(
             max_examples=examples,
-            stateful_step_count=50,
+            stateful_step_count=steps,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),

@@ -35,7 +35,7 @@ class Steps:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.repo = txstore.Repository(folder / "data.tx", durability="none")
+        self.repo = self.open("data.tx")
         self.step = -STRIDE
         self.count = 0  # operations in the last round
         self.act: Callable[[], object] = self.end
@@ -43,13 +43,22 @@ class Steps:
     def __iter__(self) -> Iterator[tuple[txstore.Repository, txstore.Repository]]:
         while self.step < self.count:
             self.step += STRIDE
-            path = self._folder / f"{self.step}.tx"
-            shutil.copytree(self.repo.url, path)
-            watched, other = (txstore.Repository(path, durability="none") for _ in range(2))
+            name = f"{self.step}.tx"
+            self.copy(name)
+            watched, other = self.open(name), self.open(name)
             self.count, self._is_over = 0, False
             watch(watched).before = _Each(self._before)
             yield watched, other
-            shutil.rmtree(path)
+            self.remove(name)
+
+    def open(self, name: str) -> txstore.Repository:
+        return txstore.Repository(self._folder / name, durability="none")
+
+    def copy(self, name: str) -> None:
+        shutil.copytree(self.repo.url, self._folder / name)
+
+    def remove(self, name: str) -> None:
+        shutil.rmtree(self._folder / name)
 
     def end(self) -> None:
         self._is_over = True

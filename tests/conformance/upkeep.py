@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import txstore
+from txstore.objects import ObjectStore
 
 #: Not data: a guard and two small files of fixed names, hints, and what is only there while somebody works.
 _NOT_COUNTED = ("locks", ".staging")
@@ -51,6 +52,9 @@ def seqs(repo: txstore.Repository) -> dict[str, int | None]:
 
 def tree(repo: txstore.Repository) -> dict[str, int]:
     """Return the files of a repository and their lengths, but for locks and what is staged."""
+    objects = getattr(repo.engine.storage, "objects", None)
+    if objects is not None:
+        return {path: size for path, size in below(objects) if path.partition("/")[0] not in _NOT_COUNTED}
     root = Path(repo.url)
     found = {}
     for directory, _, files in os.walk(root):
@@ -72,4 +76,14 @@ def floor_of(repo: txstore.Repository) -> int:
 
 
 def staged(repo: txstore.Repository) -> list[str]:
-    return sorted(os.listdir(Path(repo.url, ".staging")))
+    return sorted(repo.engine.storage.list(".staging"))
+
+
+def below(objects: ObjectStore, directory: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the paths and lengths of all objects below a directory."""
+    for found in objects.list(directory):
+        path = f"{directory}/{found.name}".lstrip("/")
+        if found.modified is None:
+            yield from below(objects, path)
+        else:
+            yield path, found.size

@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import random
 import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code><Message>Another one is under way.</Message></Error>"
+DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 # Headers that are not passed on, since they say how the message is sent.
 OWN = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "expect", "content-length"}
 
@@ -41,11 +43,15 @@ class Faults:
     lost: float = 0.0  # the server does it, and the answer does not arrive
     busy: float = 0.0  # 503 SlowDown, and the server does nothing
     conflict: float = 0.0  # 409 ConditionalRequestConflict, and the server does nothing
-    delayed: float = 0.0
+    kept: float = 0.0  # as if lost on its way, until `Proxy.send_kept`
+    reset: float = 0.0  # the connection is reset, and the server has heard nothing
+    delayed: float = 0.0  # before the server hears of it: it may do so when nobody waits any more
     delay: float = 0.1  # seconds
     methods: frozenset[str] = frozenset({"PUT"})
+    within: str = ""  # what a path has to hold, as does that of a slot "/commits/"
     first: int | None = None  # only so many faults in all
     refusal: tuple[int, bytes] | None = None  # the answer to every request, whatever its method
+    refused: frozenset[str] = frozenset()  # methods that are answered with 403, as if there were no permission
     drops: dict[str, str] = field(default_factory=dict)  # headers that do not arrive: lower case
 
     def __post_init__(self) -> None:
@@ -53,13 +59,13 @@ class Faults:
         self._lock = threading.Lock()
         self._left = self.first
 
-    def draw(self, method: str) -> str:
+    def draw(self, method: str, path: str = "") -> str:
         """Return what happens to the next request: "", or the name of a fault."""
-        if method not in self.methods:
+        if method not in self.methods or self.within not in path:
             return ""
         with self._lock:
             number = self._random.random()
-            for name in ("lost", "busy", "conflict", "delayed"):
+            for name in ("lost", "busy", "conflict", "reset", "kept", "delayed"):
                 number -= getattr(self, name)
                 if number < 0:
                     if self._left is not None:
@@ -75,6 +81,7 @@ class Proxy:
         self.upstream = upstream
         self.faults = Faults()
         self.log: list[Request] = []
+        self.kept: list[tuple[str, str, dict[str, str], bytes]] = []
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.proxy = self
         self.port = self._server.server_address[1]
@@ -90,6 +97,18 @@ class Proxy:
         self._server.server_close()
         self._thread.join(10)
         self._server.close_clients()
+
+    def send_kept(self) -> list[int]:
+        """Let the server have what was kept; return the statuses of its answers."""
+        statuses = []
+        for method, path, headers, body in self.kept:
+            upstream = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
+            passed = {name: value for name, value in headers.items() if name.lower() not in OWN}
+            upstream.request(method, path, body, passed)
+            statuses.append(upstream.getresponse().status)
+            upstream.close()
+        self.kept.clear()
+        return statuses
 
     def counts(self) -> dict[str, int]:
         """Return how many requests of each kind there were: reads, writes, lists, deletes."""
@@ -170,10 +189,17 @@ class _Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         faults = self.server.proxy.faults
         body = self.body()
-        fault = faults.draw(self.command)
-        if faults.refusal is not None:
+        fault = faults.draw(self.command, self.path)
+        if fault == "kept":
+            self.server.proxy.kept.append((self.command, self.path, dict(self.headers.items()), body))
+        if fault in ("reset", "kept"):
+            self.reset()
+        elif faults.refusal is not None:
             self.note(body, faults.refusal[0])
             self.answer(*faults.refusal)
+        elif self.command in faults.refused:
+            self.note(body, 403)
+            self.answer(403, DENIED)
         elif fault == "busy":
             self.note(body, 503)
             self.answer(503, SLOW_DOWN)
@@ -190,6 +216,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.shutdown(socket.SHUT_RDWR)
             else:
                 self.pass_on(answer, content)
+
+    def reset(self) -> None:
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
 
     def note(self, body: bytes, status: int, *, lost: bool = False) -> None:
         """Before the answer, so that whoever has it finds its request in the log."""

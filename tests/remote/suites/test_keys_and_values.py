@@ -1,0 +1,3 @@
+"""`tests/bad_input/test_keys_and_values.py`, on what `conftest.py` says."""
+
+from tests.bad_input.test_keys_and_values import *

@@ -1,0 +1,32 @@
+"""`tests/conformance/test_vacuum.py`, on what `conftest.py` says."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.conformance.test_vacuum import *
+from tests.conformance.test_vacuum import Steps
+from tests.conformance.upkeep import below
+
+
+class ObjectSteps(Steps):
+    """The same, of repositories on an object store, which are copied object by object."""
+
+    def __init__(self, open_repo: Callable[..., txstore.Repository]) -> None:
+        self.open = open_repo
+        super().__init__(Path())
+
+    def copy(self, name: str) -> None:
+        source, target = self.repo.engine.storage.objects, self.open(name).engine.storage.objects
+        for path, _ in below(source):
+            target.put(path, [source.get(path)])
+
+    def remove(self, name: str) -> None:
+        """The server is there for the tests alone."""
+
+
+@pytest.fixture
+def steps(open_repo: Callable[..., txstore.Repository]) -> Steps:
+    return ObjectSteps(open_repo)
