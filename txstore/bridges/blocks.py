@@ -75,7 +75,7 @@ def copy_array(
     the bytes done. Raises `CorruptionError` if something else comes back.
     """
     stop = [first + length for first, length in zip(at, shape, strict=True)]
-    for region in blocks(at, stop, target.chunks, target.dtype.itemsize):
+    for region in blocks(at, stop, target.shards or target.chunks, target.dtype.itemsize):
         inside = tuple(slice(s.start - a, s.stop - a) for s, a in zip(region, at, strict=True))
         block = np.asarray(read(inside))
         if not (resuming and same(target[region], block)):

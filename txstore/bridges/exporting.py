@@ -145,7 +145,7 @@ class _Copying:
         self._directories: set[str] = set()
 
     def copy(self, keys: Iterable[str]) -> None:
-        for key, written in in_parallel(self._copy, keys):
+        for key, written in in_parallel(self._copy, keys, self._sizes.__getitem__):
             self.done += self._sizes[key]
             self.written += written
             if self._progress is not None:

@@ -72,8 +72,13 @@ class Place:
     def is_local(self) -> bool:
         return "file" in ((self.fs.protocol,) if isinstance(self.fs.protocol, str) else self.fs.protocol)
 
+    @property
+    def _above(self) -> str:
+        """What the paths of all files below here begin with: nothing in an archive."""
+        return self.root.rstrip("/") + "/" if self.root else ""
+
     def path(self, key: str) -> str:
-        return f"{self.root.rstrip('/')}/{key}" if key else self.root
+        return f"{self._above}{key}" if key else self.root
 
     def file(self) -> ForeignFile:
         """Return the file that is here. Raises `FileNotFoundError`."""
@@ -83,7 +88,7 @@ class Place:
     def files(self) -> dict[str, ForeignFile]:
         """Return all files below here, by their names relative to it, in the order of these."""
         self.fs.invalidate_cache()
-        begin = len(self.root.rstrip("/")) + 1
+        begin = len(self._above)
         found = {path[begin:]: info for path, info in self.fs.find(self.root, detail=True).items()}
         return {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
 

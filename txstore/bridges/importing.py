@@ -58,14 +58,18 @@ def import_from(
     if len(kinds) > 1:
         raise SourceError(found[0].url, f"the sources are of several formats, {', '.join(sorted(kinds))}: import each")
     kind = kinds.pop()
+    for place in found:
+        if place.is_local and "://" not in repo.url and f"{repo.url}/".startswith(f"{place.root}/"):
+            raise SourceError(place.url, "the repository would lie inside of it: give the repository another place")
     job = _Job(kind, found, _checked_path(path), concat, dict(chunks or {}), tuple(exclude), verify)
-    told = {PROPERTY: job.description()}
+    files = job.files()
+    told = {PROPERTY: job.description(files)}
     message = message or f"import {found[0].url}" + (f" and {len(found) - 1} more" if found[1:] else "")
     with repo.transaction(message, name=name, properties=told) as store:
         _check_same_import(repo, name, told)
         _check_free(repo, store, job.path)
-        _Copying(job, store, resuming=name is not None, progress=progress).run()
-        if job.description() != told[PROPERTY]:
+        _Copying(job, store, files, resuming=name is not None, progress=progress).run()
+        if job.description(job.files()) != told[PROPERTY]:
             raise SourceError(found[0].url, "the source has changed while it was imported: let its writers end first")
         # What an import that died had staged has been compared by this one.
         made = store.commit(allow_lost=name is not None)
@@ -89,8 +93,11 @@ class _Job:
         """Whether keys are copied as they are."""
         return self.format == ZARR and self.concat is None
 
-    def files(self, place: Place) -> dict[str, ForeignFile]:
-        return zarr_arrays.hierarchy_files(place, self.exclude) if self.format == ZARR else {"": place.file()}
+    def files(self) -> list[dict[str, ForeignFile]]:
+        """Return the files of each source, by what follows its own name."""
+        if self.format == ZARR:
+            return [zarr_arrays.hierarchy_files(place, self.exclude) for place in self.places]
+        return [{"": place.file()} for place in self.places]
 
     def open(self, place: Place) -> ForeignArrays:
         if self.format == NETCDF:
@@ -103,9 +110,9 @@ class _Job:
             return Hdf5Arrays(place, self.exclude)
         return zarr_arrays.ZarrArrays(place, self.exclude)
 
-    def description(self) -> dict[str, Any]:
+    def description(self, found: Sequence[Mapping[str, ForeignFile]]) -> dict[str, Any]:
         """Return what the commit tells of the import, and what must be the same when it is resumed."""
-        files = [file for place in self.places for file in self.files(place).values()]
+        files = [file for each in found for file in each.values()]
         return {
             "format": self.format,
             "source": self.places[0].url,
@@ -174,9 +181,18 @@ def _groups_above(store: TxStore, path: str, zarr_format: int) -> Iterator[tuple
 class _Copying:
     """One import: stages into a store what a job says."""
 
-    def __init__(self, job: _Job, store: TxStore, *, resuming: bool, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        job: _Job,
+        store: TxStore,
+        files: Sequence[Mapping[str, ForeignFile]],
+        *,
+        resuming: bool,
+        progress: Progress | None,
+    ) -> None:
         self._job = job
         self._store = store
+        self._files = files
         self._resuming = resuming
         self._progress = progress
         self._done = self._total = 0
@@ -193,8 +209,7 @@ class _Copying:
             self._copy_arrays()
 
     def _copy_keys(self) -> None:
-        job, (place,) = self._job, self._job.places
-        files = job.files(place)
+        job, (place,), (files,) = self._job, self._job.places, self._files
         self._total = sum(file.size for file in files.values())
         for key, content in _groups_above(self._store, job.path, 3 if "zarr.json" in files else 2):
             self._store[key] = content
@@ -226,7 +241,7 @@ class _Copying:
     ) -> None:
         axis = joined.axes[path]
         if axis is None and number:
-            for region in blocks([0] * len(array.shape), array.shape, target.chunks, array.itemsize):
+            for region in blocks([0] * len(array.shape), array.shape, target.shards or target.chunks, array.itemsize):
                 if not same(target[region], array.read(region)):
                     raise SourceError(place.url, _not_joined(path, self._job))
             return

@@ -12,6 +12,15 @@ from txstore.bridges.foreign_arrays import ForeignArray, is_excluded, meaning_of
 from txstore.bridges.foreign_files import Place
 from txstore.errors import SourceError
 
+#: One by one: open_groups has let `decode_cf=False` pass without a word, and decoded.
+_AS_IT_IS: Mapping[str, Any] = {
+    "mask_and_scale": False,
+    "decode_times": False,
+    "decode_timedelta": False,
+    "concat_characters": False,
+    "decode_coords": False,
+}
+
 
 class NetcdfArrays:
     """An open NetCDF file, with all its groups."""
@@ -24,7 +33,7 @@ class NetcdfArrays:
         self._opened = None if place.is_local else place.fs.open(place.root, "rb")
         self._groups: dict[str, Any] = {}
         try:
-            opened = xarray.open_groups(place.root if self._opened is None else self._opened, decode_cf=False)
+            opened = xarray.open_groups(place.root if self._opened is None else self._opened, **_AS_IT_IS)
             for path, dataset in opened.items():
                 group = path.strip("/")
                 names = [n for n in dataset.variables if is_excluded(_join(group, str(n)), exclude)]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from typing import Any, TypeVar
 
 from txstore.bridges.foreign_arrays import ForeignArray, is_excluded, meaning_of
@@ -16,15 +15,14 @@ from txstore.keys import document_key, encode_key
 from txstore.store import TxStore
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 #: Second copies of the metadata: through them, appends would get lost (design.md, section 6).
 _CONSOLIDATED_KEY, _CONSOLIDATED_MEMBER = ".zmetadata", "consolidated_metadata"
 #: What zarr leaves when it is killed, and what desktops leave.
 _DEBRIS = re.compile(r"(.*/)?(\.DS_Store|[^/]*\.[0-9a-f]{32}\.partial)")
 
-#: Requests at a time, and how many values are held for them.
-_THREADS, _AT_A_TIME = 8, 64
+#: Requests at a time, and how many values, of how many bytes together, are held for them.
+_THREADS, _AT_A_TIME, _BYTES_AT_A_TIME = 8, 64, 64 << 20
 
 
 def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, ForeignFile]:
@@ -60,7 +58,7 @@ def copy_hierarchy(
             advance(file.size)  # the sources are those that it was begun with, and it was staged whole or not at all
         else:
             missing.append(key)
-    for key, content in in_parallel(place.read, missing):
+    for key, content in in_parallel(place.read, missing, lambda key: files[key].size):
         if len(content) != files[key].size:
             raise SourceError(place.url, f"{key!r} has changed while it was read: let its writers end first")
         value = without_consolidated(content) if key.rpartition("/")[2] == "zarr.json" else content
@@ -82,12 +80,26 @@ def without_consolidated(document: bytes) -> bytes:
     return json.dumps(members, indent=2).encode()
 
 
-def in_parallel(function: Callable[[T], U], items: Iterable[T]) -> Iterable[tuple[T, U]]:
-    """Yield each item and what a function makes of it, in their order, a few at a time."""
-    rest = iter(items)
+def in_parallel(
+    function: Callable[[str], T], keys: Iterable[str], size: Callable[[str], int]
+) -> Iterator[tuple[str, T]]:
+    """Yield each key and what a function makes of it, in their order, a few at a time."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="txstore-copy") as pool:
-        while batch := list(islice(rest, _AT_A_TIME)):
+        for batch in _batches(keys, size):
             yield from zip(batch, pool.map(function, batch), strict=True)
+
+
+def _batches(keys: Iterable[str], size: Callable[[str], int]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    held = 0
+    for key in keys:
+        if batch and (len(batch) == _AT_A_TIME or held + size(key) > _BYTES_AT_A_TIME):
+            yield batch
+            batch, held = [], 0
+        batch.append(key)
+        held += size(key)
+    if batch:
+        yield batch
 
 
 class ZarrArrays:
