@@ -138,7 +138,7 @@ def _canonical(family: str, address: str) -> str:
             port = f":{parts.port}" if parts.port not in (None, 22, 445) else ""
         except ValueError:  # it would say what stands there, perhaps a password
             raise ValueError(
-                f"{public(address)}: the port is no number; in a user name or password write / as %2F, and @ as %40, or "
+                f"{public(address)}: the port is no number; in a user name or password write / as %2F and @ as %40, or "
                 "give them in storage_options"
             ) from None
         return f"{family}://{parts.hostname or ''}{port}/{_clean(parts.path)}".rstrip("/")
