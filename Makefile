@@ -55,7 +55,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 check format demo bench bench-processes torture histories fuzz crash reliability sanitize pythons clean
+.PHONY: help test test-all test-zarr2 check format demo bench bench-processes bench-remote torture histories fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -67,6 +67,7 @@ help:
 	@echo 'make demo        txstore demo'
 	@echo 'make bench       the benchmarks: a table, and JSON'
 	@echo 'make bench-processes  those of several processes alone'
+	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make fuzz        every decoder on ten million damaged inputs'
@@ -128,6 +129,10 @@ bench: $(BENCH)/stamp
 # Those of several processes alone: locks, following, readers beside writers, side by side with other stores.
 bench-processes: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only locks --only following --only readers --only processes
+
+# A repository on S3, beside zarr's FsspecStore and Icechunk on the same server.
+bench-remote: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks --only remote
 
 # $(call stress,NAME,FLAGS): the program fails by itself when a sanitizer has reported anything.
 define stress

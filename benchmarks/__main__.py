@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import txstore
-from benchmarks import arrays, commits, following, large, locks, maintenance, processes, readers, verify
+from benchmarks import arrays, commits, following, large, locks, maintenance, processes, readers, remote, verify
 from benchmarks.harness import Row, Setting
 from txstore._native import index, local
 
@@ -34,6 +34,7 @@ BENCHMARKS = {
     **maintenance.BENCHMARKS,
     **processes.BENCHMARKS,
     **readers.BENCHMARKS,
+    **remote.BENCHMARKS,
     **verify.BENCHMARKS,
 }
 
@@ -117,7 +118,18 @@ def _write_results(rows: list[Row], machine: dict[str, Any], *, quick: bool) -> 
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "txstore": txstore.__version__}
-    for name in ("zarr", "numcodecs", "numpy", "fasteners", "filelock", "icechunk", "tensorstore"):
+    for name in (
+        "zarr",
+        "numcodecs",
+        "numpy",
+        "fasteners",
+        "filelock",
+        "icechunk",
+        "tensorstore",
+        "obstore",
+        "s3fs",
+        "moto",
+    ):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -17,26 +17,22 @@ from rich.console import Console
 from rich.table import Table
 
 import txstore
-from txstore import cli_maintenance, cli_space, cli_transactions
+from txstore import cli_import, cli_maintenance, cli_space, cli_transactions
 from txstore.cli_output import (
     JsonOption,
     PathArgument,
     as_text,
     commit_as_dict,
+    find_commit,
     new_console,
     new_table,
     print_json,
     printable,
     reporting_errors,
 )
-from txstore.commits import Commit
-from txstore.errors import KeyFormatError
 from txstore.keys import ancestors, is_document
 from txstore.listing import Hierarchy
 from txstore.repository import Repository
-
-#: A number this long may be the beginning of a commit's id; a shorter one is a slot.
-_SLOT_DIGITS = 10
 
 app = typer.Typer(
     help="Look into TxStore repositories, check them, and see what they are for.",
@@ -48,6 +44,7 @@ app.add_typer(cli_transactions.app, name="tx")
 app.command()(cli_maintenance.verify)
 app.command()(cli_maintenance.backup)
 cli_space.register(app)
+cli_import.register(app)
 
 
 def _version(wanted: bool) -> None:
@@ -132,7 +129,7 @@ def ls(
 ) -> None:
     """List the arrays and groups, with what is stored of each."""
     repo = Repository(path)
-    slot = None if at is None else _find(repo, at).slot
+    slot = None if at is None else find_commit(repo, at).slot
     if keys:
         _list_keys(repo.mapping(at=slot), key_prefix, as_json)
         return
@@ -164,7 +161,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show all that is known of one commit."""
-    found = commit_as_dict(_find(Repository(path), commit))
+    found = commit_as_dict(find_commit(Repository(path), commit))
     if as_json:
         print_json(found)
         return
@@ -180,15 +177,6 @@ def show(
 
 
 # --- asking
-
-
-def _find(repo: Repository, commit: str) -> Commit:
-    if commit.isdecimal() and len(commit) < _SLOT_DIGITS:
-        return repo.commit(int(commit))
-    try:
-        return repo.tags[commit]
-    except (KeyError, KeyFormatError):
-        return repo.commit(commit)
 
 
 def _nodes(repo: Repository, slot: int | None, prefix: str) -> Iterator[dict[str, Any]]:

@@ -25,9 +25,13 @@ from rich.table import Table
 from rich.text import Text
 
 from txstore.commits import Commit
-from txstore.errors import TxStoreError
+from txstore.errors import KeyFormatError, TxStoreError
+from txstore.repository import Repository
 
 P = ParamSpec("P")
+
+#: A number this long may be the beginning of a commit's id; a shorter one is a slot.
+_SLOT_DIGITS = 10
 
 #: Columns where the output is no terminal: nothing is folded, so that each row is one line.
 _WIDE = 100_000
@@ -66,6 +70,16 @@ def _fail(error: Exception, status: int) -> NoReturn:
         told = str(error) or type(error).__name__
     typer.echo(f"txstore: {printable(' '.join(told.split()))}", err=True)
     raise typer.Exit(status)
+
+
+def find_commit(repo: Repository, commit: str) -> Commit:
+    """Return the commit that a slot, a tag or the first digits of an id name."""
+    if commit.isdecimal() and len(commit) < _SLOT_DIGITS:
+        return repo.commit(int(commit))
+    try:
+        return repo.tags[commit]
+    except (KeyError, KeyFormatError):
+        return repo.commit(commit)
 
 
 def commit_as_dict(commit: Commit) -> dict[str, Any]:

@@ -150,6 +150,24 @@ class BackupError(TxStoreError):
         super().__init__(f"{url}: no backup of the repository can go here: {reason}")
 
 
+class SourceError(TxStoreError, ValueError):
+    """This can't be imported as it is: the message says why, and what can be done."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(f"{url}: {reason}")
+
+
+class ExportError(TxStoreError):
+    """A commit can't be exported to this place: choose another."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(f"{url}: {reason}")
+
+
 class RepositoryNotFoundError(TxStoreError, FileNotFoundError):
     """There is no repository here: look at the path."""
 

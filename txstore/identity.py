@@ -56,7 +56,9 @@ class Identity:
         except NotADirectoryError:
             return RepositoryNotFoundError(url, reason="this is a file; a repository is a directory")
         if found & _PLAIN_ZARR and not self._is_guarded():
-            reason = "this is plain Zarr, not a TxStore repository: use `txstore import` to make one of it"
+            reason = (
+                f"this is plain Zarr, not a TxStore repository: use `txstore import {url} NEW.tx` to make one of it"
+            )
             return RepositoryNotFoundError(url, reason=reason)
         if not found <= names.TOP:
             reason = f"this directory holds something else ({min(found - names.TOP)!r}); choose an empty or a new one"

@@ -13,19 +13,15 @@ import os
 import posixpath
 import threading
 import time
+from collections.abc import Collection
 
-from txstore import forking
+from txstore import forking, names
 from txstore.objects import ObjectStore
 
 #: Seconds between two renewals of a lease; after which it is over without one; after which what it is about may go.
 BEAT, TERM, KEPT = 3.0, 30.0, 3600.0
 
-_SUFFIX = ".held"
-
-
-def leased_by(path: str) -> str:
-    """Return the object that says that a path is held."""
-    return path + _SUFFIX
+_SUFFIX = names.LEASE
 
 
 class Leases:
@@ -53,7 +49,10 @@ class Leases:
             begins = not self._is_beating
             self._is_beating = True
         if begins:
-            threading.Thread(target=self._beat, name="txstore leases", daemon=True).start()
+            try:
+                threading.Thread(target=self._beat, name="txstore leases", daemon=True).start()
+            except RuntimeError:  # the interpreter is ending: the lease will do for what is left to be done
+                self._is_beating = False
         return lease
 
     def is_held(self, path: str) -> bool:
@@ -61,28 +60,55 @@ class Leases:
         age = self.age(path)
         return age is not None and age < TERM
 
-    def may_go(self, path: str) -> bool:
-        """Tell whether what was held is to be taken for abandoned."""
-        age = self.age(path)
-        return age is None or age > KEPT
-
     def age(self, path: str) -> float | None:
         """Return how many seconds ago the lease on a path was renewed; None if there is none."""
-        directory, name = posixpath.split(path + _SUFFIX)
-        for found in self._objects.list(directory):
-            if found.name == name and found.modified is not None:
-                return max(0.0, self._objects.now() - found.modified)
-        return None
+        renewed = self._written(path + _SUFFIX)
+        return None if renewed is None else max(0.0, self._objects.now() - renewed)
 
-    def is_alive_now(self, path: str) -> bool:
-        """Tell whether a process lives that holds a path: wait until it renews its lease, or until that is over."""
-        first = last = self.age(path)
-        while last is not None and last < TERM:
-            if first is not None and last < first:
-                return True
-            time.sleep(min(BEAT / 3, max(TERM - last, 0.01)))
-            first, last = last, self.age(path)
-        return False
+    def may_go(self, path: str, leased: str) -> bool:
+        """Tell whether an object is to be taken for abandoned: it and the lease on it were written long ago.
+
+        Never what this process holds, nor where the server does not say when it was written.
+        """
+        with self._lock:
+            if any(lease.leased == leased for lease in self._held):
+                return False
+        written = [when for when in (self._written(path), self._written(leased + _SUFFIX)) if when is not None]
+        return bool(written) and self._objects.now() - max(written) > KEPT
+
+    def are_held(self, paths: Collection[str]) -> set[str]:
+        """Return which of some paths living processes hold: wait until each lease is renewed, or over.
+
+        Who was killed a moment ago has a lease that looks like one of the living.
+        """
+        with self._lock:
+            alive = {lease.leased for lease in self._held}.intersection(paths)
+        left = self._renewals(set(paths) - alive)
+        if not left:
+            return alive
+        began, now = _now(), self._objects.now()
+        left = {path: when for path, when in left.items() if now - when < TERM}
+        while left:
+            time.sleep(BEAT / 3)
+            since, found = now + _now() - began, self._renewals(left)
+            alive |= {path for path, when in left.items() if found.get(path, when) != when}
+            # What is no longer there was let go.
+            left = {path: when for path, when in left.items() if found.get(path) == when and since - when < TERM}
+        return alive
+
+    def _renewals(self, paths: Collection[str]) -> dict[str, float]:
+        """Return when the leases on some paths were renewed, by the server's clock."""
+        found: dict[str, float] = {}
+        for directory in {posixpath.dirname(path) for path in paths}:
+            for each in self._objects.list(directory):
+                path = posixpath.join(directory, each.name.removesuffix(_SUFFIX))
+                if each.name.endswith(_SUFFIX) and path in paths and each.modified is not None:
+                    found[path] = each.modified
+        return found
+
+    def _written(self, path: str) -> float | None:
+        directory, name = posixpath.split(path)
+        return next((found.modified for found in self._objects.list(directory) if found.name == name), None)
 
     def forget(self, lease: Lease) -> None:
         with self._lock:
@@ -100,9 +126,23 @@ class Leases:
                 if not held or not threading.main_thread().is_alive():
                     self._is_beating = False
                     return
+            # What fails is tried again, and `check` tells when it was too long ago. Nothing may end this thread.
             for lease in held:
-                with contextlib.suppress(OSError):  # it is tried again, and `check` tells when it was too long ago
+                with contextlib.suppress(OSError, RuntimeError, ValueError):
                     lease.renew()
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                self._drop_what_ended(held)
+
+    def _drop_what_ended(self, held: Collection[Lease]) -> None:
+        """Let go of what others have deleted: they have ended a transaction that this process had joined."""
+        for directory in {posixpath.dirname(path) for lease in held for path in lease.objects}:
+            there = {posixpath.join(directory, found.name) for found in self._objects.list(directory)}
+            for lease in held:
+                if lease.objects and posixpath.dirname(lease.objects[0]) == directory:
+                    lease.misses = 0 if there.intersection(lease.objects) else lease.misses + 1
+                    if lease.misses > 1:  # once may be a list that was made while it got another name
+                        lease.is_lost = True
+                        lease.close()
 
 
 class Lease:
@@ -112,6 +152,10 @@ class Lease:
         self._leases = leases
         self._objects = objects
         self._path = path
+        self.leased = path.removesuffix(_SUFFIX)
+        self.objects: tuple[str, ...] = ()  # which it is about; one of them is there for as long as it is needed
+        self.misses = 0  # how often none of them was
+        self.is_lost = False
         self._content = os.urandom(16).hex().encode()
         self._renewed = 0.0
         self._closing = forking.new_lock()
@@ -126,7 +170,7 @@ class Lease:
             with contextlib.suppress(FileNotFoundError):
                 if self._objects.get(self._path) == self._content:
                     return  # the answer to the first request was lost
-        if self._leases.is_held(self._path.removesuffix(_SUFFIX)):
+        if self._leases.is_held(self.leased):
             raise BlockingIOError(f"{self._path}: another process holds this")
         # Of two that find it over, the first to create it anew has it; the second has deleted an old one, or this one.
         self._objects.delete([self._path])
@@ -151,6 +195,8 @@ class Lease:
 
     def check(self) -> None:
         """Raise `OSError` if the lease was not renewed for so long that others may delete what it is about."""
+        if self.is_lost and self.leased.endswith(".0"):  # else it ended, and who stages into it is told so
+            raise OSError(f"{self.leased}: what was staged was taken for abandoned, and deleted: begin anew")
         if _now() - self._renewed > KEPT / 2:
             raise OSError(
                 f"{self._path} could not be renewed for {KEPT / 2:.0f} s, so what was staged may be gone: begin anew"

@@ -7,7 +7,7 @@ import errno
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -34,6 +34,8 @@ class LocalStorage:
 
     slots = SLOTS_BY_RENAME
     ranges: Ranges | None = None
+    is_remote = False
+    lock_excludes_all = True
     stale_seconds = 0.0
     deleted_together = 1
 
@@ -148,10 +150,21 @@ class LocalStorage:
             raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this file", path)
         return LocalStagedFile(descriptor)
 
-    def is_held(self, path: str, *, for_sure: bool = False) -> bool:
+    def is_held(self, path: str) -> bool:
         with contextlib.suppress(PermissionError), self._opened(path) as descriptor:
             return _is_held(descriptor)
         return True  # another user's, who has not yet given it its permissions
+
+    def are_held(self, paths: Collection[str]) -> set[str]:
+        held = set()
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                if self.is_held(path):
+                    held.add(path)
+        return held
+
+    def is_abandoned(self, path: str) -> bool:
+        return not self.is_held(path)
 
     def reclaim(self, path: str) -> None:
         try:

@@ -1,13 +1,16 @@
 """Transactions with a name, which processes join that share nothing but the disk, and which outlive them all.
 
-The file `.staging/named-<name>` says which transaction has a name. It is made and deleted under a lock.
+The file `.staging/named-<name>` says which transaction has a name. It is made and deleted under a lock. On an object
+store, where there is none, one process creates it, and it is deleted by the one that holds the transaction's record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from txstore import names
 from txstore.commits import Commits
@@ -44,6 +47,7 @@ class NamedTransaction:
     owner: str  # who began it
     time: datetime
     message: str
+    properties: Mapping[str, Any]
     participants: tuple[Participant, ...]
 
 
@@ -55,20 +59,26 @@ def find_or_begin(commits: Commits, record: TransactionRecord) -> SharedTransact
     if record.name is None:
         raise ValueError("a transaction without a name is not found by one")
     with commits.storage.lock(names.STAGING_LOCK):
-        found = _find(commits, record.name)
-        if found is not None:
-            return found
-        durable = record.durability == "fsync"
-        if durable:
-            # I1: a record that is durable refers to its base. Both may have been made without.
-            commits.make_durable(None if record.base is None else commits.read(record.branch, record.base[0]))
-        shared = SharedTransaction.publish(commits, record)
-        try:
-            commits.storage.write_once(names.named_path(record.name), record.id.hex().encode(), durable=durable)
-        except BaseException:
-            commits.storage.delete(names.open_path(record.id))  # nobody would find it
-            raise
-        return shared
+        while True:
+            found = _find(commits, record.name)
+            if found is not None:
+                return found
+            with contextlib.suppress(FileExistsError):  # another has just given the name to its own, where no lock is
+                return _begin(commits, record, record.name)
+
+
+def _begin(commits: Commits, record: TransactionRecord, name: str) -> SharedTransaction:
+    durable = record.durability == "fsync"
+    if durable:
+        # I1: a record that is durable refers to its base. Both may have been made without.
+        commits.make_durable(None if record.base is None else commits.read(record.branch, record.base[0]))
+    shared = SharedTransaction.publish(commits, record)
+    try:
+        commits.storage.write_once(names.named_path(name), record.id.hex().encode(), durable=durable)
+    except BaseException:
+        commits.storage.delete(names.open_path(record.id))  # nobody would find it
+        raise
+    return shared
 
 
 def find(commits: Commits, name: str) -> SharedTransaction:
@@ -152,6 +162,7 @@ def _describe(name: str, shared: SharedTransaction) -> NamedTransaction:
         owner=record.owner,
         time=_EPOCH + timedelta(microseconds=record.time),
         message=record.message or "",
+        properties=dict(record.properties),
         participants=tuple(_participant(shared.tail(number)) for number in shared.participants() if number),
     )
 

@@ -19,6 +19,8 @@ FLOOR = "floor"
 TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, *(name.partition("/")[0] for name in DIRECTORIES)})
 
 NEW = ".new"
+#: What the name of a lease ends with (`leases`): it is beside what is held.
+LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 
 
@@ -32,6 +34,10 @@ def slot_name(slot: int) -> str:
 
 def commit_path(branch: str, slot: int) -> str:
     return f"commits/{branch}/{slot_name(slot)}"
+
+
+def is_commit_path(path: str) -> bool:
+    return path.startswith("commits/")
 
 
 def parse_slot(name: str) -> int | None:

@@ -15,14 +15,17 @@ import contextlib
 import json
 import os
 import platform
+import random
 import time
+from collections.abc import Collection
 from typing import Any
 
-from txstore import format, names
+from txstore import format, leases, names
 from txstore.chains import Link
 from txstore.commits import Commit, Commits, Stored
 from txstore.encoding import MalformedError, crc32c
 from txstore.errors import CorruptionError, RepositoryNotFoundError, TransactionStateError
+from txstore.leases import Lease
 from txstore.pack import Writer
 from txstore.records import TransactionRecord
 from txstore.remote_storage import RemoteStorage
@@ -39,6 +42,7 @@ class SharedTransaction:
         self._commits = commits
         self._storage = commits.storage
         self._held = held
+        self._may_trust_owner_until = 0.0  # by the clock of this process
 
     # --- the record
 
@@ -83,9 +87,11 @@ class SharedTransaction:
         """Raise `TransactionStateError` unless what was staged by now will be counted at the commit."""
         path = names.open_path(self.id)
         try:
-            # Far away, to ask whether the owner lives takes time: if it has died, what is staged goes with it.
-            exists_is_enough = self.is_named or self._held is not None or isinstance(self._storage, RemoteStorage)
+            exists_is_enough = self.is_named or self._held is not None or time.monotonic() < self._may_trust_owner_until
             if self._storage.exists(path) if exists_is_enough else self._storage.is_held(path):
+                if isinstance(self._storage, RemoteStorage) and not exists_is_enough:
+                    # To ask takes time, and nothing is wrong until it is asked again: with the owner all is lost.
+                    self._may_trust_owner_until = time.monotonic() + leases.TERM
                 return
         except FileNotFoundError:
             pass
@@ -232,8 +238,14 @@ class SharedTransaction:
                 self.close()
 
     def end(self) -> None:
-        """Delete the files of a transaction that is sealed, but for the pack of participant 0, and its name."""
+        """Delete the files of a transaction that is sealed, but for the pack of participant 0, and its name.
+
+        On an object store, where no lock protects it, the name too.
+        """
         try:
+            if isinstance(self._storage, RemoteStorage):
+                # First: as long as there is a record that this process holds, nobody else gives the name away.
+                self._delete_name()
             # The record goes first: a transaction that is rolled back must never be found with half of its packs.
             for path in (names.open_path(self.id), names.sealed_path(self.id)):
                 self._storage.delete(path)
@@ -247,12 +259,22 @@ class SharedTransaction:
 
     def free_name(self) -> None:
         """Delete the name of a transaction that has ended, unless another has it already."""
+        if self.record.name is not None and not isinstance(self._storage, RemoteStorage):
+            with self._storage.lock(names.STAGING_LOCK):
+                self._delete_name()
+
+    def _delete_name(self) -> None:
         if self.record.name is None:
             return
         path = names.named_path(self.record.name)
-        with self._storage.lock(names.STAGING_LOCK), contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):
             if self._storage.read(path) == self.id.hex().encode():
                 self._storage.delete(path)
+
+    def check_held(self) -> None:
+        """Raise `OSError` if the record could not be held for so long that another may be ending the transaction."""
+        if self.is_named and isinstance(self._held, Lease):
+            self._held.check_term()
 
     def close(self) -> None:
         held, self._held = self._held, None
@@ -273,9 +295,10 @@ class SharedTransaction:
 
     def join(self) -> tuple[int, Writer]:
         """Become a participant: return its number, and its pack, which others see. Raises `TransactionStateError`."""
-        number = max(self.participants(), default=0)
+        number, tries = max(self.participants(), default=0), 0
         while True:
-            number = max(number, 0) + 1
+            number += random.randrange(1, 2 + tries)  # of many that join at once, each must not try what all others try
+            tries += 1
             writer = self._commits.new_pack(self.id, number)
             append_about(writer)
             try:
@@ -288,6 +311,26 @@ class SharedTransaction:
                     writer.drop()
                 raise
             return number, writer
+
+    def living(self, participants: Collection[int]) -> set[int]:
+        """Return which of these processes live: for sure, and be it that it takes a while."""
+        paths = {names.staging_path(self.id, number): number for number in participants}
+        return {paths[path] for path in self._storage.are_held(paths)} if paths else set()
+
+    def delete_packs(self, numbers: Collection[int] | None = None) -> None:
+        """Delete what participants have stored that no commit refers to: packs of these numbers, or all there are.
+
+        Where a participant's pack is the file that it stages into, that goes with `end`.
+        """
+        if not isinstance(self._storage, RemoteStorage):
+            return
+        directory = names.data_pack_directory(self.id)
+        if numbers is None:
+            found = [bytes.fromhex(name) for name in self._storage.list(directory)]
+            packs = [pack for pack in found if format.packs_begin(pack) == format.packs_begin(self.id)]
+        else:
+            packs = [format.participants_pack(self.id, number) for number in numbers]
+        self._storage.objects.delete([names.data_pack_path(pack) for pack in packs])
 
     def commit_pack(self) -> Writer:
         """Return an empty pack of participant 0, to become the commit file."""

@@ -25,6 +25,8 @@ def reclaim_staging(commits: Commits) -> None:
     # A record that was renamed while they were listed may be missing from the list: it is looked for once more.
     kept |= {transaction for transaction in set(staged.values()) - shared if _is_alive(storage, transaction)}
     doomed = {file for file, transaction in staged.items() if transaction not in kept}
+    leased = {file.partition(".")[0] for file in files if names.parse_record(file) is not None} | set(files)
+    doomed |= {file for file in files if file.endswith(names.LEASE) and file.removesuffix(names.LEASE) not in leased}
     with contextlib.suppress(OSError):  # this serves tidiness; a later writer tries again
         if any(not file.endswith(".0") for file in doomed):
             # One who died ending a transaction with a name had deleted its record, and perhaps not synced that: after a
@@ -39,14 +41,23 @@ def reclaim_staging(commits: Commits) -> None:
                 storage.reclaim(path)
 
 
+def _has_name(storage: Storage, transaction: bytes, name: str) -> bool:
+    """Tell whether a transaction can be found by its name: without a lock, that goes before the record does."""
+    try:
+        return storage.read(names.named_path(name)) == transaction.hex().encode()
+    except FileNotFoundError:
+        return False
+
+
 def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) -> bool:
     """Tell from its record whether a shared transaction may still be committed; `if_gone` if there is none."""
     for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
         with contextlib.suppress(FileNotFoundError):
-            if storage.is_held(path):
+            if not storage.is_abandoned(path):
                 return True
             try:
-                return TransactionRecord.decode(storage.read(path)).name is not None
+                name = TransactionRecord.decode(storage.read(path)).name
+                return name is not None and (not storage.is_remote or _has_name(storage, transaction, name))
             except MalformedError:
                 return False  # its owner died before it was written
     return if_gone

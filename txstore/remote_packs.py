@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from txstore import forking, format
+from txstore import forking, format, names
 from txstore.encoding import crc32c
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import PackName
@@ -223,6 +223,11 @@ class RemotePack:
         self.reader = reader
         self.path = path
         self._missing = missing
+
+    @property
+    def may_be_replaced(self) -> bool:
+        # A data pack's name is random; that of a commit file is used again where a repository is deleted and made anew.
+        return names.is_commit_path(self.path)
 
     @property
     def size(self) -> int:

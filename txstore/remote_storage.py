@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from txstore import encoding, forking, names
 from txstore.errors import LocksUnavailableError
-from txstore.leases import Lease, Leases, leased_by
+from txstore.leases import Lease, Leases
 from txstore.objects import ObjectStore, check_creation
 from txstore.pack_cache import PackCache
 from txstore.storage import Held, Mapped, StagedFile
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
+    is_remote = True
+    lock_excludes_all = False
     stale_seconds = 0.0
     deleted_together = 1000
 
@@ -88,30 +90,49 @@ class RemoteStorage:
 
     def create_held(self, path: str, content: bytes) -> Lease:
         try:
-            self.objects.create(path, [content])
-        except FileExistsError:
-            if self.objects.get(path) != content:  # else the answer to the first request was lost
-                raise
+            lease = self.leases.take(_leased(path))  # first: without a lease, it would look abandoned
+        except BlockingIOError as error:
+            raise FileExistsError(f"{path}: another process is about to create this") from error
         try:
-            return self.leases.take(_leased(path))
+            self._create_once(path, content)
         except BaseException:
-            self.objects.delete([path])
+            lease.close()
             raise
+        lease.objects = _names_of(path)
+        return lease
+
+    def forget_staged(self, path: str) -> None:
+        """Drop what this process has staged under a name, if anything."""
+        with self._lock:
+            self._staged.pop(path, None)
 
     def hold(self, path: str) -> Held:
         if not self.objects.exists(path):
             raise FileNotFoundError(path)
-        return self.leases.take(_leased(path))
+        lease = self.leases.take(_leased(path))
+        lease.objects = _names_of(path)
+        return lease
 
-    def is_held(self, path: str, *, for_sure: bool = False) -> bool:
+    def is_held(self, path: str) -> bool:
         if not self.objects.exists(path):
             raise FileNotFoundError(path)
-        return self.leases.is_alive_now(_leased(path)) if for_sure else self.leases.is_held(_leased(path))
+        return self.leases.is_held(_leased(path))
+
+    def are_held(self, paths: Collection[str]) -> set[str]:
+        leased = {path: _leased(path) for path in paths}
+        held = self.leases.are_held(set(leased.values()))
+        return {path for path, lease in leased.items() if lease in held}
+
+    def is_abandoned(self, path: str) -> bool:
+        if not self.objects.exists(path):
+            raise FileNotFoundError(path)
+        return self.leases.may_go(path, _leased(path))
 
     def reclaim(self, path: str) -> None:
-        if self.leases.may_go(_leased(path)):
+        if self.leases.may_go(path, _leased(path)):
             self.objects.delete([path])
-            self.leases.delete(_leased(path))
+            if not path.endswith(names.LEASE):
+                self.leases.delete(_leased(path))
 
     def link(self, source: str, target: str) -> None:
         self.objects.create(target, self._content(source))
@@ -137,6 +158,9 @@ class RemoteStorage:
     def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
         if self.objects.exists(path):
             raise FileExistsError(f"{path} exists")
+        self._create_once(path, content)
+
+    def _create_once(self, path: str, content: bytes) -> None:
         try:
             self.objects.create(path, [content])
         except FileExistsError:
@@ -150,7 +174,7 @@ class RemoteStorage:
     def delete(self, *paths: str) -> None:
         with self._lock:
             remote = [path for path in paths if self._staged.pop(path, None) is None]
-        leases = [leased_by(path) for path in remote if names.parse_staging(posixpath.basename(path)) is not None]
+        leases = [path + names.LEASE for path in remote if names.parse_staging(posixpath.basename(path)) is not None]
         if remote:
             self.objects.delete([*remote, *leases])
 
@@ -183,6 +207,12 @@ def _leased(path: str) -> str:
     """Return what is held of a path: the record of a transaction whatever its state is."""
     found = names.parse_record(posixpath.basename(path))
     return path if found is None else f"{names.STAGING}/{found.hex()}"
+
+
+def _names_of(path: str) -> tuple[str, ...]:
+    """Return every name that what is held at a path may have."""
+    found = names.parse_record(posixpath.basename(path))
+    return (path,) if found is None else (names.open_path(found), names.sealed_path(found))
 
 
 class StagedObject:

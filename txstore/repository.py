@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore.backup import Backup, back_up
@@ -31,6 +32,7 @@ from txstore.vacuuming import VacuumReport, vacuum
 from txstore.verifying import verify
 
 if TYPE_CHECKING:
+    from txstore.bridges.exporting import Export
     from txstore.store import TxStore
 
 T = TypeVar("T")
@@ -344,6 +346,110 @@ class Repository:
         self._existing()
         return back_up(self.engine.storage, destination, verify=verify, progress=progress)
 
+    # --- in and out (txstore/bridges)
+
+    def import_from(
+        self,
+        sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        path: str = "",
+        *,
+        concat: str | int | None = None,
+        chunks: Mapping[str | int, int] | None = None,
+        exclude: Sequence[str] = (),
+        format: str | None = None,
+        message: str | None = None,
+        name: str | None = None,
+        verify: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Commit:
+        """Import plain Zarr, NetCDF or HDF5 in one commit, everything or nothing; return it. `docs/import.md`.
+
+        Parameters
+        ----------
+        sources : str, PathLike, or several
+            Paths, fsspec URLs, or patterns. Plain Zarr is copied byte for byte, without consolidated metadata.
+        path : str
+            The group, or array, that it becomes. Nothing may be there yet.
+        concat : str or int, optional
+            Join several sources along this dimension: its name, or the number of an axis. Arrays without it must be
+            equal in all of them; attributes are those of the first.
+        chunks : dict, optional
+            Lengths of chunks by the name of a dimension, or the number of an axis. By default those of the source.
+            Those of plain Zarr stay.
+        exclude : list of str
+            Arrays and groups that are left out; patterns.
+        format : {"zarr", "netcdf", "hdf5"}, optional
+            By default what the source looks like.
+        name : str, optional
+            Of a transaction that survives this process: the same call goes on where it was interrupted.
+        verify : bool
+            Read back all that was written, and compare it.
+        storage_options : dict, optional
+            Of the sources.
+        progress : callable, optional
+            `progress(done, total)` is called with bytes.
+
+        Raises
+        ------
+        SourceError
+            It can't be imported as it is, or it has changed meanwhile.
+        FileExistsError
+            Something is at this path.
+        CorruptionError
+            What was written is not what came back.
+        """
+        made: Commit = _bridge("importing").import_from(
+            self, sources, path, concat=concat, chunks=chunks, exclude=exclude, format=format, message=message,
+            name=name, verify=verify, storage_options=storage_options, progress=progress,
+        )  # fmt: skip
+        return made
+
+    def export(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        at: int | str | datetime | None = None,
+        branch: str = MAIN,
+        tag: str | None = None,
+        path: str = "",
+        verify: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Export:
+        """Write one commit as a plain Zarr hierarchy, byte for byte. Interrupted, it is run again.
+
+        Documents are written last, the root's at the very end: what can be opened is whole.
+
+        Parameters
+        ----------
+        destination : str or PathLike
+            An empty or new directory, or any fsspec URL.
+        at, branch, tag
+            As in `snapshot`.
+        path : str
+            The array or group that is exported; by default everything.
+        verify : bool
+            Read back all that was written, and compare it.
+        storage_options : dict, optional
+            Of the destination.
+        progress : callable, optional
+            `progress(done, total)` is called with bytes.
+
+        Raises
+        ------
+        ExportError
+            The place holds something else, or a key can't be a file there, or something else came back.
+        CorruptionError
+            What is exported is damaged here.
+        """
+        self._existing()
+        done: Export = _bridge("exporting").export(
+            self, destination, at=at, branch=branch, tag=tag, path=path, verify=verify,
+            storage_options=storage_options, progress=progress,
+        )  # fmt: skip
+        return done
+
     # --- maintenance
 
     def optimize(self, *, branch: str = MAIN, progress: Callable[[int, int], None] | None = None) -> Commit | None:
@@ -402,6 +508,11 @@ class Repository:
         if not self.engine.exists():
             raise RepositoryNotFoundError(self.url)
         return self.engine.commits
+
+
+def _bridge(name: str) -> Any:
+    """Return a module of the bridges. They are built on this one: it knows them by name only."""
+    return import_module(f"txstore.bridges.{name}")
 
 
 class Tags(MutableMapping[str, Commit]):

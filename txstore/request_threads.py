@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 #: So many requests of one process are under way at once: more than zarr asks for at a time.
 THREADS = 32
@@ -19,6 +20,23 @@ _executors: dict[int, ThreadPoolExecutor] = {}
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a thread, and wait for it without holding up the event loop."""
     return await asyncio.get_running_loop().run_in_executor(_executor(), function, *arguments)
+
+
+def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
+    """Yield the results of calls in the order of their arguments. Requests are few at a time, in threads of their own.
+
+    Those that event loops wait with may be calling this.
+    """
+    arguments = list(arguments)
+    if len(arguments) < 2:
+        yield from map(function, arguments)
+        return
+    with ThreadPoolExecutor(min(len(arguments), THREADS), "txstore parallel requests") as threads:
+        try:
+            results = threads.map(function, arguments)
+        except RuntimeError:  # the interpreter ends, and starts no more threads
+            results = map(function, arguments)
+        yield from results
 
 
 def _executor() -> ThreadPoolExecutor:

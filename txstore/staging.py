@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -90,7 +91,8 @@ class Staging(Hierarchy):
         self._following = forking.new_rlock()
         self._writer: Writer | None = None
         self._commit_writer: Writer | None = None
-        self._is_sealed = True
+        self._counting = forking.new_lock()  # of the two that follow
+        self._staged_at = self._sealed_at = -1  # the sequence of the last frame of this process, and of its last seal
         self._inherited = False  # by a fork, and not used in this process so far
         self._is_over = False
         self._is_closed = False  # nobody stages any more, and it is settled whose frames count
@@ -240,8 +242,7 @@ class Staging(Hierarchy):
                 if error.state == "ended":
                     return  # nothing that is read now can have a part in it
                 raise
-            writer.append(kind, key.encode(), b"", seen=format.SEEN_NOTHING)
-            self._is_sealed = False
+            self._count_staged(writer.append(kind, key.encode(), b"", seen=format.SEEN_NOTHING))
         log.add(kind, key)  # last: another thread that finds it there may rely on it
 
     def _hides_base(self, kind: int, key: str) -> bool:
@@ -290,12 +291,12 @@ class Staging(Hierarchy):
                 self._append(writer, format.FRAME_PREFIX, other, other.encode(), b"")
         self._append(writer, kind, key, encoded, value)
         if self._shared is not None and not self.is_owner:
-            self._is_sealed = False
             self._shared.check_open()  # I8: what was there when this was tested will be found by the commit
 
     def _append(self, writer: Writer, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         seen = self.staged.seen(key, was_read=self._was_read(key))
         staged = writer.append(kind, encoded, value, seen=seen)
+        self._count_staged(staged)
         if kind == format.FRAME_PREFIX:
             self.staged.hide(key, self.staged.me, staged.sequence, seen)
         else:
@@ -303,6 +304,15 @@ class Staging(Hierarchy):
             self.staged.add(key, link)
             if self._shared is not None:
                 self.staged.was_read_again(key)
+
+    def _count_staged(self, staged: Staged) -> None:
+        with self._counting:
+            self._staged_at = max(self._staged_at, staged.sequence)
+
+    @property
+    def _is_sealed(self) -> bool:
+        """Whether a seal is the last that this process has staged: another thread may stage while one seals."""
+        return self._sealed_at >= self._staged_at
 
     def _begin(self) -> Writer:
         if self._inherited:
@@ -401,7 +411,7 @@ class Staging(Hierarchy):
                 self._shared = SharedTransaction.find(self._commits, self.id)
                 self.is_owner = False
                 self.staged = StagedKeys(NOBODY)
-                self._tails, self._is_sealed = {}, True
+                self._tails, self._staged_at, self._sealed_at = {}, -1, -1
                 self._follow(joining=True)
                 self.rely_on(known)
             self.process = os.getpid()
@@ -509,19 +519,22 @@ class Staging(Hierarchy):
             return
         # Before the seal: who is refused because of it may end at once.
         self.follow_others()
-        alive_before = {number for number in self._shared.participants() if self._is_unsealed_and_alive(number)}
+        alive = self._unsealed_and_alive(self._shared.participants())
         self._shared.seal()
         failed = {sibling.staged.me for sibling in self._siblings() if sibling.has_failed}
         with self._following:
             self._ignored.clear()
-            lost = {}
-            for participant in self._shared.participants():
-                if participant in (0, self.staged.me):
-                    continue
+            others = [number for number in self._shared.participants() if number not in (0, self.staged.me)]
+            for participant in others:
                 tail = self._tails.setdefault(participant, self._shared.tail(participant))
-                alive = (participant in alive_before or tail.is_alive()) and participant not in failed
                 self._apply(participant, tail.new_frames())
-                if not alive and not tail.is_sealed:
+            alive |= self._unsealed_and_alive(set(others) - alive)
+            lost = {}
+            for participant in others:
+                tail = self._tails[participant]
+                if not tail.is_sealed:  # again, after it was asked who lives: of one that is dead, these are all
+                    self._apply(participant, tail.new_frames())
+                if not tail.is_sealed and (participant in failed or participant not in alive):
                     lost[participant] = str(tail)
             self._is_closed = True
         broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other))
@@ -540,11 +553,9 @@ class Staging(Hierarchy):
                 "(lock them: `with store.lock(path, selection)`)",
             )
 
-    def _is_unsealed_and_alive(self, participant: int) -> bool:
-        tail = self._tails.get(participant)
-        if tail is None and self._shared is not None:
-            tail = self._shared.tail(participant)
-        return tail is not None and not tail.is_sealed and tail.is_alive(for_sure=True)
+    def _unsealed_and_alive(self, participants: Iterable[int]) -> set[int]:
+        sealed = {number for number, tail in self._tails.items() if tail.is_sealed}
+        return set() if self._shared is None else self._shared.living(set(participants) - sealed - {0, self.staged.me})
 
     def _is_undone(self, unfinished: Frame) -> bool:
         """Tell whether nobody has done since what a process died doing."""
@@ -566,6 +577,11 @@ class Staging(Hierarchy):
         if self._shared is not None:
             self._shared.seal()
 
+    def check_held(self) -> None:
+        """Raise `OSError` if another process may be ending a transaction with a name, which this one was about to."""
+        if self._shared is not None:
+            self._shared.check_held()
+
     def reopen_parts(self) -> None:
         """Let others go on staging: no commit was made."""
         self._is_closed = False
@@ -578,8 +594,9 @@ class Staging(Hierarchy):
             return []
         self.follow_others()
         here = {sibling.staged.me for sibling in self._siblings()}
-        others = (tail for number, tail in self._tails.items() if number and number not in here)
-        return [str(tail) for tail in others if tail.is_alive()]
+        others = {number: tail for number, tail in self._tails.items() if number and number not in here}
+        alive = self._shared.living(others)
+        return [str(tail) for number, tail in others.items() if number in alive]
 
     def _siblings(self) -> list[Staging]:
         """Return the participants of this transaction that are in this process."""
@@ -596,16 +613,24 @@ class Staging(Hierarchy):
 
     def parts(self) -> list[Part]:
         """Return the packs, but for the commit file itself, that hold a value that counts."""
+        ends = self._ends()
+        if not ends:
+            return []
+        return [Part(format.participants_pack(self.id, number), ends[number]) for number in sorted(self._that_count())]
+
+    def _ends(self) -> dict[int, int]:
+        """Return where the frames end, by the numbers of the packs but for the commit file itself."""
         ends: dict[int, int] = {}
         for tail in self._tails.values():
             ends |= tail.ends()
         if self._writer is not None:
             ends |= self._writer.ends()
         ends.pop(0, None)
-        if not ends:
-            return []
-        found = {self.number_of(link) for _, link in self.staged.items() if link.kind == format.FRAME_VALUE}
-        return [Part(format.participants_pack(self.id, number), ends[number]) for number in sorted(found) if number]
+        return ends
+
+    def _that_count(self) -> set[int]:
+        """Return the numbers of the packs, but for the commit file itself, that hold a value that counts."""
+        return {self.number_of(link) for _, link in self.staged.items() if link.kind == format.FRAME_VALUE} - {0}
 
     @staticmethod
     def number_of(link: Link) -> int:
@@ -626,6 +651,8 @@ class Staging(Hierarchy):
             if self._shared is not None:
                 self._shared.end()
                 self._shared.free_name()
+                used = self._that_count() if committed is not self.base else set()
+                self._shared.delete_packs(self._ends().keys() - used)
         for writer in (self._writer, self._commit_writer):
             if writer is not None:
                 with contextlib.suppress(OSError):
@@ -651,6 +678,7 @@ class Staging(Hierarchy):
                 self._shared.seal()  # so that nobody who writes later believes that it counts
                 self._shared.end()
                 self._shared.free_name()
+                self._shared.delete_packs()
         for writer in writers:
             with contextlib.suppress(OSError):
                 writer.drop()
@@ -664,6 +692,8 @@ class Staging(Hierarchy):
         """
         if self._is_over or self._is_sealed or self._inherited or self.is_owner or self.has_failed:
             return
+        if not self.is_named and self._commits.storage.is_remote and not self.is_open():
+            return  # a pack with nothing but this seal would be found by nobody
         writer = self.writer
         durable = self.is_named and self.record.durability == "fsync"
         if durable:  # I1: a seal is no proof of frames that may be lost
@@ -674,11 +704,12 @@ class Staging(Hierarchy):
             except OSError:
                 self.has_failed = True  # I9
                 raise
-        writer.append(format.FRAME_SEAL, b"", b"", seen=format.SEEN_NOTHING)
+        seal = writer.append(format.FRAME_SEAL, b"", b"", seen=format.SEEN_NOTHING)
         writer.finish(writer.size)
         if durable:
             writer.sync()
-        self._is_sealed = True
+        with self._counting:
+            self._sealed_at = max(self._sealed_at, seal.sequence)
 
     def leave(self) -> None:
         """Leave a transaction with a name: the others see at once that this process is done."""
@@ -695,6 +726,17 @@ class Staging(Hierarchy):
         """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends."""
         if self._inherited or self.process != os.getpid():
             return
+        if self._commits.storage.is_remote and asyncio._get_running_loop() is not None:
+            # What is dropped on the thread of an event loop must not make that wait for a server: the loop may be the
+            # one that the answer would come through.
+            try:
+                threading.Thread(target=self._abandon, name="txstore end").start()
+            except RuntimeError:  # the interpreter ends
+                self._abandon()
+        else:
+            self._abandon()
+
+    def _abandon(self) -> None:
         if not self.is_owner:
             # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
             if asyncio._get_running_loop() is not None:
@@ -704,9 +746,13 @@ class Staging(Hierarchy):
             return
         self.attached -= 1
         try:
-            if self.count:
+            count = self.count
+        except (OSError, TransactionStateError):  # what others have staged can't be read now
+            count = len(self.staged)
+        try:
+            if count:
                 warnings.warn(
-                    f"{self.url}: {self.count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
+                    f"{self.url}: {count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
                     f"`with repo.transaction() as store:`",
                     UncommittedChangesWarning,
                     stacklevel=2,
@@ -751,3 +797,5 @@ def _seal_all() -> None:
             staging.has_failed |= broken_off
             with contextlib.suppress(OSError, TransactionStateError):
                 staging.seal()
+            if staging._commits.storage.is_remote:
+                staging.close()  # nobody else says of it on an object store that it has ended

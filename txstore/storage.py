@@ -7,7 +7,7 @@ the system come out as `OSError` with the file's name; nothing above needs to kn
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ class Storage(Protocol):
     url: str
     slots: str
     """How a slot is taken at most once, as format.json records it."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a server is asked for everything, which takes time, and no kernel tells who lives (`leases`)."""
+
+    @property
+    def lock_excludes_all(self) -> bool:
+        """Whether `lock` keeps out all other processes, on other machines, too."""
 
     @property
     def ranges(self) -> Ranges | None:
@@ -99,11 +107,17 @@ class Storage(Protocol):
     def hold(self, path: str) -> Held:
         """Hold a file that exists. Raises `BlockingIOError` if a living process holds it."""
 
-    def is_held(self, path: str, *, for_sure: bool = False) -> bool:
+    def is_held(self, path: str) -> bool:
         """Tell whether a living process holds a staged file; FileNotFoundError if it does not exist.
 
-        Where that can't be known at once, a process may be taken for alive that has just died; `for_sure` waits.
+        Where that can't be known at once, a process may be taken for alive that has just died.
         """
+
+    def are_held(self, paths: Collection[str]) -> set[str]:
+        """Return which of some staged files living processes hold: for sure, and be it that it takes a while."""
+
+    def is_abandoned(self, path: str) -> bool:
+        """Tell whether what whoever held a file has staged may be deleted; FileNotFoundError if it does not exist."""
 
     def reclaim(self, path: str) -> None:
         """Delete a staged file that nobody holds; nothing happens if somebody does, or if it does not exist."""

@@ -16,6 +16,7 @@ from txstore.encoding import MalformedError, crc32c
 from txstore.errors import CorruptionError
 from txstore.format import Frame
 from txstore.remote_storage import RemoteStorage
+from txstore.request_threads import in_parallel
 
 _WINDOW = 64 << 10  # what is read at a time of another's frames
 _FRAME_HEAD_MOST = format.FRAME_SIZE + 4096 + format.PREDECESSOR.size
@@ -44,9 +45,9 @@ class Tail:
         """Return where the frames end, by the number of the pack in the transaction."""
         return {self.participant: self.end}
 
-    def is_alive(self, *, for_sure: bool = False) -> bool:
+    def is_alive(self) -> bool:
         try:
-            return self._commits.storage.is_held(self.path, for_sure=for_sure)
+            return self._commits.storage.is_held(self.path)
         except FileNotFoundError:
             return False
 
@@ -141,11 +142,20 @@ class RemoteTail(Tail):
                 content = self._storage.read(self.path)
                 self._read_own_file = True
                 yield from map(self._take, self._frames_in(content))
-        number = format.pack_number(self.participant, len(self._ends) + 1)
         there = set(self._storage.list(names.data_pack_directory(self._transaction)))
-        while format.participants_pack(self._transaction, number).hex() in there:
-            yield from self._frames_of(number)
-            number = format.pack_number(self.participant, len(self._ends) + 1)
+        new = []
+        nth = len(self._ends) + 1
+        while format.participants_pack(self._transaction, format.pack_number(self.participant, nth)).hex() in there:
+            new.append(format.pack_number(self.participant, nth))
+            nth += 1
+        # There may be as many as there are chunks: to wait for one after the other would take too long.
+        for number, (first, frames) in zip(new, in_parallel(self._pack, new), strict=True):
+            end = format.HEAD_SIZE
+            for frame in frames:
+                end = frame.end
+                offset = format.join_offset(format.nth_of(number), frame.offset)
+                yield self._take(replace(frame, sequence=first + frame.sequence, offset=offset))
+            self._ends[number] = end
 
     def _frames_in(self, content: bytes) -> Iterator[Frame]:
         """Yield the frames of a file that was read as a whole."""
@@ -158,26 +168,22 @@ class RemoteTail(Tail):
             position = frame.end
             yield frame
 
-    def _frames_of(self, number: int) -> Iterator[Frame]:
+    def _pack(self, number: int) -> tuple[int, list[Frame]]:
+        """Return the sequence of a pack's first frame, and its frames. Raises `CorruptionError` or `OSError`."""
         pack_id = format.participants_pack(self._transaction, number)
-        path, nth = names.data_pack_path(pack_id), format.nth_of(number)
-        end = format.HEAD_SIZE
+        path = names.data_pack_path(pack_id)
         try:
-            head = self._storage.read_range(path, 0, format.HEAD_SIZE)
+            tail, size = self._storage.read_tail(path, _WINDOW)
+            head = tail if size <= len(tail) else self._storage.read_range(path, 0, format.HEAD_SIZE)
+            head = head[: format.HEAD_SIZE]
             if format.decode_head(head) != (pack_id, self._commits.identity.id, number):
                 raise CorruptionError(path, offset=0, reason="the pack's head names another transaction")
-            first = format.first_frame(head)
-            for frame in self._listed(path):
-                end = frame.end
-                offset = format.join_offset(nth, frame.offset)
-                yield self._take(replace(frame, sequence=first + frame.sequence, offset=offset))
+            return format.first_frame(head), list(self._listed(path, tail, size))
         except MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
-        self._ends[number] = end
 
-    def _listed(self, path: str) -> Iterator[Frame]:
+    def _listed(self, path: str, tail: bytes, size: int) -> Iterator[Frame]:
         """Return the frames of a pack, from what lists them at its end, if it was stored for others to read it."""
-        tail, size = self._storage.read_tail(path, _WINDOW)
         try:
             end, length = format.decode_directory(tail[-format.DIRECTORY_SIZE :])
         except MalformedError:

@@ -63,11 +63,11 @@ def join_in_this_process(repo: txstore.Repository, transaction: bytes) -> Transa
 
 
 class Member:
-    """A process that has been sent a store, and does with it what it is told."""
+    """A process that has been sent a store, and does with it what it is told; `first` is called there before all."""
 
-    def __init__(self, store: TxStore, context: Any = QUICK) -> None:
+    def __init__(self, store: TxStore, context: Any = QUICK, first: Callable[[], object] | None = None) -> None:
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, store), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, store, first), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -96,7 +96,9 @@ class Member:
         self.process.join(TIMEOUT)
 
 
-def _serve(pipe: Any, store: TxStore) -> None:
+def _serve(pipe: Any, store: TxStore, first: Callable[[], object] | None) -> None:
+    if first is not None:
+        first()
     while (told := pipe.recv()) is not None:
         function, arguments = told
         try:
@@ -107,12 +109,19 @@ def _serve(pipe: Any, store: TxStore) -> None:
 
 
 @contextmanager
-def members(store: TxStore, count: int, context: Any = QUICK, *, joined: bool = True) -> Iterator[list[Member]]:
+def members(
+    store: TxStore,
+    count: int,
+    context: Any = QUICK,
+    *,
+    joined: bool = True,
+    first: Callable[[], object] | None = None,
+) -> Iterator[list[Member]]:
     """Start processes that have joined a transaction; kill what is left of them at the end."""
     with ExitStack() as stack:
         found = []
         for _ in range(count):
-            found.append(Member(store, context))
+            found.append(Member(store, context, first))
             stack.callback(found[-1].kill)
         for member in found if joined else ():
             member.do(get, "x/zarr.json")  # one joins with the first use

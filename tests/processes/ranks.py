@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,8 +22,8 @@ KEYS = ["a", "b", "c"]
 class Seat:
     """What a rank does."""
 
-    def __init__(self, url: str, durability: str) -> None:
-        self.repo = txstore.Repository(url, durability=durability)
+    def __init__(self, url: str, **options: Any) -> None:
+        self.repo = txstore.Repository(url, **options)
         self.store: Any = None
 
     def join(self, name: str = NAME) -> str:
@@ -72,11 +72,19 @@ class Refused(Exception):
 
 
 class Rank:
-    """A process that is told what to do. It dies with the test."""
+    """A process that is told what to do. It dies with the test. `first` is called there before all."""
 
-    def __init__(self, repo: txstore.Repository, durability: str = "none") -> None:
+    def __init__(
+        self,
+        repo: txstore.Repository,
+        durability: str = "none",
+        first: Callable[[], object] | None = None,
+    ) -> None:
         self._pipe, theirs = QUICK.Pipe()
-        self.process = QUICK.Process(target=_obey, args=(theirs, repo.url, durability), daemon=True)
+        options: dict[str, Any] = {"durability": durability}
+        if repo.engine.storage.is_remote:
+            options["storage_options"] = dict(repo.engine.access.storage_options)
+        self.process = QUICK.Process(target=_obey, args=(theirs, repo.url, options, first), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -109,8 +117,10 @@ class Rank:
             os.kill(self.process.pid, signal.SIGCONT)
 
 
-def _obey(pipe: Connection, url: str, durability: str) -> None:
-    seat = Seat(url, durability)
+def _obey(pipe: Connection, url: str, options: dict[str, Any], first: Callable[[], object] | None) -> None:
+    if first is not None:
+        first()
+    seat = Seat(url, **options)
     while True:
         try:
             what, arguments, options = pipe.recv()
@@ -124,12 +134,14 @@ def _obey(pipe: Connection, url: str, durability: str) -> None:
 
 
 @contextmanager
-def ranks(count: int, repo: txstore.Repository, durability: str = "none") -> Iterator[list[Rank]]:
+def ranks(
+    count: int, repo: txstore.Repository, durability: str = "none", *, first: Callable[[], object] | None = None
+) -> Iterator[list[Rank]]:
     """Start ranks, and kill what is left of them at the end."""
     found: list[Rank] = []
     try:
         for _ in range(count):
-            found.append(Rank(repo, durability))
+            found.append(Rank(repo, durability, first))
         yield found
     finally:
         for rank in found:

@@ -1,0 +1,49 @@
+"""Repositories on the servers, and what lies in them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import txstore
+from tests.processes.workers import TIMEOUT
+from tests.remote import lease_times
+from tests.remote.servers import Server
+from txstore import names
+
+
+def opened(server: Server) -> txstore.Repository:
+    """Return a new repository."""
+    return txstore.Repository(server.url(), storage_options=server.storage_options)
+
+
+def again(repo: txstore.Repository) -> txstore.Repository:
+    """Return the same repository as a process sees it that knows nothing of it."""
+    return txstore.Repository(repo.url, storage_options=options_of(repo))
+
+
+def options_of(repo: txstore.Repository) -> dict[str, Any]:
+    return dict(repo.engine.access.storage_options)
+
+
+def paths(repo: txstore.Repository, directory: str = names.STAGING) -> list[str]:
+    return [found.name for found in repo.engine.storage.objects.list(directory)]
+
+
+def packs(repo: txstore.Repository) -> set[str]:
+    return {file for folder in paths(repo, names.PACKS) for file in paths(repo, f"{names.PACKS}/{folder}")}
+
+
+def referred(repo: txstore.Repository) -> set[str]:
+    commits = repo.engine.commits
+    return {pack.name.id.hex() for stored in commits.ancestors(commits.head()) for pack in stored.header.packs}
+
+
+def assert_tidy(repo: txstore.Repository) -> None:
+    """Nothing is left but what commits refer to, as soon as those who were in the transaction have noticed its end."""
+    deadline = time.monotonic() + TIMEOUT
+    while left := paths(repo):
+        assert all(path.endswith(names.LEASE) for path in left), left
+        assert time.monotonic() < deadline, left
+        time.sleep(lease_times.BEAT / 2)
+    assert packs(repo) == referred(repo)

@@ -1,0 +1,182 @@
+"""The fsspec protocol `txstore`: `txstore::URL` is a snapshot of the repository at URL, as a read-only file system."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Never
+
+from fsspec.spec import AbstractFileSystem
+
+from txstore.errors import SnapshotExpiredError
+from txstore.repository import Repository
+from txstore.snapshot import Snapshot
+
+#: What these keep goes stale, and a repository keeps what was read itself.
+_CACHES = ("blockcache", "cached", "filecache", "simplecache")
+
+
+class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """The keys of one commit as files: `zarr.open("txstore::s3://bucket/data.tx", mode="r")`.
+
+    Options of this protocol stand beside those of the one that it is chained to, which go under its name:
+    `storage_options={"at": 7, "s3": {"anon": True}}`. Each opening looks for the newest commit anew; what was opened
+    stays at it, in the pickles, too. Paths are the keys of the Zarr hierarchy.
+
+    Parameters
+    ----------
+    fo : str
+        The URL or path of the repository. fsspec gives it, and the next two, for a chained URL.
+    target_protocol : str, optional
+        The protocol of `fo`, where that is a path without one.
+    target_options : dict, optional
+        Of the file system that the repository lies on.
+    branch, at, tag
+        Which commit: as in `Repository.snapshot`.
+
+    Writing raises `PermissionError`.
+    """
+
+    protocol = "txstore"
+    cachable = False  # an instance that was made an hour ago is an hour old
+
+    def __init__(
+        self,
+        fo: str | None = None,
+        *,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        branch: str = "main",
+        at: int | str | datetime | None = None,
+        tag: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if not fo:
+            raise ValueError("which repository? Chain its URL: txstore::s3://bucket/data.tx, txstore::/data/data.tx")
+        url, repository_options = _url_of(fo, target_protocol, dict(target_options or {}))
+        self.repository = Repository(url, storage_options=repository_options)
+        self.snapshot: Snapshot = self.repository.mapping(at=at, branch=branch, tag=tag)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        commit = self.snapshot.commit
+        place = None if commit is None else (commit.slot, commit.id)
+        return _restored, (self.storage_args, dict(self.storage_options), place)
+
+    @property
+    def fsid(self) -> str:
+        commit = self.snapshot.commit
+        return f"txstore_{self.repository.id}_{'' if commit is None else commit.id}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TxStoreFileSystem) and self.repository == other.repository and self.fsid == other.fsid
+
+    def __hash__(self) -> int:
+        return hash(self.fsid)
+
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        return self.repository.url, self.fsid
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        return str(path).removeprefix("txstore::").removeprefix("txstore://").strip("/")
+
+    # --- reading
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        prefix = path + "/" if path else ""
+        names = [prefix + name for name in self.snapshot.list_dir(path)]
+        if not names and path:
+            names = [path] if path in self.snapshot else []
+            if not names:
+                raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
+        return [self.info(name) for name in names] if detail else names
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        size = self.snapshot.size_of(path) if path else None
+        if size is not None:
+            return {"name": path, "size": size, "type": "file"}
+        if path and not self.snapshot.has_keys_below(path):
+            raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
+        return {"name": path, "size": 0, "type": "directory"}
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
+    ) -> Any:
+        if maxdepth is not None or withdirs:
+            return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
+        path = self._strip_protocol(path)
+        found = [path] if path and path in self.snapshot else list(self.snapshot.keys_below(path))
+        return {key: self.info(key) for key in found} if detail else found
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        path = self._strip_protocol(path)
+        if start is None and end is None:
+            view = self.snapshot.get_view(path) if path else None
+        else:
+            view = self.snapshot.get_part(path, slice(start, end)) if path else None
+        if view is None:
+            if path and not self.snapshot.has_keys_below(path):
+                raise FileNotFoundError(errno.ENOENT, "no such key", path)
+            raise IsADirectoryError(errno.EISDIR, "keys are below it, it is none", path)
+        return bytes(view)
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
+        if mode != "rb":
+            self._refuse(path)
+        return io.BytesIO(self.cat_file(path))
+
+    def modified(self, path: str) -> datetime:
+        """Return when the commit was made that is read."""
+        self.info(path)
+        commit = self.snapshot.commit
+        if commit is None:
+            raise FileNotFoundError(errno.ENOENT, "the repository has no commit yet", path)
+        return commit.time
+
+    created = modified
+
+    # --- writing: what fsspec's classes do by default is nothing, without a word
+
+    def _refuse(self, path: Any = "", *_: Any, **__: Any) -> Never:
+        words = "txstore:: is for reading: write to Repository(url).transaction()"
+        raise PermissionError(errno.EROFS, words, f"{self.repository.url}: {path}")
+
+    pipe_file = put_file = cp_file = mv = rm = rm_file = rmdir = mkdir = makedirs = touch = _rm = _refuse
+
+
+def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the URL of the repository, put together again from what fsspec took apart, and its options."""
+    while protocol in _CACHES and "target_protocol" in options:
+        protocol, fo, options = (
+            options["target_protocol"],
+            options.get("fo", fo),
+            dict(options.get("target_options") or {}),
+        )
+    if protocol in (None, "file", "local"):
+        if "://" not in fo:
+            options.pop("auto_mkdir", None)
+        return fo, options
+    if "://" in fo:
+        return fo, options
+    if "host" in options:  # of a file server: fsspec takes it out of the URL
+        port = options.pop("port", None)
+        return f"{protocol}://{options.pop('host')}{f':{port}' if port else ''}/{fo.lstrip('/')}", options
+    return f"{protocol}://{fo.lstrip('/')}", options
+
+
+def _restored(arguments: tuple[Any, ...], options: dict[str, Any], place: tuple[int, str] | None) -> TxStoreFileSystem:
+    if place is None:
+        return TxStoreFileSystem(*arguments, **options)
+    slot, commit_id = place
+    restored = TxStoreFileSystem(*arguments, **{**options, "at": slot, "tag": None})
+    commit = restored.snapshot.commit
+    if commit is None or commit.id != commit_id:
+        raise SnapshotExpiredError(f"{commit_id} (slot {slot})")
+    return restored
