@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.asyn import sync
 
-from txstore.object_engines import LONGEST_SECONDS, PARALLEL_REQUESTS, Names, Object, as_bytes, clock_of
+from txstore.object_engines import LONGEST_SECONDS, PARALLEL_REQUESTS, Object, Objects, as_bytes, clock_of
 from txstore.object_errors import chain, facts_of
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class AzureEngine:
     def list(self, directory: str) -> list[Object]:
         return self._run(self._list, directory)
 
-    def list_after(self, directory: str, name: str, limit: int) -> Names | None:
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return None
 
     def put(self, path: str, content: Buffer) -> None:

@@ -106,6 +106,8 @@ def _next_frame(window: Window, damaged: int, end: int, sequence: int) -> tuple[
     position = damaged + 8
     while position < end:
         part = bytes(window.at(position, min(_WINDOW, end - position)))
+        if not part:  # the file ends before
+            return None
         at = part.find(b"TXFR")
         while at >= 0:
             frame = window.frame(position + at, end) if not (position + at) % 8 else None

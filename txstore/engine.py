@@ -54,6 +54,7 @@ class Engine:
         self._folding = check_retention(retention)
         self.access = access or Access()
         self.storage = open_storage(url, self.access)
+        self._given = os.fspath(url) if self.storage.is_remote else self.storage.url  # it may hold a password
         self.durability = durability
         self.commits = open_commits(self.storage)
         self.snapshots = Snapshots(self.commits)
@@ -63,7 +64,7 @@ class Engine:
         return self.storage.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.url, self.durability, self.access, self.retention)
+        return _reopen, (self._given, self.durability, self.access, self.retention)
 
     def exists(self) -> bool:
         """Tell whether there is a repository. Raises if something else is in its place."""

@@ -20,7 +20,7 @@ import fsspec.core
 from txstore import forking, object_urls
 from txstore.azure_objects import AzureEngine
 from txstore.gcs_objects import GcsEngine
-from txstore.object_engines import READ_ONLY, SINGLE_WRITER, Engine, Names, Object, as_bytes
+from txstore.object_engines import READ_ONLY, SINGLE_WRITER, Engine, Object, Objects, above, as_bytes
 from txstore.object_urls import Target
 from txstore.s3_objects import S3Engine
 from txstore.sftp_objects import SftpEngine
@@ -165,7 +165,7 @@ class PlainEngine:
                 found.append(Object(name.rpartition("/")[2], int(entry["size"] or 0), _modified(entry)))
         return found
 
-    def list_after(self, directory: str, name: str, limit: int) -> Names | None:
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return None
 
     # --- writing
@@ -224,6 +224,15 @@ class SmbEngine(PlainEngine):
     def list(self, directory: str) -> list[Object]:
         return [each for each in super().list(directory) if not each.name.endswith(".partial")]
 
+    def now(self) -> float:
+        """SMB has no clock: what time a file has that is made now."""
+        partial = f"{self._file('')}/.{uuid.uuid4().hex}.partial"
+        self._fs.pipe_file(partial, b"-")
+        try:
+            return _modified(self._fs.info(partial)) or time.time()
+        finally:
+            self._fs.rm_file(partial)
+
 
 _memory_lock = (
     forking.new_lock()
@@ -263,8 +272,8 @@ class MemoryEngine(PlainEngine):
         with _memory_lock:
             return super().list(directory)
 
-    def list_after(self, directory: str, name: str, limit: int) -> Names | None:
-        return sorted(each.name for each in self.list(directory) if each.name > name)[:limit]
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
+        return above(self.list(directory), name, limit)
 
     def put(self, path: str, content: Buffer) -> None:
         with _memory_lock:

@@ -18,9 +18,10 @@ from fsspec.asyn import sync
 from txstore.object_engines import (
     LONGEST_SECONDS,
     PARALLEL_REQUESTS,
-    Names,
     Object,
+    Objects,
     Refusal,
+    above,
     as_bytes,
     clock_of,
     size_of,
@@ -135,13 +136,16 @@ class GcsEngine:
     def list(self, directory: str) -> list[Object]:
         return self._run(self._list_all, directory)
 
-    async def _list_after(self, directory: str, name: str, limit: int) -> Names:
+    async def _list_after(self, directory: str, name: str, limit: int) -> Objects:
         start = self._prefix + (directory + "/" if directory else "") + name
         # Two more: the name itself is listed, and a directory of that name, which is above it with its slash.
-        found, _ = await self._list(directory, startOffset=start, maxResults=min(limit + 2, PAGE))
-        return sorted({each.name for each in found if each.name > name})[:limit]
+        found, token = await self._list(directory, startOffset=start, maxResults=min(limit + 2, PAGE))
+        while token is not None and len(found) <= limit + 1:
+            more, token = await self._list(directory, startOffset=start, pageToken=token)
+            found += more
+        return above(found, name, limit)
 
-    def list_after(self, directory: str, name: str, limit: int) -> Names | None:
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return self._run(self._list_after, directory, name, limit)
 
     def put(self, path: str, content: Buffer) -> None:

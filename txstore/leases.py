@@ -49,7 +49,10 @@ class Leases:
             begins = not self._is_beating
             self._is_beating = True
         if begins:
-            threading.Thread(target=self._beat, name="txstore leases", daemon=True).start()
+            try:
+                threading.Thread(target=self._beat, name="txstore leases", daemon=True).start()
+            except RuntimeError:  # the interpreter is ending: the lease will do for what is left to be done
+                self._is_beating = False
         return lease
 
     def is_held(self, path: str) -> bool:
@@ -63,9 +66,15 @@ class Leases:
         return None if renewed is None else max(0.0, self._objects.now() - renewed)
 
     def may_go(self, path: str, leased: str) -> bool:
-        """Tell whether an object is to be taken for abandoned: it and the lease on it were written long ago."""
+        """Tell whether an object is to be taken for abandoned: it and the lease on it were written long ago.
+
+        Never what this process holds, nor where the server does not say when it was written.
+        """
+        with self._lock:
+            if any(lease.leased == leased for lease in self._held):
+                return False
         written = [when for when in (self._written(path), self._written(leased + _SUFFIX)) if when is not None]
-        return not written or self._objects.now() - max(written) > KEPT
+        return bool(written) and self._objects.now() - max(written) > KEPT
 
     def are_held(self, paths: Collection[str]) -> set[str]:
         """Return which of some paths living processes hold: wait until each lease is renewed, or over.
@@ -117,10 +126,11 @@ class Leases:
                 if not held or not threading.main_thread().is_alive():
                     self._is_beating = False
                     return
+            # What fails is tried again, and `check` tells when it was too long ago. Nothing may end this thread.
             for lease in held:
-                with contextlib.suppress(OSError):  # it is tried again, and `check` tells when it was too long ago
+                with contextlib.suppress(OSError, RuntimeError, ValueError):
                     lease.renew()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
                 self._drop_what_ended(held)
 
     def _drop_what_ended(self, held: Collection[Lease]) -> None:
@@ -131,6 +141,7 @@ class Leases:
                 if lease.objects and posixpath.dirname(lease.objects[0]) == directory:
                     lease.misses = 0 if there.intersection(lease.objects) else lease.misses + 1
                     if lease.misses > 1:  # once may be a list that was made while it got another name
+                        lease.is_lost = True
                         lease.close()
 
 
@@ -144,6 +155,7 @@ class Lease:
         self.leased = path.removesuffix(_SUFFIX)
         self.objects: tuple[str, ...] = ()  # which it is about; one of them is there for as long as it is needed
         self.misses = 0  # how often none of them was
+        self.is_lost = False
         self._content = os.urandom(16).hex().encode()
         self._renewed = 0.0
         self._closing = forking.new_lock()
@@ -183,6 +195,8 @@ class Lease:
 
     def check(self) -> None:
         """Raise `OSError` if the lease was not renewed for so long that others may delete what it is about."""
+        if self.is_lost and self.leased.endswith(".0"):  # else it ended, and who stages into it is told so
+            raise OSError(f"{self.leased}: what was staged was taken for abandoned, and deleted: begin anew")
         if _now() - self._renewed > KEPT / 2:
             raise OSError(
                 f"{self._path} could not be renewed for {KEPT / 2:.0f} s, so what was staged may be gone: begin anew"

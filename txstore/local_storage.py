@@ -35,6 +35,7 @@ class LocalStorage:
     slots = SLOTS_BY_RENAME
     ranges: Ranges | None = None
     is_remote = False
+    lock_excludes_all = True
     stale_seconds = 0.0
     deleted_together = 1
 
@@ -161,6 +162,9 @@ class LocalStorage:
                 if self.is_held(path):
                     held.add(path)
         return held
+
+    def is_abandoned(self, path: str) -> bool:
+        return not self.is_held(path)
 
     def reclaim(self, path: str) -> None:
         try:

@@ -36,6 +36,10 @@ def commit_path(branch: str, slot: int) -> str:
     return f"commits/{branch}/{slot_name(slot)}"
 
 
+def is_commit_path(path: str) -> bool:
+    return path.startswith("commits/")
+
+
 def parse_slot(name: str) -> int | None:
     """Return the slot of a commit file's name, None for any other name."""
     if len(name) < 10 or not (name.isascii() and name.isdigit()):

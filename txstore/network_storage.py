@@ -22,6 +22,7 @@ _ABANDONED = 3600.0
 class NetworkStorage(LocalStorage):
     """A directory on a file system that several machines share."""
 
+    lock_excludes_all = False
     #: What NFS clients believe of a directory at most, as they are mounted by default (acdirmax).
     stale_seconds = 60.0
 
@@ -56,14 +57,18 @@ class NetworkStorage(LocalStorage):
     def boot(self) -> int:
         return 0
 
-    def reclaim(self, path: str) -> None:
+    def is_abandoned(self, path: str) -> bool:
         # Not every such file system shares its locks between machines (sshfs does not): what seems to be held by nobody
         # may be another machine's, unless nobody has written it for long (I10: by the server's clock).
+        age = self._now() - os.stat(self._file(path)).st_mtime
+        return age > _ABANDONED and super().is_abandoned(path)
+
+    def reclaim(self, path: str) -> None:
         try:
-            age = self._now() - os.stat(self._file(path)).st_mtime
+            is_abandoned = self.is_abandoned(path)
         except OSError:
             return
-        if age > _ABANDONED:
+        if is_abandoned:
             super().reclaim(path)
 
     def _now(self) -> float:

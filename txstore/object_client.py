@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from txstore import forking
-from txstore.object_engines import READ_ONLY, Engine, Names, Object, joined
-from txstore.object_errors import UNANSWERED, Explained, chain, explain
+from txstore.object_engines import READ_ONLY, Engine, Object, Objects, joined
+from txstore.object_errors import UNANSWERED, CutShortError, Explained, chain, explain
 from txstore.object_urls import Target
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class ObjectClient:
         for (offset, length), content in zip(wanted, found, strict=True):
             if len(content) != length:
                 words = f"it ends within the {length} bytes at {offset}, of which there are {len(content)}"
-                raise OSError(errno.EIO, words, self._target.shown(path))
+                raise CutShortError(errno.EIO, words, self._target.shown(path))
         left = iter(found)
         return [next(left) if length > 0 else b"" for _, length in ranges]
 
@@ -134,7 +134,7 @@ class ObjectClient:
     def list(self, directory: str) -> list[Object]:
         return self._request(directory, lambda engine: engine.list(directory))
 
-    def list_after(self, directory: str, name: str, limit: int) -> Names | None:
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return self._request(directory, lambda engine: engine.list_after(directory, name, limit))
 
     def now(self) -> float:

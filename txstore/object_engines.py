@@ -6,7 +6,7 @@ An `Engine` belongs to one process and one root. `object_client` makes an `Objec
 from __future__ import annotations
 
 import email.utils
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ class Object(NamedTuple):
     modified: float | None  # seconds since 1970 by the server's clock
 
 
-Names: TypeAlias = list[str]  # within classes that have a method of the name `list`
-Objects: TypeAlias = list[Object]
+Objects: TypeAlias = list[Object]  # within classes that have a method of the name `list`
 
 
 class Engine(Protocol):
@@ -38,7 +37,7 @@ class Engine(Protocol):
     def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
     def get_tail(self, path: str, length: int) -> tuple[bytes, int]: ...
     def list(self, directory: str) -> list[Object]: ...
-    def list_after(self, directory: str, name: str, limit: int) -> Names | None: ...
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None: ...
     def put(self, path: str, content: Buffer) -> None: ...
     def create(self, path: str, content: Buffer) -> None: ...
     def delete(self, paths: Sequence[str]) -> None: ...
@@ -53,6 +52,15 @@ class Refusal(Exception):
         self.reason = reason
         self.date = date
         super().__init__(f"status {status}: {reason}")
+
+
+def above(found: Iterable[Object], name: str, limit: int) -> Objects:
+    """Return the first `limit` of what was found above a name. An object and a directory of one name are one."""
+    by_name: dict[str, Object] = {}
+    for each in found:
+        if each.name > name and (each.name not in by_name or each.modified is not None):
+            by_name[each.name] = each
+    return [by_name[each] for each in sorted(by_name)[:limit]]
 
 
 def joined(parts: Sequence[Buffer]) -> Buffer:

@@ -52,6 +52,10 @@ STATUS_IN_WORDS = re.compile(r"status(?: code)?:? (\d{3})\b")
 CODE_IN_WORDS = re.compile(r"<Code>(\w+)</Code>|error code:? (\w+)")
 
 
+class CutShortError(OSError):
+    """An object ends within a range that was asked for. No request would change that."""
+
+
 #: A note on an error: the server may yet carry out an earlier try of the same request.
 UNANSWERED = "an earlier try of this request was not answered"
 

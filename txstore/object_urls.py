@@ -115,7 +115,15 @@ def _unwrapped(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 def public(url: str) -> str:
     """Return a URL without user, password and query."""
-    return re.sub(r"[?#].*$", "", re.sub(r"://[^/@]*@", "://", url)).rstrip("/")
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return re.sub(r"[?#].*$", "", url).rstrip("/")
+    host, slash, path = rest.partition("/")
+    if "@" in host:
+        host = host.rpartition("@")[2]
+    elif re.search(r":(?!\d*$)", host) and "@" in path:  # no port, so a password, with a slash in it
+        host, slash, path = path.rpartition("@")[2].partition("/")
+    return re.sub(r"[?#].*$", "", f"{scheme}://{host}{slash}{path}").rstrip("/")
 
 
 def _canonical(family: str, address: str) -> str:
@@ -126,7 +134,13 @@ def _canonical(family: str, address: str) -> str:
         return "az://" + "/".join(azure_parts(address))
     if family in ("sftp", "smb"):
         parts = urlsplit(address)
-        port = f":{parts.port}" if parts.port not in (None, 22, 445) else ""
+        try:
+            port = f":{parts.port}" if parts.port not in (None, 22, 445) else ""
+        except ValueError:  # it would say what stands there, perhaps a password
+            raise ValueError(
+                f"{public(address)}: the port is no number; in a user name or password write / as %2F and @ as %40, or "
+                "give them in storage_options"
+            ) from None
         return f"{family}://{parts.hostname or ''}{port}/{_clean(parts.path)}".rstrip("/")
     return f"{SCHEME[family]}://{_clean(public(address).partition('://')[2])}"
 

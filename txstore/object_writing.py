@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from txstore import forking, format, names
@@ -56,7 +56,8 @@ class ObjectWriter:
         self._sequence = 0
         self._error: OSError | None = None
         self._lock = forking.new_lock()
-        self._slots = threading.BoundedSemaphore(UPLOADS)
+        self._uploads: set[Future[None]] = set()  # in the background
+        self._slots, self._stores = threading.Semaphore(UPLOADS), threading.Semaphore(UPLOADS)
         self._process = os.getpid()
 
     @property
@@ -83,17 +84,23 @@ class ObjectWriter:
                 return self._own_file.append(kind, key, view, seen=seen)
             pack, full = self._room_for(len(key) + view.nbytes)
             staged = pack.append(kind, key, view, seen, sequence)
+        if full is not None:
+            self._upload(full)
         if self._is_published:
             self._store(pack)
-        elif full is not None:
-            self._upload(full)
         return staged
 
     def _room_for(self, length: int) -> tuple[_Pack, _Pack | None]:
-        """Return the pack that the next frame goes to, and one that is full by then; the caller holds the lock."""
+        """Return the pack that the next frame goes to, and one that is full by then; the caller holds the lock.
+
+        There is a slot for the upload of the full one, taken here: whoever has to wait for one lets all others wait, or
+        each of them would fill a pack meanwhile.
+        """
         last = self._packs[-1] if self._is_filling else None
         if last is not None and last.end + length <= OBJECT_SIZE:
             return last, None
+        if last is not None:
+            self._slots.acquire()
         if not self._participant:
             self._hold(b"")  # a vacuum must not take for abandoned what no commit refers to yet
         number = format.pack_number(self._participant, len(self._packs) + 1)
@@ -125,18 +132,20 @@ class ObjectWriter:
     # --- uploading
 
     def _upload(self, pack: _Pack) -> None:
-        """Upload a pack in the background, when there are not too many already."""
-        self._slots.acquire()
+        """Upload a pack in the background, in the slot that was taken for it."""
         try:
-            _executor().submit(self._upload_now, pack)
+            future = _executor().submit(self._upload_now, pack)
         except BaseException:
             self._slots.release()
             raise
+        self._uploads.add(future)
+        future.add_done_callback(self._uploads.discard)
 
     def _upload_now(self, pack: _Pack) -> None:
         try:
             with pack.uploading:
-                pack.upload(self._storage, is_published=self._is_published)
+                if not pack.is_uploaded:
+                    pack.upload(self._storage, is_published=self._is_published)
         except OSError as error:
             self._error = self._error or error
         finally:
@@ -147,15 +156,24 @@ class ObjectWriter:
         with pack.uploading:
             if pack.is_uploaded:
                 return
-            with self._slots:
-                with self._lock:
-                    if self._is_filling and self._packs[-1] is pack:
-                        self._is_filling = False  # what comes now goes to the next one
+            with self._stores:
+                # Without the lock where it is full: whoever has that may wait for just this upload.
+                if self._packs[-1] is pack:
+                    with self._lock:
+                        if self._packs[-1] is pack:
+                            self._is_filling = False  # what comes now goes to the next one
                 try:
                     pack.upload(self._storage, is_published=self._is_published)
                 except OSError as error:
                     self._error = self._error or error
                     raise
+
+    def _store_all(self) -> None:
+        """Return when all packs are stored. Raises `OSError`."""
+        for pack in list(self._packs):
+            self._store(pack)
+        wait(list(self._uploads))
+        self._check()
 
     def publish(self) -> None:
         """Let the other processes of the transaction find every frame, from now on as soon as it is appended.
@@ -173,17 +191,8 @@ class ObjectWriter:
             else:
                 self._storage.objects.put(self.path, [self._own_content()])
             self._is_published = True
-        if not self._participant and self._is_filling:
-            self._store(self._packs[-1])
-        self._wait()
-
-    def _wait(self) -> None:
-        """Return when all uploads are done. Raises `OSError` if one has failed."""
-        for _ in range(UPLOADS):
-            self._slots.acquire()
-        for _ in range(UPLOADS):
-            self._slots.release()
-        self._check()
+        if not self._participant:
+            self._store_all()
 
     # --- reading
 
@@ -210,10 +219,8 @@ class ObjectWriter:
         """Upload what is left, and end the commit's own file here."""
         with self._lock:
             self._check()
-            filling, self._is_filling = self._is_filling, False
-        if filling:
-            self._store(self._packs[-1])
-        self._wait()
+            self._is_filling = False
+        self._store_all()
         if not self._participant:
             self._own_file.finish(length)
 
@@ -249,10 +256,10 @@ class ObjectWriter:
         if self._process != os.getpid():
             return
         self._error = self._error or OSError("the transaction was rolled back")
-        for _ in range(UPLOADS):  # what is under way would be found by nobody
-            self._slots.acquire()
-        for _ in range(UPLOADS):
-            self._slots.release()
+        wait(list(self._uploads))  # what is under way would be found by nobody
+        for pack in list(self._packs):
+            with pack.uploading:
+                pack.is_uploaded = True
         if self.close():
             self._storage.delete(self.path)
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore import fsspec_objects, object_urls, obstore_objects
 from txstore.object_client import ObjectClient
-from txstore.object_engines import Names, Object
+from txstore.object_engines import Object, Objects
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -75,10 +75,10 @@ class ObjectStore(Ranges, Protocol):
         Empty if there is no such directory. The empty path is the root.
         """
 
-    def list_after(self, directory: str, name: str, limit: int) -> Names | None:
-        """Return at most `limit` names of a directory above `name`, ascending; None where one request can't tell.
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
+        """Return what has the first `limit` names of a directory above `name`, ascending; fewer if there are no more.
 
-        Fewer than `limit` does not mean that there are no more; none does.
+        None where one request can't tell that.
         """
 
     def put(self, path: str, parts: Sequence[Buffer]) -> None:

@@ -100,7 +100,7 @@ def optimize(
     if stored is None:
         return None
     commits.identity.create(durable=durable)  # of a copy, empty directories may be missing
-    head = snapshots.of(stored, is_head=True)
+    head = snapshots.of(stored, check=commits.pins_are_seen)
     uses = uses_of(head)
     chosen = choose(uses)
     if not chosen and len(head.run_names) < 2:

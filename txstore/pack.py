@@ -332,6 +332,10 @@ class Pack(Protocol):
     path: str
 
     @property
+    def may_be_replaced(self) -> bool:
+        """Whether another file may have the same path by now, so that each value's checksum has to be compared."""
+
+    @property
     def size(self) -> int:
         """The length in bytes. A request, of a pack that lies elsewhere."""
 
@@ -347,6 +351,8 @@ class Pack(Protocol):
 
 class OpenPack:
     """A finished pack: its values as views of the mapped file."""
+
+    may_be_replaced = False
 
     def __init__(self, path: str, mapped: Mapped, pack_id: bytes) -> None:
         self.path = path

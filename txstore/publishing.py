@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from txstore import encoding, format, names
 from txstore.commits import Commits, SlotTakenError, Stored
-from txstore.errors import SnapshotExpiredError, TransactionStateError, TxStoreError
+from txstore.errors import CommitUnknownError, SnapshotExpiredError, TransactionStateError, TxStoreError
 from txstore.format import DataPack, Footer, Header, RunName, Section, Statistics
 from txstore.pack import Writer
 from txstore.snapshot import Snapshot
@@ -165,10 +165,21 @@ class Publisher:
 
         Before the hint names it: a slot that was never taken is not below the floor, now or when it was taken.
         """
-        if self.commits.is_below_floor(self.branch, stored.header.slot):
+        if not self.commits.is_below_floor(self.branch, stored.header.slot):
+            return
+        if self.storage.lock_excludes_all:
             self.offered = False
             self.commits.give_back(stored)
-            raise SnapshotExpiredError(f"{self.branch}@{stored.header.slot - 1}")
+        else:
+            # Others may have built on it, and a vacuum may have passed it then. It stays: what needs it is not known.
+            above = self.commits.read(self.branch, stored.header.slot + 1)
+            if above is None:
+                reason = "a vacuum has passed it since, or had passed its slot before"
+                raise CommitUnknownError(stored.header.id.hex(), reason=reason)
+            if above.follows(stored):
+                return
+            self.offered = False
+        raise SnapshotExpiredError(f"{self.branch}@{stored.header.slot - 1}")
 
     def _may_be_published(self, stored: Stored) -> bool:
         try:

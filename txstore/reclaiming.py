@@ -53,7 +53,7 @@ def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) ->
     """Tell from its record whether a shared transaction may still be committed; `if_gone` if there is none."""
     for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
         with contextlib.suppress(FileNotFoundError):
-            if storage.is_held(path):
+            if not storage.is_abandoned(path):
                 return True
             try:
                 name = TransactionRecord.decode(storage.read(path)).name

@@ -8,21 +8,27 @@ opens the repository has the header, and as a rule the index of the run, without
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
+import weakref
+from collections.abc import Iterable
 
 from txstore import encoding, forking, format, names
 from txstore.commits import MAIN, Commits, Stored
 from txstore.errors import CommitUnknownError, CorruptionError
-from txstore.format import Header
+from txstore.format import Footer, Header
 from txstore.object_errors import was_unanswered
 from txstore.object_writing import ObjectWriter
+from txstore.objects import Object
 from txstore.records import HINT_SIZE, Hint
 from txstore.remote_storage import RemoteStorage
 
 #: Seconds between two hints of one process.
 HINT_PERIOD = 1.0
+#: Seconds that a process waits for its last hint when it ends.
+EXIT_SECONDS = 2.0
 #: So many bytes at the end of a commit file are read at once, and kept by the hint.
 _TAIL = 64 << 10
 _LISTED = 1000
@@ -41,6 +47,7 @@ class RemoteCommits(Commits):
         super().__init__(storage)
         self.is_tidy = True  # what dead processes have left there is the vacuum's: to look for it takes requests
         self._hints = _HintWriter(self)
+        self._listed: tuple[bytes, float | None] | None = None  # the commit last met in a listing, and its time there
 
     def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
         return ObjectWriter(self.storage, transaction, number, self.identity.id)
@@ -59,7 +66,11 @@ class RemoteCommits(Commits):
         found = self._look_above(branch, known) if known is not None else None
         if found is None:
             found = self._search(branch, None)
-        if newest is not None and (found is None or found.header.slot < newest.header.slot):
+        if newest is not None and (
+            found is None
+            or found.header.slot < newest.header.slot
+            or (found.header.slot == newest.header.slot and found.header.id != newest.header.id)
+        ):
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
         self._newest = found
@@ -73,21 +84,46 @@ class RemoteCommits(Commits):
         listed = self.storage.objects.list_after(directory, below, _LISTED)
         if listed is None:
             return self._walk_above(branch, known)
-        slots = [found for found in map(names.parse_slot, listed) if found is not None]
+        slots = self._slots_of(listed)
         while len(listed) == _LISTED:
-            listed = self.storage.objects.list_after(directory, listed[-1], _LISTED) or []
-            slots += [found for found in map(names.parse_slot, listed) if found is not None]
+            listed = self.storage.objects.list_after(directory, listed[-1].name, _LISTED) or []
+            slots |= self._slots_of(listed)
         if not slots:
             return None
         top = max(slots)
-        if top == slot:
+        if top == slot and self._is_same(known, slots[slot]):
             return known
         stored = self.read(branch, top)
         if stored is None:
             return self._search(branch, None)  # somebody has given it back, or a vacuum has overtaken us
         if top == slot + 1 and not stored.follows(known):
             return known  # an orphan
+        self._listed = stored.header.id, slots[top].modified
         return stored
+
+    @staticmethod
+    def _slots_of(listed: Iterable[Object]) -> dict[int, Object]:
+        return {slot: found for found in listed if (slot := names.parse_slot(found.name)) is not None}
+
+    def _is_same(self, known: Stored, listed: Object) -> bool:
+        """Tell whether a listed object is the one that a commit was read from, and not one made in its place.
+
+        Objects never change: one that has the length and time that it had before is the same. Its time is learned when
+        it is first listed; until then its length has to do, and that it is of this repository.
+        """
+        if listed.size != known.footer.file_length:
+            return False
+        if self._listed is None or self._listed[0] != known.header.id:
+            self._listed = known.header.id, listed.modified
+        return self._listed[1] == listed.modified
+
+    def _has_id(self, known: Stored) -> bool:
+        """Tell whether a slot holds a known commit."""
+        try:
+            tail, _ = self.storage.read_tail(known.path, format.FOOTER_SIZE)
+            return Footer.decode(tail) == known.footer
+        except (FileNotFoundError, encoding.MalformedError):
+            return False
 
     def _walk_above(self, branch: str, known: Stored) -> Stored | None:
         found: Stored | None = known
@@ -96,9 +132,9 @@ class RemoteCommits(Commits):
             if above is None or not above.follows(found):
                 break
             found = above
-        # I10: below the floor there are gaps.
-        if found is known and not self.storage.exists(known.path):
+        if found is known and not self._has_id(known):
             return None
+        # I10: below the floor there are gaps.
         if found is not None and self.is_below_floor(branch, found.header.slot):
             return None
         return found
@@ -155,8 +191,14 @@ class RemoteCommits(Commits):
     def take_slot(self, source: str, stored: Stored) -> None:
         tail = self.storage.read_staged(source)[-_TAIL:]
         super().take_slot(source, stored)
+        self.storage.forget_staged(source)  # it is still there if the answer was lost
         self._keep(stored, tail)
         self._hints.offer(stored, tail)
+
+    def _move_aside(self, orphan: Stored) -> None:
+        # What would have to be deleted could be somebody else's commit by then: nothing keeps the slot as it was read.
+        reason = "it does not follow the commit below it: somebody has copied or deleted objects; see verify"
+        raise CorruptionError(orphan.path, reason=reason)
 
     def not_taken(self, header: Header, error: OSError) -> OSError | CommitUnknownError:
         if isinstance(error, FileExistsError | PermissionError | FileNotFoundError) and not was_unanswered(error):
@@ -168,6 +210,9 @@ class RemoteCommits(Commits):
         self._hints.start()
 
 
+_writers: weakref.WeakSet[_HintWriter] = weakref.WeakSet()
+
+
 class _HintWriter:
     """Writes the newest hint in the background: nobody waits for it, and not every commit has one."""
 
@@ -176,14 +221,19 @@ class _HintWriter:
         self._lock = forking.new_lock()
         self._offered: tuple[Stored, bytes] | None = None
         self._running = False
+        self._is_idle = threading.Event()
+        self._is_idle.set()
         self._last = -HINT_PERIOD
         forking.watch(self)
+        _writers.add(self)
 
     def before_fork(self) -> None:
         pass
 
     def after_fork_in_child(self) -> None:
         self._offered, self._running = None, False  # its thread is the parent's
+        self._is_idle = threading.Event()
+        self._is_idle.set()
 
     def offer(self, stored: Stored, tail: bytes) -> None:
         with self._lock:
@@ -194,21 +244,43 @@ class _HintWriter:
             if self._running or self._offered is None:
                 return
             self._running = True
-        # No daemon: of a process that commits once and ends, that one commit has its hint.
-        threading.Thread(target=self._run, name="txstore hint").start()
+            self._is_idle.clear()
+        try:
+            threading.Thread(target=self._run, name="txstore hint", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending, or there can be no more threads: the hint can do without
+            self._running = False
+            self._is_idle.set()
+
+    def finish(self) -> None:
+        """Wait a moment for the last hint when the process ends: who commits once and ends has one, too."""
+        self._is_idle.wait(EXIT_SECONDS)
 
     def _run(self) -> None:
-        while True:
-            wait = self._last + HINT_PERIOD - time.monotonic()
-            if wait > 0:
-                threading.main_thread().join(wait)  # the last hint is not put off when the process ends
-            with self._lock:
-                offered, self._offered = self._offered, None
-                if offered is None:
-                    self._running = False
-                    return
-            self._last = time.monotonic()
-            stored, tail = offered
-            content = self._commits.hint(stored, durable=True).encode() + tail
-            with contextlib.suppress(OSError):  # the commit stands whatever becomes of the hint
-                self._commits.storage.objects.put(names.hint_path(stored.header.branch), [content])
+        try:
+            while (offered := self._next()) is not None:
+                self._write(*offered)
+        finally:
+            self._running = False
+            self._is_idle.set()
+
+    def _next(self) -> tuple[Stored, bytes] | None:
+        wait = self._last + HINT_PERIOD - time.monotonic()
+        if wait > 0:
+            threading.main_thread().join(wait)  # the last hint is not put off when the process ends
+        with self._lock:
+            offered, self._offered = self._offered, None
+            if offered is None:
+                self._running = False
+        return offered
+
+    def _write(self, stored: Stored, tail: bytes) -> None:
+        self._last = time.monotonic()
+        content = self._commits.hint(stored, durable=True).encode() + tail
+        with contextlib.suppress(OSError, RuntimeError):  # the commit stands whatever becomes of the hint
+            self._commits.storage.objects.put(names.hint_path(stored.header.branch), [content])
+
+
+@atexit.register
+def _finish_hints() -> None:
+    for writer in list(_writers):
+        writer.finish()

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from txstore import forking, format
+from txstore import forking, format, names
 from txstore.encoding import crc32c
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import PackName
+from txstore.object_errors import CutShortError
 from txstore.pack import Missing, MissingPackError, Packs, PackSource, check_head
 from txstore.pack_cache import PackCache, joined
 from txstore.read_ahead import ReadAhead
@@ -176,7 +177,10 @@ class PackReader:
         if len(planned) == 1:
             contents = [self._ranges.get_range(self._path, *planned[0])]
         else:
-            contents = self._ranges.get_ranges(self._path, planned)
+            try:
+                contents = self._ranges.get_ranges(self._path, planned)
+            except CutShortError:  # then what there is, so that whoever reads it says what is damaged
+                contents = [self._ranges.get_range(self._path, *each) for each in planned]
         pieces = [(offset, memoryview(content)) for (offset, _), content in zip(planned, contents, strict=True)]
         large = [wanted for wanted in missing if wanted[1] - wanted[0] > _LARGE]
         for (offset, length), (_, content) in zip(planned, pieces, strict=True):
@@ -219,6 +223,11 @@ class RemotePack:
         self.reader = reader
         self.path = path
         self._missing = missing
+
+    @property
+    def may_be_replaced(self) -> bool:
+        # A data pack's name is random; that of a commit file is used again where a repository is deleted and made anew.
+        return names.is_commit_path(self.path)
 
     @property
     def size(self) -> int:

@@ -27,6 +27,7 @@ class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
     is_remote = True
+    lock_excludes_all = False
     stale_seconds = 0.0
     deleted_together = 1000
 
@@ -100,6 +101,11 @@ class RemoteStorage:
         lease.objects = _names_of(path)
         return lease
 
+    def forget_staged(self, path: str) -> None:
+        """Drop what this process has staged under a name, if anything."""
+        with self._lock:
+            self._staged.pop(path, None)
+
     def hold(self, path: str) -> Held:
         if not self.objects.exists(path):
             raise FileNotFoundError(path)
@@ -116,6 +122,11 @@ class RemoteStorage:
         leased = {path: _leased(path) for path in paths}
         held = self.leases.are_held(set(leased.values()))
         return {path for path, lease in leased.items() if lease in held}
+
+    def is_abandoned(self, path: str) -> bool:
+        if not self.objects.exists(path):
+            raise FileNotFoundError(path)
+        return self.leases.may_go(path, _leased(path))
 
     def reclaim(self, path: str) -> None:
         if self.leases.may_go(path, _leased(path)):

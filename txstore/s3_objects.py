@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.asyn import sync
 
-from txstore.object_engines import LONGEST_SECONDS, PARALLEL_REQUESTS, Names, Object, as_bytes, clock_of, size_of
+from txstore.object_engines import (
+    LONGEST_SECONDS,
+    PARALLEL_REQUESTS,
+    Object,
+    Objects,
+    above,
+    as_bytes,
+    clock_of,
+    size_of,
+)
 from txstore.object_errors import chain, facts_of
 
 if TYPE_CHECKING:
@@ -103,13 +112,16 @@ class S3Engine:
     def list(self, directory: str) -> list[Object]:
         return self._run(self._list_all, directory)
 
-    async def _list_after(self, directory: str, name: str, limit: int) -> Names:
+    async def _list_after(self, directory: str, name: str, limit: int) -> Objects:
         start = self._prefix + (directory + "/" if directory else "") + name
         # One more, since a directory of the name itself is above it, with its slash.
-        found, _, _ = await self._list(directory, StartAfter=start, MaxKeys=min(limit + 1, PAGE))
-        return sorted({each.name for each in found if each.name > name})[:limit]
+        found, _, token = await self._list(directory, StartAfter=start, MaxKeys=min(limit + 1, PAGE))
+        while token is not None and len(found) <= limit:  # a page may be shorter than asked for, or empty
+            more, _, token = await self._list(directory, ContinuationToken=token)
+            found += more
+        return above(found, name, limit)
 
-    def list_after(self, directory: str, name: str, limit: int) -> Names | None:
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return self._run(self._list_after, directory, name, limit)
 
     def put(self, path: str, content: Buffer) -> None:

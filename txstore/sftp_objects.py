@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from txstore import forking
-from txstore.object_engines import Names, Object, as_bytes
+from txstore.object_engines import Object, Objects, as_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -160,7 +160,7 @@ class SftpEngine:
         except FileNotFoundError:
             return False
 
-    def list_after(self, directory: str, name: str, limit: int) -> Names | None:
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return None
 
     # --- writing

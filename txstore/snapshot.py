@@ -111,7 +111,10 @@ class Snapshot(Hierarchy):
         found = self.lookup(key)
         if found is None:
             return None
-        return self.runs.open_pack(found.run, found.pack).part(found.offset, found.length, part, key)
+        pack = self.runs.open_pack(found.run, found.pack)
+        if pack.may_be_replaced:
+            return pack.view(found.offset, found.length, found.checksum, key)[part]
+        return pack.part(found.offset, found.length, part, key)
 
     def size_of(self, key: str) -> int | None:
         found = self.lookup(key)
@@ -151,10 +154,10 @@ class Snapshots:
         self._last: weakref.ref[Snapshot] | None = None  # what nobody reads any more is not to be pinned
         self._opened = _Opened({})  # of the last one: most of them the next one has, too
 
-    def of(self, stored: Stored | None, *, is_head: bool = False) -> Snapshot:
-        """Return the snapshot at a commit, which `is_head` if it was found to be that just now.
+    def of(self, stored: Stored | None, *, check: bool = True) -> Snapshot:
+        """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up.
 
-        Raises `SnapshotExpiredError` if a vacuum has given it up.
+        Without `check` that is found out by whoever reads.
         """
         last = None if self._last is None else self._last()
         if last is not None and _id(last.stored) == _id(stored):
@@ -164,7 +167,7 @@ class Snapshots:
         snapshot = Snapshot(stored, packs, self._commits.storage.url, self._opened.runs)
         # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
         self.pins.hold(snapshot, snapshot.seq)
-        if stored is not None and (self._commits.pins_are_seen or not is_head):
+        if stored is not None and check:
             try:
                 self.check_kept(stored)
             except BaseException:
@@ -178,7 +181,7 @@ class Snapshots:
         head = found or self._commits.head(branch)
         while True:
             try:
-                return self.of(head, is_head=True)
+                return self.of(head, check=self._commits.pins_are_seen)
             except SnapshotExpiredError:
                 expired, head = head, self._commits.head(branch)
                 if _id(expired) == _id(head):

@@ -53,6 +53,10 @@ class Storage(Protocol):
         """Whether a server is asked for everything, which takes time, and no kernel tells who lives (`leases`)."""
 
     @property
+    def lock_excludes_all(self) -> bool:
+        """Whether `lock` keeps out all other processes, on other machines, too."""
+
+    @property
     def ranges(self) -> Ranges | None:
         """What packs are read from by ranges; None where they are mapped."""
 
@@ -111,6 +115,9 @@ class Storage(Protocol):
 
     def are_held(self, paths: Collection[str]) -> set[str]:
         """Return which of some staged files living processes hold: for sure, and be it that it takes a while."""
+
+    def is_abandoned(self, path: str) -> bool:
+        """Tell whether what whoever held a file has staged may be deleted; FileNotFoundError if it does not exist."""
 
     def reclaim(self, path: str) -> None:
         """Delete a staged file that nobody holds; nothing happens if somebody does, or if it does not exist."""

@@ -551,7 +551,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             if self.staged_count:
                 committer = self._committer(message)
                 if (stored := committer.run()) is not None:
-                    result = self._snapshots.of(stored, is_head=True)
+                    result = self._snapshots.of(stored, check=False)
         except SyncFailedError as error:
             self._go_on(committer)
             self.poison(error.cause)  # I9: never retried as if the data were still there

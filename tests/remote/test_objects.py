@@ -118,7 +118,7 @@ def test_a_long_listing(objects, server, monkeypatch):
         list(threads.map(lambda i: objects.put(f"l/{i:05}", [b"x"]), range(number)))
     assert names(objects.list("l")) == [f"{i:05}" for i in range(number)]
     after = objects.list_after("l", f"{number - 5:05}", 3)
-    assert after is None or after == [f"{i:05}" for i in range(number - 4, number - 1)]
+    assert after is None or names(after) == [f"{i:05}" for i in range(number - 4, number - 1)]
     objects.delete([f"l/{i:05}" for i in range(number)])
     assert objects.list("l") == []
 
@@ -136,8 +136,10 @@ def test_names_after_another(objects, server):
             start = name
             while more := objects.list_after("d", start, limit):
                 assert len(more) <= limit
-                found += more
-                start = more[-1]
+                found += names(more)
+                start = more[-1].name
+                if len(more) < limit:
+                    break
             assert found == expected
     assert objects.list_after("none", "", 5) == []
 

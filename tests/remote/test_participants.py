@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
+import fsspec.asyn
 import numpy as np
 import pytest
 import zarr
 
 import txstore
-from tests.processes.members import Member, clear, committed, fill, get, members, put, seal
+from tests.processes.members import Member, clear, committed, fill, get, join_in_this_process, members, put, seal
 from tests.processes.workers import QUICK, TIMEOUT
 from tests.remote import lease_times
 from tests.remote.conftest import STORES, with_engine
@@ -374,3 +377,66 @@ def test_a_vacuum_deletes_what_the_dead_have_staged_when_it_is_old(repo, store, 
     repo.vacuum()
     assert_tidy(repo)
     assert committed(repo) == [0] * 32
+
+
+# --- in one process
+
+
+def read_and_write_more(store: TxStore) -> None:
+    assert bytes(store["small"]) == b"owner"
+    assert bytes(store["large"]) == bytes([7]) * (3 << 20)
+    store["large"] = bytes([8]) * (3 << 20)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_reads_what_its_parent_has_only_in_memory(repo, store):
+    store["small"] = b"owner"
+    store["large"] = bytes([7]) * (3 << 20)
+    assert not packs(repo)
+    child = multiprocessing.get_context("fork").Process(target=read_and_write_more, args=(store,), daemon=True)
+    child.start()
+    child.join(TIMEOUT)
+    assert child.exitcode == 0
+    store["parent"] = b"goes on"
+    store.commit()
+    assert repo.mapping()["large"] == bytes([8]) * (3 << 20)
+    assert repo.mapping()["parent"] == b"goes on"
+    assert_tidy(repo)
+
+
+def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
+    """What it has staged may have been deleted."""
+    store.mapping.share()
+    store["before"] = b"1"
+    lease = store.mapping._staging.writer._lease
+    lease._renewed -= leases.KEPT  # as if the machine had slept
+    with pytest.raises(OSError, match=r"could not be renewed .* begin anew"):
+        store["after"] = b"1"
+    with pytest.raises(txstore.TransactionStateError, match="rollback"):
+        store.commit()
+    store.rollback()
+    assert "before" not in repo.mapping()
+    assert_tidy(repo)
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine):
+    """Such as fsspec's: the answer to a request could not come through it while it waits for one."""
+    repo = opened(with_engine(server_of("s3"), engine))
+    with repo.transaction() as store:
+        store["owner"] = b"1"
+        store.mapping.share()
+        joined = [join_in_this_process(repo, store.mapping.shared_id)]
+        joined[0]["participant"] = b"1"
+
+        async def drop() -> None:
+            joined.clear()
+
+        asyncio.run_coroutine_threadsafe(drop(), fsspec.asyn.get_loop()).result(TIMEOUT)
+        for thread in threading.enumerate():
+            if thread.name == "txstore end":
+                thread.join(TIMEOUT)
+        assert store["participant"] == b"1"
+        assert store.mapping._staging._tails[1].is_sealed
+    assert dict(repo.mapping()) == {"owner": b"1", "participant": b"1"}
+    assert_tidy(repo)

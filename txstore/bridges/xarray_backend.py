@@ -11,6 +11,7 @@ from xarray import Dataset, Variable
 from xarray.backends import BackendEntrypoint
 from xarray.backends.zarr import ZarrBackendEntrypoint
 
+from txstore.errors import RepositoryNotFoundError
 from txstore.repository import Repository
 
 if TYPE_CHECKING:
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 
     from txstore.store import TxStore
 
-_OPTIONS = ("group", "mask_and_scale", "decode_times", "concat_characters", "decode_coords", "drop_variables")
 
-
-class TxStoreBackendEntrypoint(BackendEntrypoint):  # type: ignore[misc]
+class TxStoreBackendEntrypoint(BackendEntrypoint):
     """Opens repositories by path, URL or `Repository`: the newest commit, or the one that `at` or `tag` names.
 
     >>> import xarray as xr
@@ -101,7 +100,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):  # type: ignore[misc]
         return DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
 
 
-class _CommitVariable(Variable):  # type: ignore[misc]
+class _CommitVariable(Variable):
     """A variable whose dask names tell the commit that it was read at.
 
     xarray names dask arrays after the path and its time of modification, which a commit does not change: of two
@@ -110,12 +109,19 @@ class _CommitVariable(Variable):  # type: ignore[misc]
 
     __slots__ = ("commit",)
 
-    def chunk(self, chunks: Any = None, **options: Any) -> Any:
+    commit: str | None
+
+    def _replace(self, *changes: Any, **named: Any) -> Any:
+        replaced = super()._replace(*changes, **named)
+        replaced.commit = getattr(self, "commit", None)
+        return replaced
+
+    def chunk(self, *chunks: Any, **options: Any) -> Any:
         given = options.get("from_array_kwargs")
         commit = getattr(self, "commit", None)
         if commit is not None and given and isinstance(given.get("name"), str):
             options["from_array_kwargs"] = {**given, "name": f"{given['name']}-{commit}"}
-        chunked = super().chunk({} if chunks is None else chunks, **options)
+        chunked = super().chunk(*chunks, **options)
         return Variable(chunked.dims, chunked.data, chunked.attrs, chunked.encoding, fastpath=True)
 
 
@@ -125,8 +131,10 @@ def _snapshot(
     at: int | str | datetime | None,
     tag: str | None,
     storage_options: Mapping[str, Any] | None,
-) -> TxStore:
+) -> Any:  # a TxStore, which xarray takes and does not say so
     repository = given if isinstance(given, Repository) else Repository(given, storage_options=storage_options)
+    if not repository.exists():
+        raise RepositoryNotFoundError(repository.url)
     return repository.snapshot(at, branch=branch, tag=tag)
 
 
@@ -135,10 +143,9 @@ def _named_by_commit(dataset: Dataset, store: TxStore) -> Dataset:
     variables: dict[Hashable, Variable] = {}
     for name, variable in dataset.variables.items():
         if type(variable) is Variable and variable.ndim:
-            variables[name] = _CommitVariable(
-                variable.dims, variable._data, variable.attrs, variable.encoding, fastpath=True
-            )
-            variables[name].commit = commit
+            named = _CommitVariable(variable.dims, variable._data, variable.attrs, variable.encoding, fastpath=True)
+            named.commit = commit
+            variables[name] = named
         else:
             variables[name] = variable
     return dataset._replace(variables)
