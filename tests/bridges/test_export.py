@@ -88,6 +88,14 @@ def test_an_older_commit_and_a_part(filled: txstore.Repository, tmp_path: Path) 
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "part", mode="r")[:], [7] * 4)
 
 
+def test_a_process_without_us_reads_it(
+    filled: txstore.Repository, tmp_path: Path, run_plain: Callable[..., str]
+) -> None:
+    filled.export(tmp_path / "out")
+    read = "import zarr; z = zarr.open_group(sys.argv[1], mode='r'); print(*z['a/x'][:], *z['y'][:])"
+    assert run_plain(read, tmp_path / "out").split() == [*map(str, range(10)), *["7"] * 4]
+
+
 def test_any_url(filled: txstore.Repository) -> None:
     filled.export("memory://exported/data.zarr")
     place = Place("memory://exported/data.zarr")

@@ -171,7 +171,9 @@ def test_what_of_hdf5_zarr_can_not_hold_is_named(repo: txstore.Repository, tmp_p
         group = file.create_group("g")
         file["x"] = np.arange(3)
         if what == "external":
-            group[what] = h5py.ExternalLink("/etc/passwd", "/")
+            with h5py.File(tmp_path / "other.h5", "w") as other:
+                other["private"] = np.arange(3)
+            group[what] = h5py.ExternalLink(str(tmp_path / "other.h5"), "/private")
         elif what == "dangling":
             group[what] = h5py.SoftLink("/nowhere")
         elif what == "loop":
@@ -263,12 +265,13 @@ def test_groups_of_netcdf(repo: txstore.Repository, tmp_path: Path) -> None:
 
 
 def test_text_is_not_cut_off(repo: txstore.Repository, tmp_path: Path) -> None:
-    """Arrays are made after their first element alone."""
-    xr.Dataset({"name": ("n", np.array(["a", "a much longer one", ""], object))}).to_netcdf(
-        tmp_path / "text.nc", engine="h5netcdf"
-    )
-    repo.import_from(tmp_path / "text.nc")
-    assert list(as_dataset(repo).name.values) == ["a", "a much longer one", ""]
+    """Arrays are made after the first element of the first file alone."""
+    texts = [["a", "longer", ""], ["longer than all in the first file"]]
+    for number, names in enumerate(texts):
+        dataset = xr.Dataset({"name": ("n", np.array(names, object))})
+        dataset.to_netcdf(tmp_path / f"text-{number}.nc", engine="h5netcdf")
+    repo.import_from(tmp_path / "text-*.nc", concat="n")
+    assert list(as_dataset(repo).name.values) == [*texts[0], *texts[1]]
 
 
 # --- on the way

@@ -18,6 +18,8 @@ EXAMPLES = [
     errors.CorruptionError("packs/00/00", reason="a wrong checksum", offset=64, key="a/c/0"),
     errors.SnapshotExpiredError("main@7"),
     errors.BackupError("/backup.tx", "it holds something else"),
+    errors.SourceError("/old.zarr", "nothing is here"),
+    errors.ExportError("/new.zarr", "it holds something"),
     errors.RepositoryNotFoundError("/data.tx", creatable=True),
     errors.CommitNotFoundError("slot 7", hint="look"),
     errors.NodeNotFoundError("a"),
