@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import txstore
-from txstore import cli_import, cli_maintenance, cli_space, cli_transactions
+from txstore import cli_bridges, cli_import, cli_maintenance, cli_space, cli_transactions
 from txstore.cli_output import (
     JsonOption,
     PathArgument,
@@ -45,6 +45,7 @@ app.command()(cli_maintenance.verify)
 app.command()(cli_maintenance.backup)
 cli_space.register(app)
 cli_import.register(app)
+cli_bridges.register(app)
 
 
 def _version(wanted: bool) -> None:

@@ -150,6 +150,15 @@ class BackupError(TxStoreError):
         super().__init__(f"{url}: no backup of the repository can go here: {reason}")
 
 
+class PublishError(TxStoreError):
+    """A plain copy can't be kept at this place: the message says what to do about it."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(f"{url}: no plain copy can be kept here: {reason}")
+
+
 class SourceError(TxStoreError, ValueError):
     """This can't be imported as it is: the message says why, and what can be done."""
 

@@ -156,6 +156,7 @@ class Lease:
         self.objects: tuple[str, ...] = ()  # which it is about; one of them is there for as long as it is needed
         self.misses = 0  # how often none of them was
         self.is_lost = False
+        self._has_lapsed = False
         self._content = os.urandom(16).hex().encode()
         self._renewed = 0.0
         self._closing = forking.new_lock()
@@ -189,6 +190,7 @@ class Lease:
     def renew(self) -> None:
         with self._closing:
             began = _now()
+            self._has_lapsed |= began - self._renewed > TERM / 2
             if not self._is_closed and began - self._renewed <= KEPT / 2:
                 self._objects.put(self._path, [self._content])
                 self._renewed = began
@@ -203,8 +205,8 @@ class Lease:
             )
 
     def check_term(self) -> None:
-        """Raise `OSError` if another process may have taken the place of this one."""
-        if _now() - self._renewed > TERM / 2:
+        """Raise `OSError` if another process may have taken the place of this one, now or before."""
+        if self._has_lapsed or _now() - self._renewed > TERM / 2:
             raise OSError(f"{self._path} was not renewed for {TERM / 2:.0f} s: another process may have taken over")
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ from txstore.verifying import verify
 
 if TYPE_CHECKING:
     from txstore.bridges.exporting import Export
+    from txstore.bridges.publish import Published
     from txstore.store import TxStore
 
 T = TypeVar("T")
@@ -345,6 +346,64 @@ class Repository:
         """
         self._existing()
         return back_up(self.engine.storage, destination, verify=verify, progress=progress)
+
+    # --- for readers that do not know TxStore
+
+    def publish(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        branch: str = MAIN,
+        follow: bool = False,
+        timeout: float | None = None,
+        verify: bool = True,
+        full: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        published: Callable[[Published], None] | None = None,
+    ) -> Published | None:
+        """Bring a plain Zarr hierarchy to the head of a branch: only what has moved since the last time is written.
+
+        Readers of its consolidated metadata see new arrays and appends whole or not at all; what is overwritten they
+        see chunk by chunk. Interrupted, it is run again. See docs/publishing.md.
+
+        Parameters
+        ----------
+        destination : str or PathLike
+            A directory, or a URL of fsspec, outside the repository: empty, or a copy that this has made.
+        follow : bool
+            Do it again after each commit, until there is none for `timeout` seconds; by default, for ever.
+        verify : bool
+            Read back what was written, and compare.
+        full : bool
+            Compare everything with what is there, also what was not committed since: what others have changed in the
+            copy is put right.
+        storage_options : dict, optional
+            Of the destination.
+        progress : callable, optional
+            `progress(done, total)` is called with bytes.
+        published : callable, optional
+            Called after each publication with what was done, which is returned in the end.
+
+        Raises
+        ------
+        PublishError
+            The destination holds something else, or another process publishes to it.
+        """
+        bridge = import_module("txstore.bridges.publish")  # a layer above this one
+        options: dict[str, Any] = {"branch": branch, "verify": verify, "full": full, "progress": progress}
+        options |= {"storage_options": storage_options, "durable": self._durable}
+        done: Published | None = None
+        if follow:
+            for done in bridge.follow_and_publish(self, destination, timeout=timeout, **options):
+                if published is not None:
+                    published(done)
+            return done
+        self._existing()
+        done = bridge.publish(self, destination, **options)
+        if published is not None:
+            published(done)
+        return done
 
     # --- in and out (txstore/bridges)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from txstore import leases
 
 #: The server's times are in whole seconds, and a machine may be busy: shorter ones would tell of that.
-BEAT, TERM = 0.5, 6.0
+BEAT, TERM = 0.5, 10.0
 
 
 def shorten() -> None:

@@ -16,7 +16,7 @@ from tests.remote.proxy import Faults
 from txstore import pack_cache
 
 EVERYTHING = frozenset({"PUT", "GET", "DELETE", "POST", "HEAD"})
-DELAY = 0.3
+DELAY = 1.5
 
 
 async def ticks(until: asyncio.Event) -> float:
