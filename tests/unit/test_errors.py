@@ -20,6 +20,7 @@ EXAMPLES = [
     errors.BackupError("/backup.tx", "it holds something else"),
     errors.SourceError("/old.zarr", "nothing is here"),
     errors.ExportError("/new.zarr", "it holds something"),
+    errors.PublishError("/plain.zarr", "it holds something"),
     errors.RepositoryNotFoundError("/data.tx", creatable=True),
     errors.CommitNotFoundError("slot 7", hint="look"),
     errors.NodeNotFoundError("a"),
