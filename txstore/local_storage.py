@@ -7,6 +7,7 @@ import errno
 import os
 import struct
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -260,6 +261,9 @@ class LocalStorage:
 
     def boot(self) -> int:
         return _boot()
+
+    def now(self) -> float:
+        return time.time()
 
     def place(self) -> int:
         # No copy has both the number and the time of change of the original's inode, whatever the file system. Not the

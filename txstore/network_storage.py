@@ -60,7 +60,7 @@ class NetworkStorage(LocalStorage):
     def is_abandoned(self, path: str) -> bool:
         # Not every such file system shares its locks between machines (sshfs does not): what seems to be held by nobody
         # may be another machine's, unless nobody has written it for long (I10: by the server's clock).
-        age = self._now() - os.stat(self._file(path)).st_mtime
+        age = self.now() - os.stat(self._file(path)).st_mtime
         return age > _ABANDONED and super().is_abandoned(path)
 
     def reclaim(self, path: str) -> None:
@@ -71,7 +71,7 @@ class NetworkStorage(LocalStorage):
         if is_abandoned:
             super().reclaim(path)
 
-    def _now(self) -> float:
+    def now(self) -> float:
         """Return the time by the clock that the times of files are by."""
         file = self._file(f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}")
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

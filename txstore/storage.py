@@ -155,6 +155,9 @@ class Storage(Protocol):
     def boot(self) -> int:
         """Return a number of this boot of the machine, 0 if not known: until it ends no file is lost that was seen."""
 
+    def now(self) -> float:
+        """Return the time in seconds since 1970, of a server by its own clock."""
+
     def place(self) -> int:
         """Return an even number that tells this directory from a copy of it; 0 if there is no repository."""
 

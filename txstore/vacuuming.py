@@ -24,6 +24,7 @@ from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, 
 from txstore.reclaiming import reclaim_staging
 from txstore.records import TransactionRecord
 from txstore.snapshot import Snapshot, Snapshots
+from txstore.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def vacuum(
         raise ValueError(f"keep={keep}: at least the newest commit is kept, so keep=1 is the least")
     vacuuming = _Vacuum(commits, snapshots, branch=branch, dry_run=dry_run)
     try:
-        return vacuuming.run(keep, None if older_than is None else _microseconds(older_than))
+        return vacuuming.run(keep, None if older_than is None else _microseconds(older_than, commits.storage))
     except SyncFailedError as error:
         raise error.cause from None
 
@@ -79,13 +80,13 @@ def expiring(
     head = commits.head(branch)
     if head is None:
         return 0
-    before = None if older_than is None else _microseconds(older_than)
+    before = None if older_than is None else _microseconds(older_than, commits.storage)
     return _Vacuum(commits, snapshots, branch=branch, dry_run=True).wanted(head, keep, before)
 
 
-def _microseconds(older_than: timedelta | datetime) -> int:
+def _microseconds(older_than: timedelta | datetime, storage: Storage) -> int:
     if isinstance(older_than, timedelta):
-        older_than = datetime.now(UTC) - older_than
+        older_than = datetime.fromtimestamp(storage.now(), UTC) - older_than
     if older_than.tzinfo is None:
         raise ValueError(f"{older_than.isoformat()} has no time zone: add one, or give a timedelta")
     return int(older_than.timestamp() * 1_000_000)
