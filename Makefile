@@ -29,7 +29,6 @@ $(error $(PYTHON) does not run)
 endif
 
 TEST := .venv/$(TAG)-test
-CHECK := .venv/$(TAG)-check
 DEMO := .venv/$(TAG)-demo
 BENCH := .venv/$(TAG)-bench
 ZARR2 := .venv/$(ZARR2_TAG)-zarr2
@@ -78,11 +77,7 @@ help:
 	@echo 'Python: $(PYTHON)'
 
 $(TEST)/stamp: $(SOURCES)
-	$(call environment,$(TEST),$(PYTHON),--editable '.[demo$(comma)test]')
-	touch $@
-
-$(CHECK)/stamp: $(SOURCES)
-	$(call environment,$(CHECK),$(PYTHON),--editable '.[test$(comma)dev]')
+	$(call environment,$(TEST),$(PYTHON),--editable '.[demo$(comma)test$(comma)dev]')
 	touch $@
 
 $(DEMO)/stamp: $(SOURCES)
@@ -110,15 +105,15 @@ test-all:
 test-zarr2: $(ZARR2)/stamp
 	$(ZARR2)/bin/python -m pytest --confcutdir=tests/zarr2 tests/zarr2 $(PYTEST_ARGS)
 
-check: $(CHECK)/stamp
-	$(CHECK)/bin/ruff check .
-	$(CHECK)/bin/ruff format --check .
-	$(CHECK)/bin/mypy --strict txstore
-	$(CHECK)/bin/python -m pytest --quiet tests/unit/test_layers.py
+check: $(TEST)/stamp
+	$(TEST)/bin/ruff check .
+	$(TEST)/bin/ruff format --check .
+	$(TEST)/bin/mypy --strict txstore
+	$(TEST)/bin/python -m pytest --quiet tests/unit/test_layers.py
 
-format: $(CHECK)/stamp
-	$(CHECK)/bin/ruff check --fix .
-	$(CHECK)/bin/ruff format .
+format: $(TEST)/stamp
+	$(TEST)/bin/ruff check --fix .
+	$(TEST)/bin/ruff format .
 
 demo: $(DEMO)/stamp
 	$(DEMO)/bin/txstore demo

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks"),
 ]
 
-ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "150"))
+ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "90"))
 PLACES = 24
 PATIENCE = 60  # seconds: who waits that long waits for ever
 COUNTERS = ("grants", "dirty", "dirty and stamped", "parked", "forks")

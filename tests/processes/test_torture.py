@@ -25,7 +25,7 @@ from tests.processes.torture_roles import check
 
 pytestmark = pytest.mark.long
 
-ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "120"))
+ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "60"))
 ROOT = Path(__file__).parents[2]
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]

@@ -90,3 +90,14 @@ def proxy(server_of: Callable[[str], Server]) -> Iterator[Proxy]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that fail are soon given up."""
     monkeypatch.setattr(object_client, "RETRY_SECONDS", 0.2)
+
+
+#: What on the other Pythons is tried as well: what the packages of each can do.
+ON_EACH_PYTHON = {"test_objects.py", "test_opening.py", "test_errors.py", "test_network_file_system.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.path.name not in ON_EACH_PYTHON:
+            item.add_marker(pytest.mark.long)
