@@ -30,7 +30,7 @@ GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 
 
 def fill(repo: txstore.Repository) -> None:
-    """Four commits: create; append and overwrite; create, delete and shrink; append, and create what was deleted."""
+    """Create; append and overwrite; create, delete and shrink; append, and create what was deleted; there and back."""
     with repo.begin() as t:
         t["zarr.json"] = GROUP
         t["a/zarr.json"], t["b/zarr.json"] = document(5), document(4)
@@ -55,6 +55,9 @@ def fill(repo: txstore.Repository) -> None:
         t["b/c/0"] = b"b0 anew"
         del t["g/d/c/1"]
         t["g/d/zarr.json"] = document(2)
+    for shape in (7, 6):
+        with repo.begin() as t:
+            t["a/zarr.json"], t["a/c/3"] = document(shape), b"a%d" % shape
 
 
 def check_reader(directory: Path, states: dict[bytes | None, Tree]) -> None:
