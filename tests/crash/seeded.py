@@ -189,7 +189,7 @@ EDITS = [
     ),
     Edit("participants:Tail._check_head", "or not any(head)", "", "named"),
     Edit(
-        "named:find_or_begin",
+        "named:_begin",
         "commits.make_durable(None if record.base is None else commits.read(record.branch, record.base[0]))",
         "commits.identity.make_durable()",
         "named on scratch",

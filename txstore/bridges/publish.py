@@ -329,7 +329,8 @@ class _Publication:
     def _clear_the_way(self, key: str) -> None:
         """Delete files where a directory has to be, and the reverse: an array was replaced by one of another rank."""
         above = key
-        obstacles = list(self._target.list(key))
+        # What is below it in the snapshot may be about to be written by another thread.
+        obstacles = [*islice(self._snapshot.keys_below(key), 1), *self._target.list(key)]
         while above := above.rpartition("/")[0]:
             obstacles.append(above)
         for obstacle in obstacles:
