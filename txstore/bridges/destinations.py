@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: Below the root: what is written here is renamed to where it belongs, and is nobody's if its writer died.
 TEMPORARY = ".txstore-publishing"
 
+#: So often is a directory made again that another thread has deleted because it was empty.
+_ATTEMPTS = 100
+
 
 class Destination(Protocol):
     """A tree of files, by key. Safe in threads. Errors are those of `ObjectStore`."""
@@ -79,8 +82,7 @@ class LocalDestination:
     def write(self, key: str, content: Buffer) -> None:
         path = self._path(key)
         temporary = os.path.join(self.url, TEMPORARY, os.urandom(8).hex())
-        for directory in (os.path.dirname(path), os.path.dirname(temporary)):
-            os.makedirs(directory, exist_ok=True)
+        os.makedirs(os.path.dirname(temporary), exist_ok=True)
         try:
             with open(temporary, "xb", buffering=0) as file:
                 view = memoryview(content)
@@ -89,12 +91,21 @@ class LocalDestination:
                     written += file.write(view[written:])
                 if self._durable:
                     os.fsync(file.fileno())
-            os.replace(temporary, path)
+            self._move(temporary, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
         self._touched.add(os.path.dirname(path))
+
+    def _move(self, temporary: str, path: str) -> None:
+        """Put a file in its place, though another thread may be deleting directories that have become empty."""
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.replace(temporary, path)
+                return
+        os.replace(temporary, path)
 
     def delete(self, keys: Sequence[str]) -> None:
         parents = set()
