@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from txstore import forking, format, names
@@ -22,6 +22,7 @@ from txstore.format import Predecessor, Seen, encode_frame, frame_layout
 from txstore.leases import Lease
 from txstore.pack import PackWriter, Staged
 from txstore.remote_storage import RemoteStorage
+from txstore.request_threads import executor
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -134,7 +135,7 @@ class ObjectWriter:
     def _upload(self, pack: _Pack) -> None:
         """Upload a pack in the background, in the slot that was taken for it."""
         try:
-            future = _executor().submit(self._upload_now, pack)
+            future = executor("upload", 4 * UPLOADS).submit(self._upload_now, pack)
         except BaseException:
             self._slots.release()
             raise
@@ -298,16 +299,3 @@ class _Pack:
         storage.objects.put(self.path, self._parts + directory)
         self.is_uploaded = True
         self._parts, self._heads, self.values = [], [], {}
-
-
-_executors: dict[int, ThreadPoolExecutor] = {}
-
-
-def _executor() -> ThreadPoolExecutor:
-    """Return the threads of this process that upload."""
-    process = os.getpid()
-    found = _executors.get(process)
-    if found is None:
-        _executors.clear()
-        found = _executors[process] = ThreadPoolExecutor(4 * UPLOADS, thread_name_prefix="txstore upload")
-    return found

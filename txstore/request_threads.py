@@ -14,12 +14,12 @@ S = TypeVar("S")
 #: So many requests of one process are under way at once: more than zarr asks for at a time.
 THREADS = 32
 
-_executors: dict[int, ThreadPoolExecutor] = {}
+_executors: dict[tuple[int, str], ThreadPoolExecutor] = {}
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a thread, and wait for it without holding up the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(_executor(), function, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(executor("request", THREADS), function, *arguments)
 
 
 def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
@@ -39,11 +39,12 @@ def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[
         yield from results
 
 
-def _executor() -> ThreadPoolExecutor:
-    """Return the threads of this process: a forked child has none of its parent's."""
+def executor(purpose: str, threads: int) -> ThreadPoolExecutor:
+    """Return the threads of this process for a purpose: a forked child has none of its parent's."""
     process = os.getpid()
-    found = _executors.get(process)
+    found = _executors.get((process, purpose))
     if found is None:
-        _executors.clear()
-        found = _executors[process] = ThreadPoolExecutor(THREADS, thread_name_prefix="txstore request")
+        for other in [each for each in _executors if each[0] != process]:
+            _executors.pop(other, None)
+        found = _executors[process, purpose] = ThreadPoolExecutor(threads, thread_name_prefix=f"txstore {purpose}")
     return found
