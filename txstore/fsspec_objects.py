@@ -69,6 +69,12 @@ def build(target: Target) -> Engine:
     return S3Engine(filesystem, bucket, prefix) if target.family == "s3" else GcsEngine(filesystem, bucket, prefix)
 
 
+def build_plain(target: Target) -> PlainEngine:
+    """Connect to a target as to any other, whatever more its class could do."""
+    engine = MemoryEngine if target.family == "memory" else PlainEngine
+    return engine(_instance(target), _path(target))
+
+
 def _instance(target: Target) -> Any:
     cls = object_urls.filesystem_class(target)
     options = {**cls._get_kwargs_from_urls(target.address), **target.options}
@@ -143,9 +149,14 @@ class PlainEngine:
         length = min(length, size)
         return (self.get_range(path, size - length, length) if length else b""), size
 
-    def _size(self, path: str) -> int:
+    def info(self, path: str) -> dict[str, Any]:
+        """Return what the file system says of a file now: its size, and whatever it calls its version."""
         self._fs.invalidate_cache()
-        return int(self._fs.info(self._file(path))["size"] or 0)
+        found: dict[str, Any] = self._fs.info(self._file(path))
+        return found
+
+    def _size(self, path: str) -> int:
+        return int(self.info(path)["size"] or 0)
 
     def list(self, directory: str) -> list[Object]:
         self._fs.invalidate_cache()

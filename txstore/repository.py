@@ -26,6 +26,7 @@ from txstore.records import SNAPSHOT
 from txstore.regions import Lock
 from txstore.repairing import verify_and_repair
 from txstore.snapshot import Snapshot
+from txstore.sources import Given, allowed
 from txstore.transaction import Transaction
 from txstore.usage import Usage, usage
 from txstore.vacuuming import VacuumReport, vacuum
@@ -63,6 +64,9 @@ class Repository:
     retention : int or timedelta, optional
         How many of the newest commits to keep, or for how long: whoever commits with this set folds older ones together
         now and then. By default history is kept, and only `vacuum` gives it up. Tagged commits stay.
+    sources : dict, list of str, or str, optional
+        Below which directories or URLs values may lie in files outside of the repository (`docs/virtual.md`); a dict
+        has the options of their fsspec file systems. Nothing else is opened, whatever the repository says.
 
     Examples
     --------
@@ -86,9 +90,10 @@ class Repository:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int = CACHE_SIZE,
         retention: int | timedelta | None = None,
+        sources: Given | None = None,
     ) -> None:
         cache = None if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
-        access = Access(dict(storage_options or {}), single_writer, cache, cache_size)
+        access = Access(dict(storage_options or {}), single_writer, cache, cache_size, allowed(sources))
         self.engine = Engine(url, durability=durability, access=access, retention=retention)
         self.engine.exists()  # says now if something else is in its place
 

@@ -242,7 +242,7 @@ class Verifier:
                 if decode_key(encoded) is None:
                     self._add(Fault(path, f"key {encoded!r} is not UTF-8", name.offset, part="run"))
                 pack = tables[number]
-                if kind != format.REF_PACK or pack is None:
+                if kind == format.REF_TOMBSTONE or pack is None:
                     continue
                 if not values.has(pack.id, offset, length, checksum):
                     self._check_ref(values, pack, encoded, offset, length, checksum, listed.first)
