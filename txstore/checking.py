@@ -18,6 +18,7 @@ from txstore._native import index
 from txstore.commits import Stored
 from txstore.encoding import crc32c
 from txstore.faults import Fault
+from txstore.foreign import ForeignRange
 from txstore.format import Frame, PackName, RunName
 from txstore.storage import Storage
 
@@ -231,11 +232,21 @@ def check_frames(
             if computed != frame.checksum:
                 what = "reaches beyond the file" if computed is None else "has a wrong checksum"
                 note(frame.offset, "value", f"the value {what}", frame.key or None)
+            elif frame.kind == format.FRAME_FOREIGN and (reason := _fault_of_record(window, frame)):
+                note(frame.offset, "value", reason, frame.key)
         if not window.is_zero(frame.offset + frame.length, frame.end):
             note(frame.offset + frame.length, "padding", "the padding of a frame is not zero")
     if values is not None:
         values.add(name.id, offsets, lengths, sums, whole=checked.is_whole)
     return checked
+
+
+def _fault_of_record(window: Window, frame: Frame) -> str | None:
+    try:
+        ForeignRange.decode(bytes(window.at(frame.offset, frame.length)))
+    except encoding.MalformedError as error:
+        return error.reason
+    return None
 
 
 def _fault_of_head(head: bytes, name: PackName, repository_id: bytes) -> str | None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstore.cli_output import JsonOption, PathArgument, commit_as_dict, reporting_errors, showing_progress
+from txstore.cli_output import (
+    JsonOption,
+    PathArgument,
+    SourceOption,
+    commit_as_dict,
+    reporting_errors,
+    showing_progress,
+    sources_of,
+)
 from txstore.cli_space import readable_size
 from txstore.repository import Repository
 
@@ -33,6 +41,7 @@ def publish(
     ] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what is written.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Compare everything with what is there.")] = False,
+    source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Keep a plain Zarr hierarchy at the newest commit, for readers that have no txstore. Run again, it goes on."""
@@ -50,7 +59,7 @@ def publish(
 
     try:
         with showing_progress("publish") as progress:
-            Repository(path).publish(
+            Repository(path, sources=sources_of(source)).publish(
                 destination, follow=follow, timeout=timeout, verify=not no_verify, full=full, progress=progress,
                 published=tell,
             )  # fmt: skip

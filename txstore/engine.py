@@ -58,7 +58,8 @@ class Engine:
         self._given = os.fspath(url) if self.storage.is_remote else self.storage.url  # it may hold a password
         self.durability = durability
         self.commits = open_commits(self.storage)
-        self.snapshots = Snapshots(self.commits, Sources(self.access.sources))
+        self.sources = Sources(self.access.sources)
+        self.snapshots = Snapshots(self.commits, self.sources)
 
     @property
     def url(self) -> str:

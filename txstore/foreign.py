@@ -46,6 +46,10 @@ class FileVersion(NamedTuple):
     size: int  # bytes
     version: str  # an etag, or the time of the last change; empty if its file system knows neither
 
+    @property
+    def shown(self) -> str:
+        return f"{self.size} bytes, version {self.version or 'unknown'}"
+
 
 class ForeignRange(NamedTuple):
     """A range of bytes of a file, as a ref of kind 3 leads to it."""

@@ -162,11 +162,11 @@ class Runs:
             return self.open_pack(run, number).view(offset, length, checksum, key)
         return self.foreign(key, Found._make(found)) if kind == format.REF_FOREIGN else None
 
-    def stored(self, key: str, found: Found) -> memoryview:
+    def stored(self, key: str, found: Found | Listed) -> memoryview:
         """Return what a ref leads to as it is stored, its checksum compared."""
         return self.open_pack(found.run, found.pack).view(found.offset, found.length, found.checksum, key)
 
-    def foreign(self, key: str, found: Found) -> ForeignRange:
+    def foreign(self, key: str, found: Found | Listed) -> ForeignRange:
         """Return where a value lies outside of the repository, as the record says that a ref leads to."""
         try:
             return ForeignRange.decode(bytes(self.stored(key, found)))

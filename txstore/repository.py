@@ -26,6 +26,7 @@ from txstore.records import SNAPSHOT
 from txstore.regions import Lock
 from txstore.repairing import verify_and_repair
 from txstore.snapshot import Snapshot
+from txstore.source_checking import check_sources
 from txstore.sources import Given, allowed
 from txstore.transaction import Transaction
 from txstore.usage import Usage, usage
@@ -303,7 +304,9 @@ class Repository:
         self._existing()
         return Tags(self.engine)
 
-    def verify(self, progress: Callable[[int, int], None] | None = None, *, repair: bool = False) -> Report:
+    def verify(
+        self, progress: Callable[[int, int], None] | None = None, *, repair: bool = False, sources: bool = False
+    ) -> Report:
         """Check every checksum and reference that can be reached. Returns a report; `.faults` is empty if all is well.
 
         Parameters
@@ -315,11 +318,15 @@ class Repository:
             Nothing is deleted: what is replaced or moved away lies below `quarantine/` then. Commits wait meanwhile.
             Other processes, and objects that were opened before, have to open the repository anew. A repository that is
             well is not changed; a repair that was interrupted is run again.
+        sources : bool
+            Look also whether the files outside, in which values of the newest commit lie, are the same still, without
+            reading them. A fault that names one is of `part` "source".
         """
         self._existing()
-        if repair:
-            return verify_and_repair(self.engine.storage, progress)
-        return verify(self.engine.commits, progress)
+        report = verify_and_repair(self.engine.storage, progress) if repair else verify(self.engine.commits, progress)
+        if sources:
+            report.faults += check_sources(self.engine.storage, self.engine.sources)
+        return report
 
     def backup(
         self,
@@ -467,6 +474,47 @@ class Repository:
             self, sources, path, concat=concat, chunks=chunks, exclude=exclude, format=format, message=message,
             name=name, verify=verify, storage_options=storage_options, progress=progress,
         )  # fmt: skip
+        return made
+
+    def import_references(
+        self,
+        manifest: str | os.PathLike[str] | Mapping[str, Any],
+        path: str = "",
+        *,
+        message: str | None = None,
+        name: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Commit:
+        """Import references to the chunks of other files, in one commit; return it. No chunk is copied.
+
+        `docs/virtual.md` says what that is worth. The files have to lie below the repository's `sources`, here and
+        wherever the repository is read.
+
+        Parameters
+        ----------
+        manifest : str, PathLike or dict
+            A manifest of kerchunk's: a JSON file, a directory of Parquet files, or what such a JSON file holds. URLs in
+            it that are relative are so to the manifest.
+        path : str
+            The group, or array, that it becomes. Nothing may be there yet.
+        name : str, optional
+            Of a transaction that survives this process: the same call ends it.
+        storage_options : dict, optional
+            Of the manifest; those of the files are in the repository's `sources`.
+        progress : callable, optional
+            `progress(done, total)` is called with the bytes that are referred to.
+
+        Raises
+        ------
+        SourceError
+            It is no manifest, or a file is missing, may not be read here, or does not hold the bytes.
+        FileExistsError
+            Something is at this path.
+        """
+        made: Commit = _bridge("referencing").import_references(
+            self, manifest, path, message=message, name=name, storage_options=storage_options, progress=progress
+        )
         return made
 
     def export(

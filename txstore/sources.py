@@ -81,9 +81,9 @@ class Sources:
             content = self._content(url, begin, end - begin)
             now = self.look(url)  # after it was read: if it is the same now, it was then
         except (FileNotFoundError, NotADirectoryError):
-            raise SourceChangedError(url, _shown(found.file), "there is no such file") from None
+            raise SourceChangedError(url, found.file.shown, "there is no such file") from None
         if now != found.file._replace(url=url):
-            raise SourceChangedError(url, _shown(found.file), f"it is {_shown(now)}")
+            raise SourceChangedError(url, found.file.shown, f"it is {now.shown}")
         if len(content) != end - begin:
             raise SourceError(url, f"it gives {len(content)} bytes at {begin}, not the {end - begin} that are there")
         return memoryview(content)
@@ -132,7 +132,3 @@ class Sources:
 class _Client(ObjectClient):
     def info(self, path: str) -> dict[str, Any]:
         return self._request(path, lambda engine: cast(PlainEngine, engine).info(path))
-
-
-def _shown(file: FileVersion) -> str:
-    return f"{file.size} bytes, {file.version or 'of unknown version'}"

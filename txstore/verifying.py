@@ -238,6 +238,7 @@ class Verifier:
                 self._readers.setdefault(pack.id, set()).add((listed.first, listed.last))
         for page in entries_of(run):
             self.report.refs += len(page)
+            self.report.foreign += sum(entry[1] == format.REF_FOREIGN for entry in page)
             for encoded, kind, _, number, offset, length, checksum in page:
                 if decode_key(encoded) is None:
                     self._add(Fault(path, f"key {encoded!r} is not UTF-8", name.offset, part="run"))

@@ -33,6 +33,7 @@ LAYERS = [
     "backup",
     "repairing",
     "replacing",
+    "source_checking",
     "verifying",
     "tracing",
     "rebuilding",

@@ -109,6 +109,8 @@ class Place:
             return NETCDF if is_netcdf else HDF5
         if head.startswith(b"PK"):
             raise SourceError(self.url, f"this is a zip file: if it is zipped Zarr, give zip::{self.url}")
+        if head.lstrip().startswith(b"{"):
+            raise SourceError(self.url, "if this is a manifest of references, of kerchunk say, take import_references")
         raise SourceError(self.url, "this is neither Zarr nor NetCDF nor HDF5")
 
 
