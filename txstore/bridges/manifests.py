@@ -13,6 +13,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from txstore.bridges.foreign_files import Place
@@ -140,10 +141,11 @@ def _parquet(place: Place) -> dict[str, Any]:
     if not place.has(".zmetadata") or _PARQUET not in place.read(".zmetadata"):
         raise SourceError(place.url, "this directory is no manifest: it has no .zmetadata with a record_size")
     try:
-        mapper = LazyReferenceMapper(place.root, fs=place.fs)
+        engine = "pyarrow" if find_spec("pyarrow") is not None else "fastparquet"
+        mapper = LazyReferenceMapper(place.root, fs=place.fs, engine=engine)
         return {key: _plain(mapper[key]) for key in mapper}
     except ImportError as error:
-        reason = f"to read Parquet files, a package is missing: pip install pandas fastparquet ({error})"
+        reason = f"to read Parquet files, a package is missing: pip install pandas pyarrow ({error})"
         raise ModuleNotFoundError(f"{place.url}: {reason}") from None
 
 

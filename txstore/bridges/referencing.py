@@ -38,7 +38,11 @@ def import_references(
     opened = open_manifest(manifest, storage_options)
     entries = _entries(opened)
     files = _look(repo.engine.sources, opened, entries)
-    lengths = {key: _length(files, entry) for key, entry in entries.items() if isinstance(entry, Reference)}
+    lengths = {
+        key: repo.engine.sources.range_of(files[entry.url], entry.offset, entry.length).length
+        for key, entry in entries.items()
+        if isinstance(entry, Reference)
+    }
     told = {PROPERTY: _description(opened, path, files, lengths)}
     done, total = 0, sum(lengths.values())
     with repo.transaction(message or f"references of {opened.url}", name=name, properties=told) as store:
@@ -95,10 +99,6 @@ def _look(sources: Sources, manifest: Manifest, entries: Mapping[str, bytes | Re
     distinct = list(dict.fromkeys(names.values()))
     found = dict(zip(distinct, in_parallel(look, distinct), strict=True))
     return {url: found[name] for url, name in names.items()}
-
-
-def _length(files: Mapping[str, FileVersion], entry: Reference) -> int:
-    return files[entry.url].size - entry.offset if entry.length is None else entry.length
 
 
 def _description(
