@@ -216,6 +216,27 @@ def test_by_name_and_again(repo: txstore.Repository, nc: Path) -> None:
     np.testing.assert_array_equal(temperature(repo), TEMPERATURES)
 
 
+def test_kerchunk_itself(repo: txstore.Repository, nc: Path) -> None:
+    hdf = pytest.importorskip("kerchunk.hdf")
+    df = pytest.importorskip("kerchunk.df")
+    manifest = hdf.SingleHdf5ToZarr(str(nc)).translate()
+    repo.import_references(manifest, "dict")
+    df.refs_to_dataframe(manifest, str(nc.parent / "k.parq"), record_size=5)
+    repo.import_references(nc.parent / "k.parq", "parquet")
+    for path in ("dict", "parquet"):
+        np.testing.assert_array_equal(temperature(repo, f"{path}/temperature"), TEMPERATURES)
+
+
+def test_virtualizarr_itself(repo: txstore.Repository, nc: Path) -> None:
+    virtualizarr = pytest.importorskip("virtualizarr")
+    parsers = pytest.importorskip("virtualizarr.parsers")
+    registry = pytest.importorskip("obspec_utils.registry")
+    stores = registry.ObjectStoreRegistry({"file://": pytest.importorskip("obstore.store").LocalStore()})
+    opened = virtualizarr.open_virtual_dataset(f"file://{nc}", registry=stores, parser=parsers.HDFParser())
+    repo.import_references(opened.vz.to_kerchunk(format="dict"))
+    np.testing.assert_array_equal(temperature(repo), TEMPERATURES)
+
+
 # --- sources that have changed, and such that are not allowed
 
 
@@ -360,6 +381,7 @@ def test_what_is_staged_is_read(open_repo: OpenRepo, binary: Path) -> None:
         array = stage(store, binary)
         assert array[49:52].tolist() == [49, 50, 51]
         assert store.mapping.size_of("x/c/1") == 200
+        assert list(store.mapping.keys_below("x/c")) == ["x/c/0", "x/c/1"]
         assert sorted(store.changes()["set"]) == ["x/c/0", "x/c/1", "x/zarr.json", "zarr.json"]
         store.commit()
         np.testing.assert_array_equal(array[:], VALUES)
@@ -619,6 +641,13 @@ def test_what_leaves_the_repository_stands_alone(repo: txstore.Repository, nc: P
     repo.import_references(references_of(nc))
     repo.export(tmp_path / "exported.zarr")
     repo.publish(tmp_path / "published.zarr")
+    write_hdf5(nc.parent / "later.nc", TEMPERATURES + 1)
+    repo.import_references(references_of(nc.parent / "later.nc"), "later")
+    done = repo.publish(tmp_path / "published.zarr")
+    assert done is not None
+    assert done.written < 20  # what is new
+    published: Any = zarr.open_group(tmp_path / "published.zarr", mode="r")
+    np.testing.assert_array_equal(published["later/temperature"][:], TEMPERATURES + 1)
     nc.unlink()
     for name in ("exported.zarr", "published.zarr"):
         group: Any = zarr.open_group(tmp_path / name, mode="r")
