@@ -18,7 +18,7 @@ from txstore.object_urls import LOCAL, public
 
 _MAGIC = b"TXSTFORN"
 _VERSION = 1
-_RECORD = struct.Struct("<8sIIQQQ")  # format.md, "Record"; what follows is the URL and the version of the file
+_RECORD = struct.Struct("<8sIIQQQ")  # format.md, "Foreign record"; what follows is the URL and the version of the file
 assert _RECORD.size == 40
 
 #: What file systems call the version of a file's content, the surest first.
