@@ -36,7 +36,7 @@ _VERSIONS = (
     "updated",
     "created",
 )
-_SAME = {"s3a": "s3", "gs": "gcs", "local": "file"}  # names of one protocol
+_SAME = {"s3a": "s3", "gcs": "gs", "local": "file", "ssh": "sftp"}  # names of one protocol
 
 
 class FileVersion(NamedTuple):

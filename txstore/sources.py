@@ -8,6 +8,7 @@ given, with the options of its file system. Those stay in this process and its p
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
@@ -54,15 +55,12 @@ class Sources:
         url = canonical(url)
         self._allowing(url)
         if url.startswith("file://"):
-            path = url.removeprefix("file://")
-            status = os.stat(path)
-            if os.path.isdir(path):
-                raise SourceError(url, "this is a directory")
+            status = _status(url)
             return FileVersion(url, status.st_size, version_of({"mtime": status.st_mtime}))
         client, path = self._client(url)
         info = client.info(path)
         if info.get("type") == "directory":
-            raise SourceError(url, "this is a directory")
+            raise SourceError(url, "this is no file")
         if info.get("size") is None:
             raise SourceError(url, "its server does not tell its size: copy what is in it instead")
         return FileVersion(url, int(info["size"]), version_of(info))
@@ -90,6 +88,8 @@ class Sources:
 
     def _content(self, url: str, offset: int, length: int) -> bytes:
         if url.startswith("file://"):
+            if offset + length > _status(url).st_size:
+                return b""  # it is shorter than it was, which is found out next
             with open(url.removeprefix("file://"), "rb") as file:
                 file.seek(offset)
                 return file.read(length)
@@ -127,6 +127,14 @@ class Sources:
             target = target_of(root, options, engine="fsspec", single_writer=False)
             client = self._clients[f"{prefix} {root}"] = _Client(target, READ_ONLY, build_plain)
         return client, path
+
+
+def _status(url: str) -> os.stat_result:
+    """Raises `SourceError` for what is no regular file: to open one of another kind may wait for ever."""
+    status = os.stat(url.removeprefix("file://"))
+    if not stat.S_ISREG(status.st_mode):
+        raise SourceError(url, "this is no file")
+    return status
 
 
 class _Client(ObjectClient):

@@ -344,6 +344,27 @@ def test_no_way_out_of_what_is_allowed(open_repo: OpenRepo, tmp_path: Path, url:
         repo.begin().set_reference("x/c/1", url)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_what_no_file_has(open_repo: OpenRepo, binary: Path) -> None:
+    os.mkfifo(binary.parent / "pipe")
+    repo = open_repo(sources=binary.parent)
+    tx = repo.begin()
+    seen = repo.engine.sources.look(binary)
+    for n, file in enumerate(
+        (
+            FileVersion(f"file://{binary.parent}/pipe", 1 << 62, seen.version),
+            FileVersion(f"file://{binary.parent}", 1 << 62, seen.version),
+            FileVersion(f"file://{binary}", 1 << 62, seen.version),
+        )
+    ):
+        key = f"x/c/{n}"
+        record = ForeignRange(file, 1 << 61, 1 << 61).encode()
+        tx._stage(format.FRAME_FOREIGN, key, key.encode(), record)
+        with pytest.raises(SourceError):  # at once: no pipe is waited for, nor memory taken for what is not there
+            tx[key]
+    tx.commit()
+
+
 def test_what_is_no_record_is_damage(open_repo: OpenRepo) -> None:
     repo = txstore.Repository(open_repo().url, sources=["/"])
     tx = repo.begin()
@@ -405,7 +426,7 @@ def test_what_no_reference_can_be(open_repo: OpenRepo, binary: Path) -> None:
         tx.set_reference("x/zarr.json", binary)
     with pytest.raises(SourceError, match="do not lie in it"):
         tx.set_reference("x/c/0", binary, 400, 5)
-    with pytest.raises(SourceError, match="directory"):
+    with pytest.raises(SourceError, match="no file"):
         tx.set_reference("x/c/0", binary.parent)
     with pytest.raises(FileNotFoundError):
         tx.set_reference("x/c/0", binary.parent / "missing")
