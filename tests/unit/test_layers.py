@@ -99,6 +99,7 @@ LAYERS = [
     "azure_objects",
     "gcs_objects",
     "s3_objects",
+    "async_objects",
     "sftp_objects",
     "object_urls",
     "object_errors",
