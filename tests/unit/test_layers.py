@@ -101,6 +101,8 @@ LAYERS = [
     "s3_objects",
     "async_objects",
     "sftp_objects",
+    "smb_objects",
+    "plain_objects",
     "object_urls",
     "object_errors",
     "object_engines",
