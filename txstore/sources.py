@@ -15,10 +15,11 @@ from typing import Any, TypeAlias, cast
 
 from txstore.errors import SourceChangedError, SourceError
 from txstore.foreign import FileVersion, ForeignRange, canonical, is_below, version_of
-from txstore.fsspec_objects import PlainEngine, build_plain
+from txstore.fsspec_objects import build_plain
 from txstore.object_client import ObjectClient
 from txstore.object_engines import READ_ONLY
 from txstore.object_urls import target_of
+from txstore.plain_objects import PlainEngine
 
 #: What callers give: prefixes of URLs, as a rule with the options of fsspec's file systems.
 Given: TypeAlias = Mapping[str, Mapping[str, Any] | None] | Iterable[str | os.PathLike[str]] | str | os.PathLike[str]

@@ -117,7 +117,7 @@ def test_a_newer_footer(path):
 
 
 def test_verify_reports_it(path):
-    rewrite_header(path, 8, b"\x01")
+    rewrite_header(path, 8, b"\x02")
     fault = txstore.Repository(path).verify().faults[0]
     assert fault.path == "commits/main/0000000000"
     assert "upgrade txstore" in fault.reason

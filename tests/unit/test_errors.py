@@ -19,6 +19,7 @@ EXAMPLES = [
     errors.SnapshotExpiredError("main@7"),
     errors.BackupError("/backup.tx", "it holds something else"),
     errors.SourceError("/old.zarr", "nothing is here"),
+    errors.SourceChangedError("s3://bucket/x.nc", "9 bytes, version 1", "it is 9 bytes, version 2"),
     errors.ExportError("/new.zarr", "it holds something"),
     errors.PublishError("/plain.zarr", "it holds something"),
     errors.RepositoryNotFoundError("/data.tx", creatable=True),
