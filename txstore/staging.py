@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txstore import forking, format, late_work, names
 from txstore.chains import Link
 from txstore.commits import Commits
+from txstore.encoding import MalformedError
 from txstore.errors import (
     ConflictError,
     CorruptionError,
@@ -137,7 +138,7 @@ class Staging(Hierarchy):
         return self._committed.get_view(key)
 
     def _read_outside(self, record: bytes) -> memoryview:
-        return self.base.sources.read(ForeignRange.decode(record))
+        return self.base.sources.read(_decode_record(record))
 
     def _staged_size(self, key: str, link: Link) -> int | None:
         if link.kind == format.FRAME_TOMBSTONE:
@@ -146,7 +147,7 @@ class Staging(Hierarchy):
             return link.length
         if self._committed is None:
             try:
-                return ForeignRange.decode(self.read(link)).length
+                return _decode_record(self.read(link)).length
             except (OSError, TransactionStateError):
                 if self._committed is None:  # else it was committed just now
                     raise
@@ -808,6 +809,13 @@ class Staging(Hierarchy):
             work()
         else:
             late_work.later(work)
+
+
+def _decode_record(record: bytes) -> ForeignRange:
+    try:
+        return ForeignRange.decode(record)
+    except MalformedError as error:
+        raise CorruptionError(names.STAGING, reason=f"what a process has staged there: {error.reason}") from error
 
 
 def _not_shared() -> TransactionStateError:

@@ -369,6 +369,9 @@ def test_what_is_no_record_is_damage(open_repo: OpenRepo) -> None:
     repo = txstore.Repository(open_repo().url, sources=["/"])
     tx = repo.begin()
     tx._stage(format.FRAME_FOREIGN, "x/c/0", b"x/c/0", b"TXSTFORN and so on, but no record")
+    for use in (tx.get_view, tx.size_of):
+        with pytest.raises(CorruptionError):
+            use("x/c/0")
     tx.commit()
     with pytest.raises(CorruptionError):
         repo.snapshot()["x/c/0"]
