@@ -110,7 +110,7 @@ def _as_format_2(found: Mapping[str, bytes], destination: str) -> tuple[dict[str
         try:
             described = _node(own)
         except NoEquivalentError as error:
-            raise _refused(destination, f"of {path!r} they can't tell, as {error}") from None
+            raise _refused(destination, f"{path!r} has no equivalent there: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _refused(destination, f"the metadata of {path!r} can't be understood ({error!r})") from error
         if isinstance(described, Format2Array):
