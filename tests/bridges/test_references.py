@@ -124,7 +124,7 @@ def test_they_hold_for_as_long_as_the_tag_does(
         del store["a/b/y/c/0/0"]
     repo.run(lambda store: zarr.open_group(store).create_array("later", data=np.ones(5)))
     repo.optimize()
-    assert repo.vacuum(keep=1).expired == 1
+    assert repo.vacuum(keep=1).expired == 2
     check_filled(read(out, FILLED.keys()))
     # Written anew, they say the same.
     before = files(out) if out.is_dir() else out.read_bytes()
@@ -209,6 +209,7 @@ def test_what_the_json_says(repo: txstore.Repository, tmp_path: Path) -> None:
     with repo.begin() as transaction:
         transaction["zarr.json"] = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
         transaction["kappa/zarr.json"] = '{"zarr_format": 3, "node_type": "group", "attributes": {"κ": 1}}'.encode()
+        transaction["plain/zarr.json"] = b'{"zarr_format":3,"node_type" :"group"}'
         transaction["a/c/0"] = b"x" * (INLINE_BELOW - 1)
         transaction["a/c/1"] = b"y" * INLINE_BELOW
         transaction["a/c/10"] = b""
@@ -225,8 +226,11 @@ def test_what_the_json_says(repo: txstore.Repository, tmp_path: Path) -> None:
     mapping = repo.mapping()
     assert list(refs) == [key for key in mapping if key != "z/.zmetadata"]
     assert (done.keys, done.inline) == (len(refs), len(refs) - 2)
-    assert refs["zarr.json"] == mapping["zarr.json"].decode()
+    root = json.loads(refs["zarr.json"])
+    assert sorted(root.pop("consolidated_metadata")["metadata"]) == ["kappa", "plain", "stale"]
+    assert root == json.loads(mapping["zarr.json"])
     assert json.loads(refs["stale/zarr.json"]) == {"node_type": "group", "zarr_format": 3}
+    assert refs["plain/zarr.json"] == mapping["plain/zarr.json"].decode()
     for key in ("kappa/zarr.json", "a/c/0", "a/c/10", "a/c/2"):
         assert base64.b64decode(refs[key].removeprefix("base64:")) == mapping[key]
         assert refs[key].startswith("base64:")
@@ -235,6 +239,15 @@ def test_what_the_json_says(repo: txstore.Repository, tmp_path: Path) -> None:
         assert length == len(mapping[key])
         pack = Path(url.replace("{{u}}", f"{tmp_path}/data.tx")).read_bytes()
         assert pack[offset : offset + length] == mapping[key]
+
+
+def test_the_root_of_format_2(repo: txstore.Repository, tmp_path: Path) -> None:
+    with repo.transaction() as store:
+        zarr.open_group(store, zarr_format=2).create_array("x", data=np.arange(3))
+    repo.references(tmp_path / "x.json", tag="v1", create_tag=True)
+    refs = json.loads((tmp_path / "x.json").read_text(encoding="ascii"))["refs"]
+    assert list(refs) == [".zattrs", ".zgroup", ".zmetadata", "x/.zarray", "x/.zattrs", "x/0"]
+    assert sorted(json.loads(refs[".zmetadata"])["metadata"]) == [".zattrs", ".zgroup", "x/.zarray", "x/.zattrs"]
 
 
 def test_a_value_that_looks_like_base64(repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import heapq
 import json
 import os
 import tempfile
@@ -15,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from txstore.bridges.consolidated import is_consolidated, plain_document
+from txstore.bridges.consolidated import consolidate, documents_of, is_consolidated, plain_document
 from txstore.bridges.exporting import check_outside
 from txstore.bridges.foreign_files import Place
-from txstore.bridges.reference_entries import entries
+from txstore.bridges.reference_entries import Entry, entries
 from txstore.bridges.reference_parquet import write_parquet
 from txstore.commits import Commit
 from txstore.errors import CommitNotFoundError, ExportError
@@ -103,9 +104,7 @@ def _write_json(snapshot: Snapshot, url: str, path: str) -> tuple[int, int]:
     keys = inline = 0
     with open(path, "w", encoding="ascii") as file:
         file.write(f'{{"version": 1, "templates": {json.dumps(templates)}, "refs": {{')
-        for key, entry in entries(snapshot):
-            if is_consolidated(key):  # nobody keeps it up
-                continue
+        for key, entry in _entries_and_root(snapshot):
             told: str | list[str | int]
             if isinstance(entry, bytes):
                 told = _as_text(key, entry)
@@ -118,11 +117,23 @@ def _write_json(snapshot: Snapshot, url: str, path: str) -> tuple[int, int]:
     return keys, inline
 
 
+def _entries_and_root(snapshot: Snapshot) -> Iterator[tuple[str, Entry]]:
+    """Yield the entries, with consolidated metadata at the root: not every zarr can list groups in references.
+
+    What lies in the repository of such metadata is left out, as nobody keeps it up.
+    """
+    root: dict[str, Entry] = {**consolidate(documents_of(snapshot))}
+    others = (
+        (key, plain_document(key, entry) if isinstance(entry, bytes) else entry)
+        for key, entry in entries(snapshot)
+        if key not in root and not is_consolidated(key)
+    )
+    return heapq.merge(sorted(root.items()), others, key=lambda item: item[0].encode())
+
+
 def _as_text(key: str, value: bytes) -> str:
-    if is_document(key):
-        value = plain_document(key, value)
-        if value.isascii() and not value.startswith(_BASE64.encode()):
-            return value.decode()
+    if (is_document(key) or is_consolidated(key)) and value.isascii() and not value.startswith(_BASE64.encode()):
+        return value.decode()
     return _BASE64 + base64.b64encode(value).decode()
 
 
