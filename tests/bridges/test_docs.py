@@ -17,6 +17,7 @@ from tests.bridges.foreign import positions, write_netcdf, write_workers
 pytest.importorskip("h5netcdf")
 pytest.importorskip("xarray")
 PAGE = Path(__file__).parents[2] / "docs" / "import.md"
+PUBLISHING = PAGE.with_name("publishing.md")
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning", "ignore::FutureWarning")
@@ -35,3 +36,13 @@ def test_the_page_on_import(run_installed: Callable[..., str], tmp_path: Path, m
     np.testing.assert_array_equal(exported["again/x"][:], np.arange(5))  # type: ignore[index]
     assert exported["converted/tas"].shape == (365, 6, 8)  # type: ignore[union-attr]
     assert txstore.Repository(tmp_path / "data.tx").verify().faults == []
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_the_page_on_publishing_with_readers_without_txstore(
+    run_installed: Callable[..., str], run_plain: Callable[..., str], tmp_path: Path
+) -> None:
+    pytest.importorskip("fastparquet")
+    written, read = re.findall(r"```python\n(.*?)```", PUBLISHING.read_text(encoding="utf-8"), re.DOTALL)
+    run_installed(written)
+    assert run_plain(read).split() == ["499500", "499500"]
