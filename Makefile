@@ -80,6 +80,8 @@ help:
 
 $(TEST)/stamp: $(SOURCES)
 	$(call environment,$(TEST),$(PYTHON),--editable '.[demo$(comma)test$(comma)dev]')
+	# By itself: together with the others pip searches for minutes.
+	$(TEST)/bin/python -m pip install --quiet --quiet --prefer-binary --no-build-isolation --editable '.[references]'
 	touch $@
 
 $(DEMO)/stamp: $(SOURCES)
