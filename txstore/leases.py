@@ -13,7 +13,7 @@ import os
 import posixpath
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from txstore import forking, names
 from txstore.objects import ObjectStore
@@ -62,7 +62,7 @@ class Leases:
 
     def age(self, path: str) -> float | None:
         """Return how many seconds ago the lease on a path was renewed; None if there is none."""
-        renewed = self._written(path + _SUFFIX)
+        renewed = self._renewals([path]).get(path)
         return None if renewed is None else max(0.0, self._objects.now() - renewed)
 
     def may_go(self, path: str, leased: str) -> bool:
@@ -73,7 +73,7 @@ class Leases:
         with self._lock:
             if any(lease.leased == leased for lease in self._held):
                 return False
-        written = [when for when in (self._written(path), self._written(leased + _SUFFIX)) if when is not None]
+        written = self._written([path, leased + _SUFFIX]).values()
         return bool(written) and self._objects.now() - max(written) > KEPT
 
     def are_held(self, paths: Collection[str]) -> set[str]:
@@ -98,17 +98,21 @@ class Leases:
 
     def _renewals(self, paths: Collection[str]) -> dict[str, float]:
         """Return when the leases on some paths were renewed, by the server's clock."""
-        found: dict[str, float] = {}
-        for directory in {posixpath.dirname(path) for path in paths}:
-            for each in self._objects.list(directory):
-                path = posixpath.join(directory, each.name.removesuffix(_SUFFIX))
-                if each.name.endswith(_SUFFIX) and path in paths and each.modified is not None:
-                    found[path] = each.modified
-        return found
+        written = self._written(path + _SUFFIX for path in paths)
+        return {path.removesuffix(_SUFFIX): when for path, when in written.items()}
 
-    def _written(self, path: str) -> float | None:
-        directory, name = posixpath.split(path)
-        return next((found.modified for found in self._objects.list(directory) if found.name == name), None)
+    def _written(self, paths: Iterable[str]) -> dict[str, float]:
+        """Return when objects were written, of those that exist and of which the server says it."""
+        wanted: dict[str, set[str]] = {}
+        for path in paths:
+            directory, name = posixpath.split(path)
+            wanted.setdefault(directory, set()).add(name)
+        return {
+            posixpath.join(directory, each.name): each.modified
+            for directory, names_there in wanted.items()
+            for each in self._objects.list(directory)
+            if each.name in names_there and each.modified is not None
+        }
 
     def forget(self, lease: Lease) -> None:
         with self._lock:

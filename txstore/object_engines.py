@@ -17,6 +17,9 @@ SINGLE_WRITER = "single writer"  # a `creation`: the caller has promised to be a
 LONGEST_SECONDS = 600  # of one call: the libraries' time-outs do not cover a connection that takes no more bytes
 PARALLEL_REQUESTS = 16  # of one call: more do not make one connection's worth of network any faster
 
+#: Where files are written that get their names by a rename; one of this age has no writer any more.
+PARTIAL, ABANDONED_SECONDS = ".partial", 86400.0
+
 
 class Object(NamedTuple):
     """One name in a listing. A directory has size 0 and no time."""

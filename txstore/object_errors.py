@@ -34,11 +34,14 @@ TRANSIENT_CODES = {
     "ServiceUnavailable",
 }
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "ContainerBeingDeleted", "AccountIsDisabled"}
+NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "ContainerBeingDeleted", "AccountIsDisabled",
+             "STATUS_BAD_NETWORK_NAME"}  # fmt: skip
 EXISTS = {"PreconditionFailed", "BlobAlreadyExists", "ConditionNotMet", "UnmodifiedConditionNotMet"}
 MISSING = {"NoSuchKey", "BlobNotFound", "ResourceNotFound"}
 BEYOND = {"InvalidRange", "RequestedRangeNotSatisfiable"}
-BAD_CREDENTIALS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "AuthFailure"}
+BAD_CREDENTIALS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "AuthFailure",
+                   "STATUS_LOGON_FAILURE", "STATUS_ACCOUNT_DISABLED", "STATUS_PASSWORD_EXPIRED"}  # fmt: skip
+FORBIDDEN = {"STATUS_ACCESS_DENIED"}
 
 NO_CREDENTIALS = re.compile(r"Credential|Unauthenticated|Authentication|RefreshError|BadHostKey")
 LOST = re.compile(
@@ -49,7 +52,7 @@ LOST = re.compile(
 LOST_NUMBERS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENOTCONN, errno.EPIPE, errno.ECONNRESET}
 
 STATUS_IN_WORDS = re.compile(r"status(?: code)?:? (\d{3})\b")
-CODE_IN_WORDS = re.compile(r"<Code>(\w+)</Code>|error code:? (\w+)")
+CODE_IN_WORDS = re.compile(r"<Code>(\w+)</Code>|error code:? (\w+)|'(STATUS_[A-Z_]+)'")
 
 
 class CutShortError(OSError):
@@ -157,7 +160,7 @@ def facts_of(error: BaseException) -> Facts:
     if status is None and (match := STATUS_IN_WORDS.search(words)):  # obstore
         status = int(match[1])
     if code is None and (match := CODE_IN_WORDS.search(words)):
-        code = match[1] or match[2]
+        code = match[match.lastindex or 0]
     if code is None and "bucket does not exist" in words:  # gcs
         code = "NoSuchBucket"
     return Facts(status, code or None, words)
@@ -188,7 +191,7 @@ def _answered(facts: Facts, path: str, named: str) -> Explained | None:
         words = f"the credentials have expired{named}: get new ones and open it again"
         return Explained(PermissionError(errno.EACCES, words, path), False)
     if facts.no_bucket:
-        words = f"there is no such bucket or container{named}: look at the URL, or create it"
+        words = f"there is no such bucket, container or share{named}: look at the URL, or create it"
         return Explained(OSError(errno.EIO, words, path), False)
     if code in BAD_CREDENTIALS or status == 401:
         words = f"the server does not accept the credentials{named}: look at storage_options"
@@ -201,7 +204,7 @@ def _answered(facts: Facts, path: str, named: str) -> Explained | None:
     if status == 409:  # no code says that it exists: two requests for one object were under way
         words = f"others keep writing the same object{named}: try later"
         return Explained(OSError(errno.EIO, words, path), True)
-    if status == 403:
+    if status == 403 or code in FORBIDDEN:
         words = f"these credentials are not allowed to do this{named}: ask for the permission"
         return Explained(PermissionError(errno.EACCES, words, path), False)
     if facts.missing:
@@ -222,7 +225,7 @@ def _unanswered(error: BaseException, facts: Facts, path: str, named: str, secre
         (FileNotFoundError, errno.ENOENT, "there is no such object"),
         (NotADirectoryError, errno.ENOTDIR, "a part of the path is an object, not a directory"),
     ):
-        if isinstance(error, known):
+        if isinstance(error, known) or getattr(error, "errno", None) == number:
             return Explained(known(number, words, path), False)
     names = " ".join(type(each).__name__ for each in chain(error))
     said = _short(secrets.hide(str(error.strerror if isinstance(error, OSError) and error.strerror else facts.words)))

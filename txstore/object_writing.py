@@ -262,7 +262,7 @@ class ObjectWriter:
             with pack.uploading:
                 pack.is_uploaded = True
         if self.close():
-            self._storage.delete(self.path)
+            self._storage.forget_staged(self.path)
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
 
 

@@ -149,11 +149,9 @@ class RemoteCommits(Commits):
     def _hinted(self, branch: str) -> Stored | None:
         """Return the commit that the hint holds."""
         try:
-            content = self.storage.objects.get(names.hint_path(branch))
-            hint = Hint.decode(content[:HINT_SIZE])
+            hint, tail = self._read_hint(branch)
         except (OSError, encoding.MalformedError):
             return None
-        tail = content[HINT_SIZE:]
         with contextlib.suppress(CorruptionError):
             stored = self.decode(names.commit_path(branch, hint.slot), branch, hint.slot, tail, hint.file_length)
             if stored.header.id == hint.commit_id:
@@ -170,7 +168,12 @@ class RemoteCommits(Commits):
         self.storage.cache.keep(stored.header.id, stored.footer.file_length - len(tail), tail)
 
     def read_hint(self, branch: str) -> Hint:
-        return Hint.decode(self.storage.objects.get(names.hint_path(branch))[:HINT_SIZE])
+        return self._read_hint(branch)[0]
+
+    def _read_hint(self, branch: str) -> tuple[Hint, bytes]:
+        """Return the hint, and the end of the commit's file that stands behind it."""
+        content = self.storage.objects.get(names.hint_path(branch))
+        return Hint.decode(content[:HINT_SIZE]), content[HINT_SIZE:]
 
     # --- durability: the server's
 

@@ -20,16 +20,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from txstore import forking
-from txstore.object_engines import Object, Objects, as_bytes
+from txstore.object_engines import ABANDONED_SECONDS, PARTIAL, Object, Objects, as_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 CHANNELS = 8
 PIECE = 32768  # bytes: what one request of SFTP reads at most
-PARTIAL = ".partial"
 ANSWER_SECONDS = 60.0
-ABANDONED_SECONDS = 86400.0  # a partial file of this age has no writer any more
 CMD_EXTENDED = 200  # of the protocol
 
 

@@ -24,7 +24,13 @@ STORES = {
     "azure-obstore": ("azure", "obstore"),
     "sftp": ("sftp", "fsspec"),
     "gcs": ("gcs", "fsspec"),
+    "smb": ("smb", "fsspec"),
 }
+# TXSTORE_SERVERS=smb,s3 chooses those of them; without, Samba is left out, which takes the most to be installed.
+_asked = os.environ.get("TXSTORE_SERVERS", "memory,s3,azure,sftp,gcs").split(",")
+STORES = {store: about for store, about in STORES.items() if about[0] in _asked}
+#: Those of them that several processes can write to, each kind once where both packages would do.
+SEVERAL_WRITERS = [store for store in ("s3-s3fs", "s3-obstore", "azure-obstore", "sftp", "smb") if store in STORES]
 
 
 @pytest.fixture(scope="session")

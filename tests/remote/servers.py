@@ -29,6 +29,17 @@ AZURE_ACCOUNT = "devstoreaccount1"
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
+SMB_PASSWORD = "password-never-shown"
+SAMBA_DIRECTORIES = (
+    "private dir",
+    "state directory",
+    "lock directory",
+    "cache directory",
+    "pid directory",
+    "ncalrpc dir",
+)
+
+
 class Unavailable(Exception):
     """A server can't be started here; the message says why."""
 
@@ -242,4 +253,32 @@ def sftp(directory: Path) -> Iterator[Server]:
         yield Server("sftp", f"sftp://127.0.0.1:{known['port']}{folder}/files", options, known["port"])
 
 
-SERVERS = {"memory": memory, "s3": s3, "azure": azure, "gcs": gcs, "sftp": sftp}
+@contextmanager
+def smb(directory: Path) -> Iterator[Server]:
+    def start(folder: Path) -> dict[str, Any]:
+        needs("smbprotocol")
+        program = shutil.which("smbd", path=os.environ["PATH"] + ":/usr/sbin")
+        if program is None:
+            raise Unavailable("Samba is missing: apt-get install samba")
+        port = free_port()
+        (folder / "files").mkdir(exist_ok=True)
+        (folder / "state").mkdir(exist_ok=True)
+        kept = "".join(f"{what} = {folder}/state\n" for what in SAMBA_DIRECTORIES)
+        config = folder / "config"
+        config.write_text(
+            f"[global]\nsmb ports = {port}\ninterfaces = lo\nbind interfaces only = yes\n"
+            "server role = standalone server\n"
+            f"{kept}passdb backend = tdbsam:{folder}/state/passdb.tdb\nlog file = {folder}/log\n"
+            "disable netbios = yes\ndisable spoolss = yes\nload printers = no\n"
+            f"[share]\npath = {folder}/files\nread only = no\n"
+        )
+        added = ["smbpasswd", "-c", str(config), "-s", "-a", getpass.getuser()]
+        subprocess.run(added, input=f"{SMB_PASSWORD}\n" * 2, text=True, check=True, capture_output=True)
+        return {"command": [program, "--foreground", "--no-process-group", "-s", str(config)], "port": port}
+
+    with shared("smb", directory, start) as known:
+        options = {"username": getpass.getuser(), "password": SMB_PASSWORD}
+        yield Server("smb", f"smb://127.0.0.1:{known['port']}/share", options, known["port"])
+
+
+SERVERS = {"memory": memory, "s3": s3, "azure": azure, "gcs": gcs, "sftp": sftp, "smb": smb}

@@ -14,10 +14,14 @@ import pytest
 
 import txstore
 from tests.processes.workers import QUICK, Worker, ended
-from tests.remote.conftest import STORES, with_engine
+from tests.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 
 ROUNDS = int(os.environ.get("TXSTORE_COMMIT_ROUNDS", 1))
-STORES_RACED = ["s3-obstore", "sftp"] + ["s3-s3fs", "azure-obstore"] * ("TXSTORE_COMMIT_ROUNDS" in os.environ)
+STORES_RACED = [
+    store
+    for store in SEVERAL_WRITERS
+    if store in ("s3-obstore", "sftp", "smb") or "TXSTORE_COMMIT_ROUNDS" in os.environ
+]
 PROCESSES = 2
 THREADS = 16
 REPOSITORIES = 4  # in each process: threads that share one take turns

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.remote import servers
-from tests.remote.conftest import with_engine
+from tests.remote.conftest import STORES, with_engine
 from tests.remote.proxy import Faults, Proxy
 from tests.remote.servers import Server
 from txstore import obstore_objects
@@ -66,7 +66,7 @@ def test_a_wrong_bucket(cloud):
     for call in calls(store):
         error = error_of(call)
         assert not isinstance(error, FileNotFoundError)  # it would look like an empty repository
-        assert "no such bucket or container" in str(error)
+        assert "no such bucket, container or share" in str(error)
         assert url in str(error)
 
 
@@ -114,8 +114,23 @@ def test_wrong_credentials_for_sftp(server_of, tmp_path):
     assert "credentials" in str(error)
 
 
+@pytest.mark.skipif("smb" not in STORES, reason="TXSTORE_SERVERS=smb tries Samba")
+def test_a_share_and_a_password_of_smb(server_of):
+    server = server_of("smb")
+    wrong = open_objects(server.url(), {**server.storage_options, "password": "never-shown-either"})
+    for call in calls(wrong):
+        error = error_of(call)
+        assert type(error) is PermissionError
+        assert "credentials" in str(error)
+    elsewhere = open_objects(f"smb://127.0.0.1:{server.port}/there-is-no-such-share/a", server.storage_options)
+    for call in calls(elsewhere):
+        error = error_of(call)
+        assert not isinstance(error, FileNotFoundError)
+        assert "no such bucket, container or share" in str(error)
+
+
 def test_a_file_where_a_directory_is_needed(server_of):
-    for name in ("sftp", "memory"):
+    for name in {"sftp", "memory", *STORES} & {"sftp", "memory", "smb"}:
         server = server_of(name)
         store = open_objects(server.url(), server.storage_options)
         store.put("a", [b"x"])

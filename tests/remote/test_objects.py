@@ -15,7 +15,7 @@ import pytest
 
 from tests.remote.conftest import STORES, with_engine
 from tests.remote.servers import Server
-from txstore import azure_objects, gcs_objects, s3_objects
+from txstore import async_objects, azure_objects
 from txstore.objects import Object, ObjectStore, check_creation, open_objects
 
 
@@ -110,8 +110,7 @@ def test_listings_are_of_now(objects):
 
 
 def test_a_long_listing(objects, server, monkeypatch):
-    monkeypatch.setattr(s3_objects, "PAGE", 7)
-    monkeypatch.setattr(gcs_objects, "PAGE", 7)
+    monkeypatch.setattr(async_objects.PagedEngine, "page", 7)
     monkeypatch.setattr(azure_objects, "PAGE", 7)
     number = int(os.environ.get("TXSTORE_LONG_LISTING", 30))  # with 1100 obstore needs another page, too
     with ThreadPoolExecutor(16) as threads:

@@ -22,7 +22,7 @@ import txstore
 from tests.processes.members import Member, clear, committed, fill, get, join_in_this_process, members, put, seal
 from tests.processes.workers import QUICK, TIMEOUT
 from tests.remote import lease_times
-from tests.remote.conftest import STORES, with_engine
+from tests.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.remote.repositories import assert_tidy, opened, options_of, packs, paths, referred
 from tests.remote.servers import Server
 from txstore import leases, names
@@ -45,7 +45,7 @@ def repo(server_of: Callable[[str], Server]) -> Iterator[txstore.Repository]:
     assert repo.verify().faults == []
 
 
-@pytest.fixture(params=["s3-s3fs", "s3-obstore", "azure-obstore", "sftp"])
+@pytest.fixture(params=SEVERAL_WRITERS)
 def repo_anywhere(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Iterator[txstore.Repository]:
     """A repository on one of several servers."""
     name, engine = STORES[request.param]

@@ -15,17 +15,16 @@ import zarr
 import txstore
 from tests.conformance.upkeep import tree
 from tests.processes.workers import SPAWN, Worker, ended
-from tests.remote.conftest import STORES, with_engine
+from tests.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.remote.servers import Server
 
 #: Bytes that the writer writes whose memory is measured; the promise is for 2 GiB.
 WRITTEN = int(os.environ.get("TXSTORE_MEMORY_MIB", 512)) << 20
 MOST = 512 << 20
 CHUNK = 16 << 20
-CLOUDS = ["s3-s3fs", "s3-obstore", "azure-obstore", "sftp"]
 
 
-@pytest.fixture(params=CLOUDS)
+@pytest.fixture(params=SEVERAL_WRITERS)
 def cloud(request: pytest.FixtureRequest, server_of) -> Server:
     name, engine = STORES[request.param]
     return with_engine(server_of(name), engine)

@@ -889,25 +889,7 @@ def test_a_fork_changes_too(directory):
         mine.acquire("a", 0)
         return locks.kind
 
-    assert _in_grandchild(use) == "ranges"
-
-
-def _in_grandchild(function: Callable[[], Any]) -> Any:
-    """The child itself may end without an answer."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            answer = function()
-        except BaseException as error:  # noqa: BLE001 - the parent is told
-            answer = repr(error)
-        os.write(writing, pickle.dumps(answer))
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        answer = pickle.loads(pipe.read())
-    os.waitpid(pid, 0)
-    return answer
+    assert _in_fork(use) == "ranges"
 
 
 @pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
