@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -210,6 +211,7 @@ def test_what_the_json_says(repo: txstore.Repository, tmp_path: Path) -> None:
         transaction["zarr.json"] = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
         transaction["kappa/zarr.json"] = '{"zarr_format": 3, "node_type": "group", "attributes": {"κ": 1}}'.encode()
         transaction["plain/zarr.json"] = b'{"zarr_format":3,"node_type" :"group"}'
+        transaction["odd/.zattrs"] = b"base64:QQ=="
         transaction["a/c/0"] = b"x" * (INLINE_BELOW - 1)
         transaction["a/c/1"] = b"y" * INLINE_BELOW
         transaction["a/c/10"] = b""
@@ -231,7 +233,7 @@ def test_what_the_json_says(repo: txstore.Repository, tmp_path: Path) -> None:
     assert root == json.loads(mapping["zarr.json"])
     assert json.loads(refs["stale/zarr.json"]) == {"node_type": "group", "zarr_format": 3}
     assert refs["plain/zarr.json"] == mapping["plain/zarr.json"].decode()
-    for key in ("kappa/zarr.json", "a/c/0", "a/c/10", "a/c/2"):
+    for key in ("kappa/zarr.json", "odd/.zattrs", "a/c/0", "a/c/10", "a/c/2"):
         assert base64.b64decode(refs[key].removeprefix("base64:")) == mapping[key]
         assert refs[key].startswith("base64:")
     for key in ("a/c/1", "κ/c/0"):
@@ -436,6 +438,21 @@ def test_memory_of_this_process() -> None:
             "reference://", storage_options=options, mode="r", zarr_format=2 if kind != "json" else 3
         )
         check_filled({path: (group[path][...], {}) for path in FILLED})  # type: ignore[index]
+
+
+def test_parquet_elsewhere_is_opened_by_what_comes_last(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(repo)
+    order: list[str] = []
+    memory = fsspec.filesystem("memory")
+    put_file = memory.put_file
+    monkeypatch.setattr(memory, "put_file", lambda source, target: (order.append(target), put_file(source, target)))
+    repo.references("memory://last/x.parquet", tag="v1")
+    assert len(order) == 3
+    assert order[-1].endswith("/x.parquet/.zmetadata")
+    with pytest.raises(txstore.ExportError, match="there already"):
+        repo.references("memory://last/x.parquet", tag="v1")
 
 
 def test_the_command(repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found]) -> None:

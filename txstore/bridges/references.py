@@ -142,6 +142,7 @@ def _as_text(key: str, value: bytes) -> str:
 
 def _check_free(place: Place, *, is_json: bool) -> None:
     """Raise `ExportError` for a place where the references can't go, or could not be read."""
+    place.fs.invalidate_cache()
     if is_json and place.fs.isdir(place.root):
         raise ExportError(place.url, "this is a directory; choose another name")
     if is_json:
