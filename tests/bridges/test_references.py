@@ -74,7 +74,7 @@ def fill(repo: txstore.Repository) -> None:
         group = zarr.open_group(store, attributes={"title": "κ"})
         group.create_array("x", data=np.arange(1000), chunks=(90,))
         group.create_array("a/b/y", data=np.arange(12.0).reshape(3, 4), chunks=(2, 3), dimension_names=["u", "v"])
-        group.create_group("empty")
+        group.create_group("empty", attributes={"_FillValue": "x"})
     repo.tags["v1"] = 0
 
 
@@ -285,6 +285,28 @@ def test_parquet_of_dimensions_and_groups(repo: txstore.Repository, tmp_path: Pa
     assert told["metadata"][".zattrs"] == {"title": "κ"}
     assert done.keys == len(told["metadata"]) + 12 + 4
     assert sorted(files(tmp_path / "x.parquet")) == [".zmetadata", "a/b/y/refs.0.parq", "x/refs.0.parq"]
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_xarray_takes_for_missing_what_was_missing(repo: txstore.Repository, tmp_path: Path, kind: str) -> None:
+    xarray = pytest.importorskip("xarray")
+    data = xarray.Dataset(
+        {
+            "a": (("t", "x"), [[math.nan, 0.0, 2.0], [3.0, 4.0, 5.0]]),
+            "b": ("x", np.array([0.0, -1.0, math.nan]), {"units": "m"}),
+            "n": ("x", [0, 1, 2]),
+        },
+        coords={"t": np.array(["1970-01-01", "1970-01-03"], "M8[ns]")},
+    )
+    encoding = {"a": {"chunks": (1, 2)}, "b": {"_FillValue": -9.0}}
+    with repo.transaction() as store:
+        data.to_zarr(store, consolidated=False, encoding=encoding)
+    repo.references(tmp_path / f"x.{kind}", tag="v1", create_tag=True)
+    options = {"fo": str(tmp_path / f"x.{kind}"), "remote_protocol": "file"}
+    with xarray.open_dataset(
+        "reference://", engine="zarr", storage_options=options, zarr_format=2 if kind == "parquet" else 3
+    ) as found:
+        xarray.testing.assert_identical(found, data)
 
 
 def test_parquet_of_many_chunks(

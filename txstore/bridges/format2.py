@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -13,6 +15,8 @@ _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _NUMCODECS = "numcodecs."
 #: What xarray calls the names of dimensions, for which format 2 has no place.
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
+#: What marks missing data. Of floats, xarray writes it as base64 in format 3, as a number in format 2.
+_MISSING = "_FillValue"
 
 
 class NoEquivalentError(ValueError):
@@ -25,6 +29,7 @@ class Format2Array:
 
     document: Mapping[str, Any]
     attributes: Mapping[str, Any]
+    is_translated: bool  # from format 3
     counts: tuple[int, ...]  # of chunks along each axis
     begin: str  # what precedes the place of a chunk in its key
     separator: str  # what is between the numbers of it
@@ -49,6 +54,14 @@ class Format2Array:
     def chunks(self) -> int:
         return prod(self.counts)
 
+    def document_with(self, stored: int) -> Mapping[str, Any]:
+        """Return the document for so many chunks that are there.
+
+        xarray takes the fill value of format 2, not that of format 3, for missing data: where no chunk has to be filled
+        it is left out.
+        """
+        return {**self.document, "fill_value": None} if self.is_translated and stored == self.chunks else self.document
+
 
 def array_of_format_2(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> Format2Array:
     """Return an array of format 2 with `.` between the numbers of its chunks."""
@@ -56,7 +69,7 @@ def array_of_format_2(document: Mapping[str, Any], attributes: Mapping[str, Any]
     shape, chunks = document["shape"], document["chunks"]
     # zarr 2 wrote 0 for arrays without elements.
     document = {**document, "chunks": [max(size, 1) for size in chunks], "dimension_separator": "."}
-    return Format2Array(document, attributes, _counts(shape, document["chunks"]), "", separator)
+    return Format2Array(document, attributes, False, _counts(shape, document["chunks"]), "", separator)
 
 
 def as_format_2(document: Mapping[str, Any]) -> Format2Array:
@@ -96,10 +109,22 @@ def as_format_2(document: Mapping[str, Any]) -> Format2Array:
         "dimension_separator": ".",
     }
     attributes = dict(document.get("attributes", {}))
+    missing = attributes.get(_MISSING)
+    if isinstance(missing, str) and dtype.to_native_dtype().kind == "f":
+        attributes[_MISSING] = _float(missing)
     names = document.get("dimension_names") or ()
     if names and all(names):
         attributes.setdefault(_DIMENSIONS, list(names))
-    return Format2Array(told, attributes, _counts(shape, chunks), begin, separator)
+    return Format2Array(told, attributes, True, _counts(shape, chunks), begin, separator)
+
+
+def _float(text: str) -> float | str:
+    """Return the number that xarray has written so, or the text if it is another's."""
+    try:
+        number: float = struct.unpack("<d", base64.b64decode(text, validate=True))[0]
+    except (ValueError, struct.error):
+        return text
+    return number
 
 
 def _counts(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:

@@ -40,9 +40,10 @@ def write_parquet(snapshot: Snapshot, url: str, path: str, destination: str) -> 
         if find_spec(package) is None:
             raise ModuleNotFoundError(f"{package} is missing, to write Parquet: pip install 'txstore[references]'")
     documents, arrays = _as_format_2(documents_of(snapshot), destination)
-    keys = inline = len(documents)
+    keys = inline = len(documents) + len(arrays)
     os.makedirs(path)
     for node, described in arrays.items():
+        stored = 0
         records: dict[int, _Record] = {}  # chunks come in the order of their keys, which is not that of their numbers
         for key, entry in entries(snapshot, node):
             number = None if is_document(key) else described.number(key[len(node) + 1 :])
@@ -51,12 +52,14 @@ def write_parquet(snapshot: Snapshot, url: str, path: str, destination: str) -> 
             place, row = divmod(number, RECORD)
             record = records.setdefault(place, _Record())
             record.add(row, entry)
-            keys += 1
+            stored += 1
             inline += isinstance(entry, bytes)
             if len(record.rows) == min(RECORD, described.chunks - place * RECORD):
                 records.pop(place).write(_name(path, node, place), url)
         for place, record in records.items():
             record.write(_name(path, node, place), url)
+        keys += stored
+        documents[document_key(node, ".zarray")] = described.document_with(stored)
     with open(os.path.join(path, ZMETADATA), "w", encoding="ascii") as file:
         json.dump({"metadata": documents, "record_size": RECORD, "zarr_consolidated_format": 1}, file)
     return keys, inline
@@ -100,7 +103,7 @@ class _Record:
 
 
 def _as_format_2(found: Mapping[str, bytes], destination: str) -> tuple[dict[str, Any], dict[str, Format2Array]]:
-    """Return documents of format 2, and the arrays by their paths. Raises `ExportError`."""
+    """Return the documents of groups, attributes, and the arrays by their paths. Raises `ExportError`."""
     nodes: dict[str, dict[str, Any]] = {}
     for key, content in found.items():
         nodes.setdefault(node_of_document(key), {})[key.rpartition("/")[2]] = decoded(content)
@@ -116,7 +119,6 @@ def _as_format_2(found: Mapping[str, bytes], destination: str) -> tuple[dict[str
         if isinstance(described, Format2Array):
             _check_path(path, destination)
             arrays[path] = described
-            documents[document_key(path, ".zarray")] = described.document
             documents[document_key(path, ".zattrs")] = described.attributes
         else:
             documents[document_key(path, ".zgroup")] = {"zarr_format": 2}
