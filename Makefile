@@ -78,9 +78,9 @@ help:
 	@echo 'make clean       removes .venv and what was built'
 	@echo 'Python: $(PYTHON)'
 
+# The last extra by itself: among all the others pip may end at a version that has to be built.
 $(TEST)/stamp: $(SOURCES)
 	$(call environment,$(TEST),$(PYTHON),--editable '.[demo$(comma)test$(comma)dev]')
-	# By itself: together with the others pip searches for minutes.
 	$(TEST)/bin/python -m pip install --quiet --quiet --prefer-binary --no-build-isolation --editable '.[references]'
 	touch $@
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-#: What format 2 calls the codecs of format 3 whose bytes are the same.
-_COMPRESSORS = {"gzip": "gzip", "zstd": "zstd", "blosc": "blosc", "crc32c": "crc32c"}
+#: Codecs of format 3 that have the same name and the same bytes in format 2.
+_COMPRESSORS = {"gzip", "zstd", "blosc", "crc32c"}
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _NUMCODECS = "numcodecs."
 #: What xarray calls the names of dimensions, for which format 2 has no place.
