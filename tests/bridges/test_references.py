@@ -392,6 +392,7 @@ def test_what_parquet_cannot_say(
         (".zarray", {"shape": [1], "chunks": [1]}, "at the root"),
         ("../x/.zarray", {"shape": [1], "chunks": [1]}, "directory"),
         ("x/zarr.json", [], "can't be understood"),
+        ("x/.zarray", {"shape": [2**53 + 1, 2], "chunks": [2, 1]}, "beyond"),
     ],
 )
 def test_documents_that_parquet_cannot_say(

@@ -48,6 +48,6 @@ def entries(snapshot: Snapshot, path: str = "") -> Iterator[tuple[str, Entry]]:
                 yield key, bytes(pack.view(listed.offset, listed.length, listed.checksum, key))
                 continue
             name = snapshot.runs.pack_name(listed.run, listed.pack)
-            path = paths.get(name) or paths.setdefault(name, name.path)
-            yield key, Reference(path, listed.offset, listed.length)
+            pack_path = paths.get(name) or paths.setdefault(name, name.path)
+            yield key, Reference(pack_path, listed.offset, listed.length)
         start = page[-1].key + b"\0"

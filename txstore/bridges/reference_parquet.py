@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 from array import array
 from collections.abc import Mapping
@@ -117,7 +118,7 @@ def _as_format_2(found: Mapping[str, bytes], destination: str) -> tuple[dict[str
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _refused(destination, f"the metadata of {path!r} can't be understood ({error!r})") from error
         if isinstance(described, Format2Array):
-            _check_path(path, destination)
+            _check_array(path, described, destination)
             arrays[path] = described
             documents[document_key(path, ".zattrs")] = described.attributes
         else:
@@ -135,12 +136,16 @@ def _node(own: Mapping[str, Any]) -> Format2Array | Mapping[str, Any]:
     return array_of_format_2(own[".zarray"], attributes) if ".zarray" in own else attributes
 
 
-def _check_path(path: str, destination: str) -> None:
+def _check_array(path: str, described: Format2Array, destination: str) -> None:
     """Raise `ExportError` for an array that these references have no place for."""
     if not path:
         raise _refused(destination, "they have no place for an array at the root, only for arrays in groups")
     if {".", ".."} & set(path.split("/")) or "\0" in path:
         raise _refused(destination, f"the path {path!r} can't be that of a directory")
+    shape, chunks = described.document["shape"], described.document["chunks"]
+    # fsspec divides so, in floating point: its numbers of chunks must be these.
+    if described.counts != tuple(math.ceil(extent / size) for extent, size in zip(shape, chunks, strict=True)):
+        raise _refused(destination, f"the shape of {path!r} is beyond what fsspec can count, {shape}")
 
 
 def _refused(destination: str, reason: str) -> ExportError:

@@ -60,12 +60,12 @@ def references(
         raise ValueError(f"{place.url}: its name has to end in .json or .parquet, which says what is written")
     is_json = name.endswith(".json")
     check_outside(repo, place)
+    _check_free(place, is_json=is_json)
     if create_tag and tag not in repo.tags:
         head = repo.head()
         if head is not None:
             repo.tags[tag] = head
     snapshot, commit = _tagged(repo, tag)
-    _check_free(place, is_json=is_json)
     with _complete(place) as path:
         if is_json:
             keys, inline = _write_json(snapshot, _url(repo), path)
