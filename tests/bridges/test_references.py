@@ -171,7 +171,7 @@ def test_what_is_not_there_is_filled(
         group["c"][:] = 4
         group.create_array("time", shape=(5,), chunks=(2,), dtype="M8[s]", fill_value=np.datetime64(77, "s"))
         store["gaps/c/9/9"] = b"not in the grid"
-        store["gaps/c/1/01"] = b"nor is this"
+        store["gaps/c/0/01"] = b"nor is this"
         store["huge/notes.txt"] = b"nor this"
     out = tmp_path / f"x.{kind}"
     done = repo.references(out, tag="v1", create_tag=True)
