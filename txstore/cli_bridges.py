@@ -13,6 +13,8 @@ from txstore.cli_output import (
     PathArgument,
     SourceOption,
     commit_as_dict,
+    print_json,
+    printable,
     reporting_errors,
     showing_progress,
     sources_of,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command()(publish)
+    app.command()(references)
 
 
 @reporting_errors
@@ -66,3 +69,23 @@ def publish(
     except KeyboardInterrupt:
         if not follow:
             raise
+
+
+@reporting_errors
+def references(
+    path: PathArgument,
+    destination: Annotated[
+        str, typer.Argument(help="The file x.json, or the directory x.parquet; or a URL.", show_default=False)
+    ],
+    tag: Annotated[str, typer.Option(metavar="NAME", help="Of the commit that is shown.", show_default=False)],
+    create_tag: Annotated[
+        bool, typer.Option("--create-tag", help="Tag the newest commit, unless there is such a tag.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write where each chunk of a tagged commit lies: fsspec and zarr read the repository by that, without txstore."""
+    done = Repository(path).references(destination, tag=tag, create_tag=create_tag)
+    if as_json:
+        print_json(asdict(done) | {"commit": commit_as_dict(done.commit)})
+    else:
+        typer.echo(f"references to {done.keys:,} keys of {done.commit} are in {printable(destination)}")

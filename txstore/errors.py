@@ -182,7 +182,7 @@ class SourceChangedError(SourceError):
 
 
 class ExportError(TxStoreError):
-    """A commit can't be exported to this place: choose another."""
+    """A commit can't be exported to this place, or in this form: the message says what to choose."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url = url

@@ -36,6 +36,7 @@ from txstore.verifying import verify
 if TYPE_CHECKING:
     from txstore.bridges.exporting import Export
     from txstore.bridges.publish import Published
+    from txstore.bridges.references import References
     from txstore.store import TxStore
 
 T = TypeVar("T")
@@ -415,6 +416,45 @@ class Repository:
         done = bridge.publish(self, destination, **options)
         if published is not None:
             published(done)
+        return done
+
+    def references(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        tag: str,
+        create_tag: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> References:
+        """Write where in this repository each chunk of a tagged commit lies, for readers with zarr and fsspec only.
+
+        No chunk is copied: readers open the packs, with fsspec's `reference://`. The references hold until the tag is
+        deleted, and no longer: a vacuum keeps what is tagged. See docs/publishing.md.
+
+        Parameters
+        ----------
+        destination : str or PathLike
+            A path or an fsspec URL, whose name ends in `.json` or `.parquet`, which says what is written. A JSON file
+            is replaced in one step. Parquet, which needs `txstore[references]`, is a new directory; it is for many
+            chunks, and of Zarr format 2: what has no equivalent there is refused.
+        tag : str
+            Of the commit that is shown.
+        create_tag : bool
+            Tag the newest commit, unless there is such a tag.
+        storage_options : dict, optional
+            Of the destination. Those of the repository are not written: readers give their own.
+
+        Raises
+        ------
+        CommitNotFoundError
+            There is no such tag.
+        ExportError
+            The references can't be there, or not as Parquet: the message says what to choose.
+        """
+        self._existing()
+        done: References = _bridge("references").references(
+            self, destination, tag=tag, create_tag=create_tag, storage_options=storage_options
+        )
         return done
 
     # --- in and out (txstore/bridges)

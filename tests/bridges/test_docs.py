@@ -1,4 +1,4 @@
-"""What docs/import.md and docs/virtual.md show is run, in its order, by a process that has txstore installed."""
+"""What the pages on import, references and publishing show is run, in its order, by a process that has txstore."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ pytest.importorskip("xarray")
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+def codes_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
 def code_of(page: str) -> str:
-    return "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL))
+    return "\n".join(codes_of(page))
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning", "ignore::FutureWarning")
@@ -55,3 +59,13 @@ def test_the_page_on_references(run_installed: Callable[..., str], tmp_path: Pat
     group = zarr.open_group(repo.snapshot(), mode="r")
     np.testing.assert_array_equal(group["station/temperature"][:], changed)  # type: ignore[index]
     assert group["raw"][:].tobytes() == file.read_bytes()[:100]  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_the_page_on_publishing_with_readers_without_txstore(
+    run_installed: Callable[..., str], run_plain: Callable[..., str], tmp_path: Path
+) -> None:
+    pytest.importorskip("fastparquet")
+    written, read = codes_of("publishing.md")
+    run_installed(written)
+    assert run_plain(read).split() == ["499500", "499500"]

@@ -680,6 +680,16 @@ def test_what_leaves_the_repository_stands_alone(repo: txstore.Repository, nc: P
         repo.export(tmp_path / "again.zarr")
 
 
+@pytest.mark.parametrize("name", ["refs.json", "refs.parquet"])
+def test_no_references_to_references(repo: txstore.Repository, nc: Path, tmp_path: Path, name: str) -> None:
+    """Who reads by them would not notice that the file has changed."""
+    pytest.importorskip("fastparquet")
+    repo.import_references(references_of(nc))
+    with pytest.raises(txstore.ExportError, match="lies in another file"):
+        repo.references(tmp_path / name, tag="v1", create_tag=True)
+    assert not (tmp_path / name).exists()
+
+
 def test_xarray_and_fsspec(repo: txstore.Repository, nc: Path, run_installed: Callable[..., str]) -> None:
     pytest.importorskip("xarray")
     repo.import_references(references_of(nc))
