@@ -32,8 +32,8 @@ Entry = bytes | Reference
 def entries(snapshot: Snapshot, path: str = "") -> Iterator[tuple[str, Entry]]:
     """Yield the live keys below a path in the order of their bytes, each with what references say of it.
 
-    Documents are there with their values, whatever their length. Raises `CorruptionError`, and `ExportError` for a value
-    that lies outside of the repository.
+    Documents are there with their values, whatever their length. Raises `CorruptionError`, and `ExportError` for a
+    value that lies outside of the repository.
     """
     prefix = directory_prefix(path)
     stop = after_prefix(prefix)
