@@ -20,9 +20,9 @@ WINDOW = 32 << 20
 class SampleStream:
     """Samples in random order, each once an epoch: an iterable of dicts of numpy arrays, without any framework.
 
-    The order is random in two steps, so that each chunk is read once: chunks are taken in a random order, and so many of
-    them as fit in `window` bytes are mixed sample by sample. With chunks of one sample, or a window that holds all of a
-    shard, it is a full shuffle.
+    The order is random in two steps, so that each chunk is read once: chunks are taken in a random order, and so many
+    of them as fit in `window` bytes are mixed sample by sample. With chunks of one sample, or a window that holds all
+    of a shard, it is a full shuffle.
 
     Up to three windows are in memory: one in use, the next being read, and what that is made of (8 MiB, or one block).
 

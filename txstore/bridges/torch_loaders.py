@@ -84,9 +84,9 @@ class TorchIterableDataset(IterableDataset[Sample]):
         return self.stream.state_dict()
 
     def state_after(self, loader: DataLoader[Any], batches: int) -> dict[str, Any]:
-        """Return where this rank stands when its loader has handed out so many batches, since the epoch or the resumption.
+        """Return where this rank stands when its loader has handed out so many batches.
 
-        What workers have read ahead does not count.
+        They are counted from where the epoch began, or was resumed. What workers have read ahead does not count.
         """
         if loader.batch_size is not None and self.stream.batch_size is not None:
             raise ValueError("this dataset makes batches itself: give the loader batch_size=None")
