@@ -110,6 +110,35 @@ def test_each_chunk_is_read_once_an_epoch(samples, monkeypatch):
     assert len(read) == len(set(read)) == 2 * -(-COUNT // 8)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunks": (8, 5, 7)},
+        {"chunks": (8, 2, 3)},
+        {"chunks": (4, 2, 4), "shards": (8, 4, 8)},
+        {"chunks": (16, 5, 2), "fill_value": 7},
+        {"chunks": (8, 5, 2), "zarr_format": 2, "order": "F"},
+        {"chunks": (8, 5, 2), "dtype": ">i2"},
+        {"chunks": (8, 5, 2), "dtype": "U3"},
+        {"chunks": (1, 1, 1), "compressors": None},
+    ],
+)
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_arrays_of_every_layout(repo, options, shuffle):
+    numbers = np.arange(43)
+    values = (np.arange(43 * 35).reshape(43, 5, 7) % 251).astype("i4")
+    with repo.transaction() as store:
+        z = zarr.create_array(store, name="z", shape=values.shape, **{"dtype": "i4", **options})
+        z[:30] = values[:30].astype(z.dtype)  # the rest is not stored
+        zarr.create_array(store, name="y", data=numbers, chunks=(8,))
+    stored = zarr.open_array(repo.snapshot(), path="z", mode="r")[:]
+    batches = list(SampleStream(Samples(repo, ["y", "z"]), window=4000, shuffle=shuffle, batch_size=6))
+    y, z = (np.concatenate([batch[name] for batch in batches]) for name in ("y", "z"))
+    assert sorted(y.tolist()) == numbers.tolist()
+    np.testing.assert_array_equal(z, stored[y])
+
+
 def test_no_more_is_read_ahead_than_one_window(samples, monkeypatch):
     begun = []
     read = sample_reading._run
@@ -157,7 +186,7 @@ def test_a_state_that_does_not_fit_is_refused(samples, repo):
     write(repo, COUNT)
     with pytest.raises(ValueError, match=f"at='{samples.commit.id}'"):
         SampleStream(Samples(repo, ["x", "y"])).load_state_dict(state)
-    with pytest.raises(ValueError, match="seed 0 is 3 now, use what|seed 0 is 3 now; use what"):
+    with pytest.raises(ValueError, match="seed 0 is 3 now; use what"):
         SampleStream(samples, window=WINDOW, seed=3).load_state_dict(state)
     for index, count in ((1, 2), (0, 3)):
         other = SampleStream(samples, window=WINDOW, num_shards=count, shard_index=index)

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import zarr
 
+from txstore.bridges.sample_chunks import Block, read_blocks
 from txstore.bridges.sample_order import Window
 from txstore.bridges.samples import Sample
 
-#: Blocks of arrays that are read at a time, and how many bytes of them, if one is not larger.
-_AT_ONCE, _BYTES_AT_ONCE = 32, 8 << 20
+#: Bytes of samples that are read at a time, if a block is not larger.
+_BYTES_AT_ONCE = 8 << 20
 #: Threads that decode.
 _DECODERS = min(4, os.cpu_count() or 1)
 
@@ -63,21 +64,17 @@ def _run(loop: asyncio.AbstractEventLoop, arrays: Mapping[str, zarr.Array[Any]],
 
 async def _read(arrays: Mapping[str, zarr.Array[Any]], window: Window) -> Sample:
     batch = {name: np.empty((window.length, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
-
-    async def read(name: str, start: int, stop: int, places: Any) -> None:
-        batch[name][places] = await arrays[name].async_array.getitem(slice(start, stop))
-
-    together: list[Coroutine[Any, Any, None]] = []
+    size = sum(values.nbytes for values in batch.values()) // window.length
+    together: list[Block] = []
     pending = 0
-    for (start, stop), places in zip(window.blocks, window.places, strict=True):
-        for name, values in batch.items():
-            size = (stop - start) * (values.nbytes // window.length)
-            if together and (len(together) == _AT_ONCE or pending + size > _BYTES_AT_ONCE):
-                await _all(together)
-                together, pending = [], 0
-            together.append(read(name, start, stop, places))
-            pending += size
-    await _all(together)
+    for block in zip(window.blocks, window.places, strict=True):
+        (start, stop), _ = block
+        if together and pending + (stop - start) * size > _BYTES_AT_ONCE:
+            await _all([read_blocks(array, together, batch[name]) for name, array in arrays.items()])
+            together, pending = [], 0
+        together.append(block)
+        pending += (stop - start) * size
+    await _all([read_blocks(array, together, batch[name]) for name, array in arrays.items()])
     return batch
 
 
