@@ -1,7 +1,8 @@
 """Samples for training, in random order: ours against the same loop over zarr's LocalStore and over Icechunk.
 
 Each reads the same chunks in the same order, mixes the same samples, and hands out the same batches, in as many
-processes as a training job has workers. What is compared is the time until the last of them is done with its part of an epoch.
+processes as a training job has workers. What is compared is the time until the last of them is done with its part of
+an epoch.
 """
 
 from __future__ import annotations
