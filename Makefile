@@ -34,6 +34,7 @@ BENCH := .venv/$(TAG)-bench
 ZARR2 := .venv/$(ZARR2_TAG)-zarr2
 TORCH := .venv/$(ZARR2_TAG)-torch
 TENSORFLOW := .venv/$(ZARR2_TAG)-tensorflow
+PLAIN := .venv/$(TAG)-plain
 
 # Where there is a compiler, a warning or a failed build of the C is an error; where there is none, the twins serve.
 HAS_COMPILER := $(shell command -v cc >/dev/null 2>&1 && \
@@ -56,7 +57,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 test-torch test-tensorflow check format demo bench bench-processes bench-remote bench-loaders torture histories fuzz crash reliability sanitize pythons clean
+.PHONY: help test test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders torture histories fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -64,6 +65,7 @@ help:
 	@echo 'make test-all    make test on each Python found: $(TXSTORE_PYTHONS)'
 	@echo 'make test-zarr2  the tests that need zarr 2'
 	@echo 'make test-torch  the tests of loaders with PyTorch; make test-tensorflow: with TensorFlow'
+	@echo 'make test-plain  readers without txstore: a plain copy beside a writer, 500 times, and references'
 	@echo 'make check       ruff, mypy --strict, the layers'
 	@echo 'make format      ruff format, and the fixes that ruff can make'
 	@echo 'make demo        txstore demo'
@@ -80,8 +82,10 @@ help:
 	@echo 'make clean       removes .venv and what was built'
 	@echo 'Python: $(PYTHON)'
 
+# The last extra by itself: among all the others pip may end at a version that has to be built.
 $(TEST)/stamp: $(SOURCES)
 	$(call environment,$(TEST),$(PYTHON),--editable '.[demo$(comma)test$(comma)dev]')
+	$(TEST)/bin/python -m pip install --quiet --quiet --prefer-binary --no-build-isolation --editable '.[references]'
 	touch $@
 
 $(DEMO)/stamp: $(SOURCES)
@@ -109,6 +113,11 @@ $(TENSORFLOW)/stamp: $(SOURCES)
 	$(call environment,$(TENSORFLOW),$(OLDEST),tensorflow-cpu $(LOADERS))
 	touch $@
 
+# Readers that have no txstore: what they can do is what these packages can.
+$(PLAIN)/stamp: Makefile
+	$(call environment,$(PLAIN),$(PYTHON),zarr fsspec s3fs xarray pandas fastparquet)
+	touch $@
+
 test: $(TEST)/stamp
 	$(TEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PARALLEL) $(PURE_TESTS) $(PYTEST_ARGS)
@@ -125,6 +134,11 @@ test-torch: $(TORCH)/stamp
 # Not part of CI: an installation of some hundred megabytes for one thin module.
 test-tensorflow: $(TENSORFLOW)/stamp
 	$(TENSORFLOW)/bin/python -m pytest tests/loaders $(PYTEST_ARGS)
+
+PLAIN_READS ?= 500
+test-plain: $(TEST)/stamp $(PLAIN)/stamp
+	TXSTORE_PLAIN_PYTHON=$(CURDIR)/$(PLAIN)/bin/python TXSTORE_PUBLISHED_READS=$(PLAIN_READS) \
+	  $(TEST)/bin/python -m pytest $(PARALLEL) tests/bridges -k 'test_references or without_' $(PYTEST_ARGS)
 
 check: $(TEST)/stamp
 	$(TEST)/bin/ruff check .

@@ -24,10 +24,11 @@ from zarr.storage import LocalStore
 import txstore
 from benchmarks.harness import OURS, Row, Setting, Take, interleaved, medians, ratio, timed
 from txstore.bridges.sample_order import Order
+from txstore.bridges.sample_stream import WINDOW
 from txstore.loaders import Samples, SampleStream
 
-#: Samples in a chunk, in a batch, and bytes of a data set, after which a machine's page cache is no longer in question.
-IN_CHUNK, IN_BATCH, DATA = 64, 32, 128 << 20
+#: Samples in a chunk, in a batch, and bytes of a data set by those of a chunk.
+IN_CHUNK, IN_BATCH, DATA = 64, 32, {16 << 10: 128 << 20, 1 << 20: 512 << 20}
 #: Seconds until a process that does not answer is taken for hung.
 DEADLINE = 120.0
 LOCAL, ICECHUNK = "LocalStore", "Icechunk"
@@ -37,7 +38,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 def _create(who: str, path: Path, chunk_bytes: int) -> None:
-    rows = DATA // chunk_bytes * IN_CHUNK
+    rows = DATA[chunk_bytes] // chunk_bytes * IN_CHUNK
     data = np.random.default_rng(0).standard_normal((rows, chunk_bytes // IN_CHUNK // 4), dtype=np.float32)
     with ExitStack() as stack:
         if who == OURS:
@@ -83,7 +84,7 @@ def _serve(who: str, path: Path, shard: int, shards: int, pipe: Connection) -> N
         stream = SampleStream(samples, batch_size=IN_BATCH, num_shards=shards, shard_index=shard)
     else:
         array = _open(who, path)
-        order = Order(array.shape[0], IN_CHUNK, max(1, (32 << 20) // (IN_CHUNK * array[:1].nbytes)), True, 0)
+        order = Order(array.shape[0], IN_CHUNK, max(1, WINDOW // (IN_CHUNK * array[:1].nbytes)), True, 0)
     pipe.send(None)
     while True:
         epoch = pipe.recv()

@@ -18,6 +18,7 @@ from txstore._native import index
 from txstore.commits import Stored
 from txstore.encoding import crc32c
 from txstore.faults import Fault
+from txstore.foreign import ForeignRange
 from txstore.format import Frame, PackName, RunName
 from txstore.storage import Storage
 
@@ -131,11 +132,12 @@ class _Views(NamedTuple):
     offsets: memoryview
     lengths: memoryview
     checksums: memoryview
+    kinds: memoryview
     is_whole: bool
 
 
 class Values:
-    """Where the frames of many packs have their values: what refs must match. In a scratch file, 20 bytes each."""
+    """Where the frames of many packs have their values: what refs must match. In a scratch file, 21 bytes each."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as this
@@ -149,21 +151,31 @@ class Values:
         self._views = {}
         self._file.close()
 
-    def add(self, pack_id: bytes, offsets: array[int], lengths: array[int], sums: array[int], *, whole: bool) -> None:
+    def add(
+        self,
+        pack_id: bytes,
+        offsets: array[int],
+        lengths: array[int],
+        sums: array[int],
+        kinds: array[int],
+        *,
+        whole: bool,
+    ) -> None:
+        """Add the frames of a pack, in their order; `kinds` are those of the refs that may lead to them."""
         self._packs[pack_id] = _Slice(self._end, len(offsets), whole)
-        content = offsets.tobytes() + lengths.tobytes() + sums.tobytes()
+        content = offsets.tobytes() + lengths.tobytes() + sums.tobytes() + kinds.tobytes()
         self._file.write(content + bytes(-len(content) % 8))
         self._end += -(-len(content) // 8) * 8
 
-    def has(self, pack_id: bytes, offset: int, length: int, checksum: int) -> bool | None:
-        """Tell whether a frame has such a value; None if not all frames of the pack are known."""
+    def has(self, pack_id: bytes, kind: int, offset: int, length: int, checksum: int) -> bool | None:
+        """Tell whether a frame has what a ref of this kind leads to; None if not all frames of the pack are known."""
         found = self._views.get(pack_id) or self._view(pack_id)
         if found is None:
             return None
-        offsets, lengths, checksums, is_whole = found
+        offsets, lengths, checksums, kinds, is_whole = found
         i = bisect_left(offsets, offset)
         while i < len(offsets) and offsets[i] == offset:  # empty values may share an offset
-            if (lengths[i], checksums[i]) == (length, checksum):
+            if (lengths[i], checksums[i], kinds[i]) == (length, checksum, kind):
                 return True
             i += 1
         return False if is_whole else None
@@ -178,10 +190,12 @@ class Values:
             self._map = memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
         lengths_at = found.start + 8 * found.frames
         sums_at = lengths_at + 8 * found.frames
+        kinds_at = sums_at + 4 * found.frames
         self._views[pack_id] = views = _Views(
             self._map[found.start : lengths_at].cast("Q"),
             self._map[lengths_at:sums_at].cast("Q"),
-            self._map[sums_at : sums_at + 4 * found.frames].cast("I"),
+            self._map[sums_at:kinds_at].cast("I"),
+            self._map[kinds_at : kinds_at + found.frames],
             found.is_whole,
         )
         return views
@@ -205,7 +219,7 @@ def check_frames(
     `path` is where the pack lies, if not in its place.
     """
     window, checked = Window(storage, path or name.path), Checked()
-    offsets, lengths, sums = array("Q"), array("Q"), array("I")
+    offsets, lengths, sums, kinds = array("Q"), array("Q"), array("I"), array("B")
 
     def note(offset: int, part: str, reason: str, key: bytes | None = None) -> None:
         shown = None if key is None else key.decode(errors="backslashreplace")
@@ -224,6 +238,7 @@ def check_frames(
         offsets.append(frame.offset)
         lengths.append(frame.length)
         sums.append(frame.checksum)
+        kinds.append(format.REF_OF_FRAME.get(frame.kind, format.REF_TOMBSTONE))
         if not window.is_zero(frame.head_end, frame.offset):
             note(frame.head_end, "padding", "the padding of a frame is not zero")
         if frame.kind == format.FRAME_VALUE or frame.length:
@@ -231,11 +246,21 @@ def check_frames(
             if computed != frame.checksum:
                 what = "reaches beyond the file" if computed is None else "has a wrong checksum"
                 note(frame.offset, "value", f"the value {what}", frame.key or None)
+            elif frame.kind == format.FRAME_FOREIGN and (reason := _fault_of_record(window, frame)):
+                note(frame.offset, "value", reason, frame.key)
         if not window.is_zero(frame.offset + frame.length, frame.end):
             note(frame.offset + frame.length, "padding", "the padding of a frame is not zero")
     if values is not None:
-        values.add(name.id, offsets, lengths, sums, whole=checked.is_whole)
+        values.add(name.id, offsets, lengths, sums, kinds, whole=checked.is_whole)
     return checked
+
+
+def _fault_of_record(window: Window, frame: Frame) -> str | None:
+    try:
+        ForeignRange.decode(bytes(window.at(frame.offset, frame.length)))
+    except encoding.MalformedError as error:
+        return error.reason
+    return None
 
 
 def _fault_of_head(head: bytes, name: PackName, repository_id: bytes) -> str | None:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstore.cli_output import JsonOption, PathArgument, commit_as_dict, reporting_errors, showing_progress
+from txstore.cli_output import (
+    JsonOption,
+    PathArgument,
+    SourceOption,
+    commit_as_dict,
+    print_json,
+    printable,
+    reporting_errors,
+    showing_progress,
+    sources_of,
+)
 from txstore.cli_space import readable_size
 from txstore.repository import Repository
 
@@ -18,6 +28,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command()(publish)
+    app.command()(references)
 
 
 @reporting_errors
@@ -33,6 +44,7 @@ def publish(
     ] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what is written.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Compare everything with what is there.")] = False,
+    source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Keep a plain Zarr hierarchy at the newest commit, for readers that have no txstore. Run again, it goes on."""
@@ -50,10 +62,30 @@ def publish(
 
     try:
         with showing_progress("publish") as progress:
-            Repository(path).publish(
+            Repository(path, sources=sources_of(source)).publish(
                 destination, follow=follow, timeout=timeout, verify=not no_verify, full=full, progress=progress,
                 published=tell,
             )  # fmt: skip
     except KeyboardInterrupt:
         if not follow:
             raise
+
+
+@reporting_errors
+def references(
+    path: PathArgument,
+    destination: Annotated[
+        str, typer.Argument(help="The file x.json, or the directory x.parquet; or a URL.", show_default=False)
+    ],
+    tag: Annotated[str, typer.Option(metavar="NAME", help="Of the commit that is shown.", show_default=False)],
+    create_tag: Annotated[
+        bool, typer.Option("--create-tag", help="Tag the newest commit, unless there is such a tag.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write where each chunk of a tagged commit lies: fsspec and zarr read the repository by that, without txstore."""
+    done = Repository(path).references(destination, tag=tag, create_tag=create_tag)
+    if as_json:
+        print_json(asdict(done) | {"commit": commit_as_dict(done.commit)})
+    else:
+        typer.echo(f"references to {done.keys:,} keys of {done.commit} are in {printable(destination)}")

@@ -6,16 +6,20 @@ from typing import Annotated
 
 import typer
 
+from txstore.bridges.manifests import is_manifest
 from txstore.cli_output import (
     JsonOption,
     PathArgument,
+    SourceOption,
     commit_as_dict,
     find_commit,
     print_json,
     printable,
     reporting_errors,
     showing_progress,
+    sources_of,
 )
+from txstore.commits import Commit
 from txstore.repository import Repository
 
 
@@ -48,11 +52,23 @@ def import_(
         str | None, typer.Option(help="Of the transaction: the same command goes on where it was interrupted.")
     ] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what was written.")] = False,
+    source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import plain Zarr, NetCDF or HDF5 in one commit: everything, or nothing."""
+    """Import plain Zarr, NetCDF or HDF5 in one commit: everything, or nothing.
+
+    Of a manifest of kerchunk's, references are imported: the chunks stay in the files that it names, below --source.
+    """
+    repo = Repository(path, sources=sources_of(source))
+    if source_format is None and len(sources) == 1 and is_manifest(sources[0]):
+        if concat is not None or chunks is not None or exclude or no_verify:
+            raise typer.BadParameter("references are imported as they are: without --concat, --chunks, --exclude, ...")
+        with showing_progress("import") as progress:
+            made = repo.import_references(sources[0], into, message=message, name=name, progress=progress)
+        _print_imported(made, as_json=as_json)
+        return
     with showing_progress("import") as progress:
-        made = Repository(path).import_from(
+        made = repo.import_from(
             sources,
             into,
             concat=None if concat is None else _dimension(concat),
@@ -64,10 +80,17 @@ def import_(
             verify=not no_verify,
             progress=progress,
         )
+    _print_imported(made, as_json=as_json)
+
+
+def _print_imported(made: Commit, *, as_json: bool) -> None:
+    told = made.properties["import"]
     if as_json:
         print_json({"commit": commit_as_dict(made)})
+    elif "references" in told:
+        what = f"{told['references']:,} references to {told['bytes']:,} bytes of {told['files']:,} files"
+        typer.echo(f"imported {what}, as {made}")
     else:
-        told = made.properties["import"]
         typer.echo(f"imported {told['files']:,} files, {told['bytes']:,} bytes, as {made}")
 
 
@@ -82,10 +105,11 @@ def export(
     ] = None,
     group: Annotated[str, typer.Option("--path", help="The array or group to export. [default: all]")] = "",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what was written.")] = False,
+    source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write one commit as plain Zarr, byte for byte. Interrupted, it is run again."""
-    repo = Repository(path)
+    repo = Repository(path, sources=sources_of(source))
     slot = None if at is None else find_commit(repo, at).slot
     with showing_progress("export") as progress:
         done = repo.export(destination, at=slot, path=group, verify=not no_verify, progress=progress)

@@ -12,14 +12,18 @@ from txstore.backup import back_up
 from txstore.cli_output import (
     JsonOption,
     PathArgument,
+    SourceOption,
     print_json,
     printable,
     reporting_errors_as,
     showing_progress,
+    sources_of,
 )
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
 from txstore.faults import Report
 from txstore.opening import open_commits, open_storage
+from txstore.source_checking import check_sources
+from txstore.sources import Sources, allowed
 from txstore.verifying import verify as verify_commits
 
 
@@ -29,9 +33,13 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Restore what can be restored. Nothing is deleted: see quarantine/.")
     ] = False,
+    source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every checksum and every reference of the whole history."""
+    """Check every checksum and every reference of the whole history.
+
+    With --source, also whether the files are the same still that the newest commit refers to.
+    """
     storage = open_storage(path)
     commits = open_commits(storage)
     try:
@@ -44,6 +52,8 @@ def verify(
             raise
     with showing_progress("verify") as tell:
         report = repairing.verify_and_repair(storage, tell) if repair else verify_commits(commits, tell)
+    if source:
+        report.faults += check_sources(storage, Sources(allowed(sources_of(source))))
     if as_json:
         print_json({"ok": report.ok, **asdict(report)})
     else:
@@ -56,12 +66,13 @@ def _print(report: Report, repair: bool) -> None:
     for done in report.repairs:
         typer.echo(f"REPAIR {printable(str(done))}")
     for fault in report.faults:
-        left = " It can't be repaired: restore the file from a backup." if repair else ""
+        left = " It can't be repaired: restore the file from a backup." if repair and fault.part != "source" else ""
         typer.echo(f"FAULT {printable(str(fault))}{left}")
+    outside = f" ({report.foreign:,} to files outside)" if report.foreign else ""
     repaired = f", {len(report.repaired)} repaired," if report.repaired else ""
     typer.echo(
         f"{len(report.faults)} faults{repaired} in {report.commits:,} commits, {report.values:,} values, "
-        f"{report.refs:,} refs, {report.bytes:,} bytes"
+        f"{report.refs:,} refs{outside}, {report.bytes:,} bytes"
     )
 
 

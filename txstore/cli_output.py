@@ -38,6 +38,28 @@ _WIDE = 100_000
 
 PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on the standard output.")]
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="PREFIX[=JSON]",
+        help="Read files below this directory or URL that the repository refers to; with options of fsspec. Can be "
+        "repeated.",
+        show_default=False,
+    ),
+]
+
+
+def sources_of(given: list[str] | None) -> dict[str, dict[str, Any]]:
+    """Return the `sources` of a repository that `--source` says. Raises `typer.BadParameter`."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in given or ():
+        prefix, begins, rest = each.partition("={")
+        try:
+            found[prefix] = json.loads(begins[1:] + rest) if begins else {}
+        except ValueError as error:  # without what was given: it may be a secret
+            raise typer.BadParameter(f"the options of {prefix!r} are no JSON: {error}") from None
+    return found
 
 
 def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:

@@ -115,7 +115,7 @@ class Committer:
             else:
                 nth, offset = format.split_offset(link.offset)
                 pack = numbers[format.pack_number(link.participant, nth)]
-                yield key, format.REF_PACK, offset, link.length, link.checksum, pack
+                yield key, format.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
 
     def _append_merged_run(self, head: Snapshot) -> _Merged | None:
         count = head.runs.plan_merge()
@@ -167,7 +167,8 @@ class Committer:
             sections.append(merged.section)
         entries = statistics.keys_set + statistics.keys_deleted
         own_run = RunName(None, seq, own.offset, own.length, entries, seq)
-        return Contents(tuple(sections), (own_run, *runs), statistics)
+        required = format.FEATURE_FOREIGN if self.staging.staged.may_be_foreign else 0
+        return Contents(tuple(sections), (own_run, *runs), statistics, required=required)
 
 
 class _Counter:

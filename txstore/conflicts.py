@@ -98,7 +98,7 @@ class Check:
         """Yield the keys below a prefix that were written since and are there at the head."""
         for change in self.touched_below(prefix):
             key = change.key.decode()
-            if change.kind == format.REF_PACK and (self.head.seq_of(key) or 0) > self.since:
+            if change.kind != format.REF_TOMBSTONE and (self.head.seq_of(key) or 0) > self.since:
                 yield key
 
     def changed_keys_below(self, prefix: str) -> Iterator[str]:

@@ -27,6 +27,7 @@ from txstore.records import SNAPSHOT
 from txstore.regions import Lock
 from txstore.retention import check_retention, fold
 from txstore.snapshot import Snapshot, Snapshots
+from txstore.sources import Sources
 from txstore.staging import Staging
 from txstore.transaction import (
     Transaction,
@@ -57,7 +58,8 @@ class Engine:
         self._given = os.fspath(url) if self.storage.is_remote else self.storage.url  # it may hold a password
         self.durability = durability
         self.commits = open_commits(self.storage)
-        self.snapshots = Snapshots(self.commits)
+        self.sources = Sources(self.access.sources)
+        self.snapshots = Snapshots(self.commits, self.sources)
 
     @property
     def url(self) -> str:

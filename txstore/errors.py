@@ -177,8 +177,21 @@ class SchemaError(TxStoreError, ValueError):
         super().__init__(f"{url}: {'; '.join(self.faults)}. Change what is asked for, or choose another commit")
 
 
+class SourceChangedError(SourceError):
+    """A file that values lie in is not the one that was referred to: import the references again."""
+
+    def __init__(self, url: str, expected: str, found: str) -> None:
+        self.expected = expected
+        self.found = found
+        super().__init__(
+            url,
+            f"values of a repository lie in this file, which has changed: it was {expected}, and now {found}. Put back "
+            "what it was, or import the references to it again",
+        )
+
+
 class ExportError(TxStoreError):
-    """A commit can't be exported to this place: choose another."""
+    """A commit can't be exported to this place, or in this form: the message says what to choose."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url = url

@@ -14,7 +14,8 @@ class Fault:
 
     `part` says what it is: "format", "guard", "hint", "tag" and "staging" are small files; "head", "frame", "value",
     "padding", "run" and "header" (footer included) are parts of packs; a "ref" leads nowhere; a file is "missing",
-    "unreadable", "unknown", or an "orphan", which is not in the history; a "link" between commits does not hold.
+    "unreadable", "unknown", or an "orphan", which is not in the history; a "link" between commits does not hold; a
+    "source" is a file outside, in which values lie, and which has changed.
     `commits` are the ids of the first of the `commit_count` commits that it touches, the oldest first.
     """
 
@@ -54,6 +55,7 @@ class Report:
     commits: int = 0
     values: int = 0
     refs: int = 0
+    foreign: int = 0  # of the refs: to values that lie in files outside
     bytes: int = 0
     faults: list[Fault] = field(default_factory=list)
     repairs: list[Repair] = field(default_factory=list)

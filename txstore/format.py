@@ -34,13 +34,20 @@ HEADER_COMMIT = 1
 SECTION_RUN = 1
 PACK_COMMIT_FILE, PACK_DATA = 1, 2
 FRAME_VALUE, FRAME_TOMBSTONE, FRAME_PREFIX, FRAME_PARTICIPANT, FRAME_SEAL = 1, 2, 3, 4, 5
+FRAME_FOREIGN = 10  # a value, too: the record of a range of bytes in a file outside (`foreign`)
 FRAME_READ, FRAME_NAMES_BELOW, FRAME_KEYS_BELOW, FRAME_ANY_BELOW = FRAMES_READ = 6, 7, 8, 9
 SEEN_NOTHING, SEEN_BASE, SEEN_FRAME = 0, 1, 2
-REF_TOMBSTONE, REF_PACK = 0, 1
+REF_TOMBSTONE, REF_PACK, REF_FOREIGN = 0, 1, 3
 #: What an index look-up returns for a key that only a prefix tombstone covers; never stored as a ref.
-FOUND_PREFIX = 3
+FOUND_PREFIX = 4
 
-REQUIRED_FEATURES_KNOWN = 0
+#: What leads to a value, or to the record of one that lies outside: the kind of the ref, by that of the frame.
+REF_OF_FRAME = {FRAME_VALUE: REF_PACK, FRAME_FOREIGN: REF_FOREIGN}
+FRAMES_OF_KEYS = (FRAME_TOMBSTONE, *REF_OF_FRAME)
+FRAME_OF_REF = {ref: frame for frame, ref in REF_OF_FRAME.items()}
+
+FEATURE_FOREIGN = 1 << 0  # required: a run may hold refs of kind `REF_FOREIGN`
+REQUIRED_FEATURES_KNOWN = FEATURE_FOREIGN
 FEATURE_NOT_SYNCED = 1 << 0  # optional
 
 HEAD = struct.Struct("<8sII16s16sQ4x")

@@ -62,6 +62,12 @@ def build(target: Target) -> Engine:
     return S3Engine(filesystem, bucket, prefix) if target.family == "s3" else GcsEngine(filesystem, bucket, prefix)
 
 
+def build_plain(target: Target) -> PlainEngine:
+    """Connect to a target as to any other, whatever more its class could do."""
+    engine = MemoryEngine if target.family == "memory" else PlainEngine
+    return engine(_instance(target), _path(target))
+
+
 def _options(target: Target) -> dict[str, Any]:
     """Return the options of the file system, with what the URL says."""
     return {**object_urls.filesystem_class(target)._get_kwargs_from_urls(target.address), **target.options}

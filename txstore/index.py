@@ -12,6 +12,7 @@ from typing import NamedTuple
 from txstore import encoding, format
 from txstore._native import index
 from txstore.errors import CorruptionError, UnsupportedFormatError
+from txstore.foreign import ForeignRange
 from txstore.format import PackName, RunName
 from txstore.pack import Pack, PackSource
 from txstore.storage import Mapped
@@ -145,16 +146,36 @@ class Runs:
             raise self._corrupt(error) from error
         return None if found is None else Found._make(found)
 
-    def value(self, key: str, encoded: bytes) -> memoryview | None:
-        """Return the value of a key as a view of the mapped file, its checksum compared; None if there is none."""
+    def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
+        """Return the value of a key as a view of the mapped file, its checksum compared; None if there is none.
+
+        Of a value that lies outside of the repository, return where.
+        """
         try:
             found = index.lookup(self._runs, encoded)
         except ValueError as error:
             raise self._corrupt(error) from error
-        if found is None or found[1] != format.REF_PACK:
+        if found is None:
             return None
-        run, _, _, number, offset, length, checksum = found
-        return self.open_pack(run, number).view(offset, length, checksum, key)
+        run, kind, _, number, offset, length, checksum = found
+        if kind == format.REF_PACK:
+            return self.open_pack(run, number).view(offset, length, checksum, key)
+        return self.foreign(key, Found._make(found)) if kind == format.REF_FOREIGN else None
+
+    def stored(self, key: str, found: Found | Listed) -> memoryview:
+        """Return what a ref leads to as it is stored, its checksum compared."""
+        return self.open_pack(found.run, found.pack).view(found.offset, found.length, found.checksum, key)
+
+    def foreign(self, key: str, found: Found | Listed) -> ForeignRange:
+        """Return where a value lies outside of the repository, as the record says that a ref leads to."""
+        try:
+            return ForeignRange.decode(bytes(self.stored(key, found)))
+        except encoding.NewerFormatError as error:
+            path = self.pack_name(found.run, found.pack).path
+            raise UnsupportedFormatError(path, found=error.reason, supported="version 1") from error
+        except encoding.MalformedError as error:
+            path = self.pack_name(found.run, found.pack).path
+            raise CorruptionError(path, offset=found.offset, key=key, reason=error.reason) from error
 
     def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
         """Return the first live keys from `start` on, below `stop`."""

@@ -15,7 +15,7 @@ from typing import Any
 from txstore import names
 from txstore.commits import Commits
 from txstore.errors import CorruptionError, TransactionStateError
-from txstore.format import FRAME_VALUE
+from txstore.format import REF_OF_FRAME
 from txstore.participants import SharedTransaction
 from txstore.records import TransactionRecord
 from txstore.tails import Tail
@@ -169,7 +169,7 @@ def _describe(name: str, shared: SharedTransaction) -> NamedTransaction:
 
 def _participant(tail: Tail) -> Participant:
     alive = tail.is_alive()
-    staged = sum(frame.length for frame in tail.new_frames() if frame.kind == FRAME_VALUE)
+    staged = sum(frame.length for frame in tail.new_frames() if frame.kind in REF_OF_FRAME)
     return Participant(
         host=str(tail.about.get("host", "?")),
         pid=int(tail.about.get("pid", 0)),

@@ -17,6 +17,7 @@ from txstore.objects import open_objects
 from txstore.pack_cache import CACHE_SIZE, open_cache
 from txstore.remote_commits import RemoteCommits
 from txstore.remote_storage import RemoteStorage
+from txstore.sources import Allowed
 from txstore.storage import Storage
 
 
@@ -27,9 +28,11 @@ class Access(NamedTuple):
     single_writer: bool = False
     cache_dir: str | None = None
     cache_size: int = CACHE_SIZE
+    sources: Allowed = MappingProxyType({})  # below which URLs values may lie outside; the options may be secrets
 
     def __repr__(self) -> str:
-        return f"<Access with {sorted(self.storage_options)}>"
+        sources = f", sources {sorted(self.sources)}" if self.sources else ""
+        return f"<Access with {sorted(self.storage_options)}{sources}>"
 
 
 _PLAIN = Access()

@@ -155,6 +155,7 @@ class _Copies:
         self._keys: list[bytes] = []
         # One item for each key. Numbers of runs and packs, where a value lies, and the seq that it keeps.
         self._run, self._pack, self._checksum = array("I"), array("I"), array("I")
+        self._kind = array("B")  # of the ref
         self._offset, self._length, self._seq = array("Q"), array("Q"), array("Q")
         try:
             if chosen:
@@ -173,9 +174,10 @@ class _Copies:
             if writer is None or writer.size >= PACK_LENGTH:
                 writer = self.new_writer()
             value = runs.pack(name).view(found.offset, found.length, found.checksum, found.key.decode(errors="replace"))
-            staged = writer.append(format.FRAME_VALUE, found.key, value, seen=format.SEEN_NOTHING)
+            staged = writer.append(format.FRAME_OF_REF[found.kind], found.key, value, seen=format.SEEN_NOTHING)
             self._keys.append(found.key)
             self._run.append(found.run)
+            self._kind.append(found.kind)
             self._seq.append(found.seq)
             self._pack.append(format.pack_number(len(self.writers), format.split_offset(staged.offset)[0]))
             self._offset.append(format.split_offset(staged.offset)[1])
@@ -219,7 +221,7 @@ class _Copies:
         packs = {number: at for at, number in enumerate(self._ends(), 1)}
         entries = (
             (
-                self._keys[i], format.REF_PACK, self._offset[i], self._length[i], self._checksum[i],
+                self._keys[i], self._kind[i], self._offset[i], self._length[i], self._checksum[i],
                 packs[self._pack[i]], self._seq[i],
             )
             for i in chosen

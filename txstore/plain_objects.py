@@ -61,9 +61,14 @@ class PlainEngine:
         length = min(length, size)
         return (self.get_range(path, size - length, length) if length else b""), size
 
-    def _size(self, path: str) -> int:
+    def info(self, path: str) -> dict[str, Any]:
+        """Return what the file system says of a file now: its size, and whatever it calls its version."""
         self._fs.invalidate_cache()
-        return int(self._fs.info(self._file(path))["size"] or 0)
+        found: dict[str, Any] = self._fs.info(self._file(path))
+        return found
+
+    def _size(self, path: str) -> int:
+        return int(self.info(path)["size"] or 0)
 
     def list(self, directory: str) -> list[Object]:
         self._fs.invalidate_cache()

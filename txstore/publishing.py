@@ -42,6 +42,7 @@ class Contents(NamedTuple):
     runs: tuple[RunName, ...]
     statistics: Statistics = Statistics()
     floor: int = 0  # at least the parent's
+    required: int = 0  # features that a reader has to know, besides those of the parent
 
 
 class Publisher:
@@ -223,6 +224,7 @@ class Publisher:
             packs=tuple([pack for pack, _ in self.packs]),
             pending=self.commits.pending(parent) if self.durable else 0,
             floor=max(floor, contents.floor),
+            required=contents.required | (0 if parent is None else parent.header.required),
             optional=0 if self.durable else format.FEATURE_NOT_SYNCED,
         )
         encoded = header.encode()

@@ -79,7 +79,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
         prefixes = [prefix for prefix in staged.prefixes if base.has_keys_below(prefix)]
         entries = list(_entries(staged, base, numbers, keeps_equal=keeps_equal))
         section = index.build(entries, [prefix.encode() for prefix in prefixes], packs)
-        values = [entry for entry in entries if entry[1] == format.REF_PACK]
+        values = [entry for entry in entries if entry[1] != format.REF_TOMBSTONE]
         counted = len(values), len(entries) - len(values), len(prefixes), sum(entry[3] for entry in values)
         found = Rebuilt(section, counted == header.statistics.as_tuple()[:4])
         if found.is_sure:
@@ -94,7 +94,7 @@ def _stage(staged: StagedKeys, number: int, first: int, frame: format.Frame) -> 
     key, participant, sequence = frame.key.decode(), format.participant_of(number), first + frame.sequence
     if frame.kind == format.FRAME_PREFIX:
         staged.hide(key, participant, sequence, frame.seen)
-    elif frame.kind in (format.FRAME_VALUE, format.FRAME_TOMBSTONE):
+    elif frame.kind in format.FRAMES_OF_KEYS:
         offset = format.join_offset(format.nth_of(number), frame.offset)
         staged.add(key, Link(participant, sequence, frame.seen, frame.kind, offset, frame.length, frame.checksum))
 
@@ -109,7 +109,7 @@ def _entries(
         elif keeps_equal or not _is_unchanged(staged, base, key, link):
             nth, offset = format.split_offset(link.offset)
             number = numbers.get(format.pack_number(link.participant, nth), 0)
-            yield key.encode(), format.REF_PACK, offset, link.length, link.checksum, number
+            yield key.encode(), format.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, number
 
 
 def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link) -> bool:
@@ -117,7 +117,8 @@ def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link) -> b
     if staged.is_below_deleted(key) or not (is_document(key) or link.seen == format.SEEN_NOTHING):
         return False
     found = base.lookup(key)
-    return found is not None and (found.length, found.checksum) == (link.length, link.checksum)
+    what = (format.REF_OF_FRAME.get(link.kind), link.length, link.checksum)
+    return found is not None and (found.kind, found.length, found.checksum) == what
 
 
 def merged_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt | None:
@@ -151,10 +152,10 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
     opened = native.Run(run, stored.header.seq)
     tables = [stored.header.name, *map(PackName.decode, opened.packs)]
     refs = sorted(
-        (offset, key, length, checksum)
+        (offset, key, length, checksum, format.FRAME_OF_REF[kind])
         for page in entries_of(opened)
         for key, kind, _, number, offset, length, checksum in page
-        if kind == format.REF_PACK and tables[number] == pack
+        if kind != format.REF_TOMBSTONE and tables[number] == pack
     )
     window, parts = Window(commits.storage, pack.path), []
     walk = list(walk_frames(window, end))
@@ -170,8 +171,8 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
             continue
         found: list[Part] = []
         at = position
-        for offset, key, length, checksum in [ref for ref in refs if position < ref[0] <= stop]:
-            part, at, sequence = _frame_start(window, at, sequence + 1, offset, key, length, checksum)
+        for offset, key, length, checksum, kind in [ref for ref in refs if position < ref[0] <= stop]:
+            part, at, sequence = _frame_start(window, at, sequence + 1, offset, kind, key, length, checksum)
             if part is None:
                 break
             found.append(part)
@@ -194,7 +195,7 @@ def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part |
 
 
 def _frame_start(
-    window: Window, start: int, sequence: int, offset: int, key: bytes, length: int, checksum: int
+    window: Window, start: int, sequence: int, offset: int, kind: int, key: bytes, length: int, checksum: int
 ) -> tuple[Part | None, int, int]:
     """Return header and key of the frame whose value a ref names, where the next one starts, and its number."""
     there = bytes(window.at(start, offset - start))
@@ -206,7 +207,7 @@ def _frame_start(
     for seen in choices:
         begins, end = format.frame_layout(start, len(key), length, has_predecessor=isinstance(seen, Predecessor))
         if begins == offset:
-            content = format.encode_frame(format.FRAME_VALUE, seen, sequence, key, length, checksum)
+            content = format.encode_frame(kind, seen, sequence, key, length, checksum)
             differs = sum(a != b for a, b in zip(content, there, strict=False))
             fits.append((differs, content + bytes(offset - start - len(content)), end))
     if not fits:
@@ -319,7 +320,8 @@ def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | 
         frames = walk_frames(Window(commits.storage, name.path), 1 << 62)
         packs.append(format.DataPack(name, next((start for start, frame in frames if frame is None))))
     refs = [entry for page in entries_of(run) for entry in page]
-    values = [entry for entry in refs if entry[1] == format.REF_PACK]
+    values = [entry for entry in refs if entry[1] != format.REF_TOMBSTONE]
+    required = format.FEATURE_FOREIGN if any(entry[1] == format.REF_FOREIGN for entry in refs) else 0
     header = Header(
         repository_id, commit_id,
         encoding.NO_ID if parent is None else parent.header.id,
@@ -338,6 +340,7 @@ def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | 
         ),
         packs=tuple(packs),
         floor=0 if parent is None else parent.header.floor,
+        required=required | (0 if parent is None else parent.header.required),
     )  # fmt: skip
     encoded = header.encode()
     end = position + len(section)

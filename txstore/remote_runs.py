@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 from txstore import forking, format
 from txstore._native import index
 from txstore.errors import CorruptionError
+from txstore.foreign import ForeignRange
 from txstore.format import PackName, RunName
 from txstore.index import Change, Found, Listed, OpenRun, Runs, placed
 from txstore.pack import MissingPackError, PackSource
@@ -144,11 +145,11 @@ class LazyRuns(Runs):
                 return Found(i, *found[1:])
         return None
 
-    def value(self, key: str, encoded: bytes) -> memoryview | None:
+    def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
         found = self.lookup(encoded)
-        if found is None or found.kind != format.REF_PACK:
+        if found is None or found.kind not in format.FRAME_OF_REF:
             return None
-        return self.open_pack(found.run, found.pack).view(found.offset, found.length, found.checksum, key)
+        return self.stored(key, found) if found.kind == format.REF_PACK else self.foreign(key, found)
 
     def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
         found: list[Listed] = []

@@ -353,6 +353,7 @@ def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sec
             header.repository_id, commit_id, header.id, head.hash, header.slot + 1, header.seq + 1,
             time=max(time.time_ns() // 1000, header.time + 1), branch=MAIN, message="runs rebuilt by verify",
             sections=tuple(parts), runs=(own, *(placed.get(name, name) for name in listed)), floor=header.floor,
+            required=header.required,
         )  # fmt: skip
         encoded = new.encode()
         footer = Footer(len(encoded), end, end + len(encoded) + format.FOOTER_SIZE, commit_id, encoding.crc32c(encoded))

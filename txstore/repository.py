@@ -26,6 +26,8 @@ from txstore.records import SNAPSHOT
 from txstore.regions import Lock
 from txstore.repairing import verify_and_repair
 from txstore.snapshot import Snapshot
+from txstore.source_checking import check_sources
+from txstore.sources import Given, allowed
 from txstore.transaction import Transaction
 from txstore.usage import Usage, usage
 from txstore.vacuuming import VacuumReport, vacuum
@@ -34,6 +36,7 @@ from txstore.verifying import verify
 if TYPE_CHECKING:
     from txstore.bridges.exporting import Export
     from txstore.bridges.publish import Published
+    from txstore.bridges.references import References
     from txstore.store import TxStore
 
 T = TypeVar("T")
@@ -63,6 +66,9 @@ class Repository:
     retention : int or timedelta, optional
         How many of the newest commits to keep, or for how long: whoever commits with this set folds older ones together
         now and then. By default history is kept, and only `vacuum` gives it up. Tagged commits stay.
+    sources : dict, list of str, or str, optional
+        Below which directories or URLs values may lie in files outside of the repository (`docs/virtual.md`); a dict
+        has the options of their fsspec file systems. Nothing else is opened, whatever the repository says.
 
     Examples
     --------
@@ -86,9 +92,10 @@ class Repository:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int = CACHE_SIZE,
         retention: int | timedelta | None = None,
+        sources: Given | None = None,
     ) -> None:
         cache = None if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
-        access = Access(dict(storage_options or {}), single_writer, cache, cache_size)
+        access = Access(dict(storage_options or {}), single_writer, cache, cache_size, allowed(sources))
         self.engine = Engine(url, durability=durability, access=access, retention=retention)
         self.engine.exists()  # says now if something else is in its place
 
@@ -298,7 +305,9 @@ class Repository:
         self._existing()
         return Tags(self.engine)
 
-    def verify(self, progress: Callable[[int, int], None] | None = None, *, repair: bool = False) -> Report:
+    def verify(
+        self, progress: Callable[[int, int], None] | None = None, *, repair: bool = False, sources: bool = False
+    ) -> Report:
         """Check every checksum and reference that can be reached. Returns a report; `.faults` is empty if all is well.
 
         Parameters
@@ -310,11 +319,15 @@ class Repository:
             Nothing is deleted: what is replaced or moved away lies below `quarantine/` then. Commits wait meanwhile.
             Other processes, and objects that were opened before, have to open the repository anew. A repository that is
             well is not changed; a repair that was interrupted is run again.
+        sources : bool
+            Look also whether the files outside, in which values of the newest commit lie, are the same still, without
+            reading them. A fault that names one is of `part` "source".
         """
         self._existing()
-        if repair:
-            return verify_and_repair(self.engine.storage, progress)
-        return verify(self.engine.commits, progress)
+        report = verify_and_repair(self.engine.storage, progress) if repair else verify(self.engine.commits, progress)
+        if sources:
+            report.faults += check_sources(self.engine.storage, self.engine.sources)
+        return report
 
     def backup(
         self,
@@ -405,6 +418,45 @@ class Repository:
             published(done)
         return done
 
+    def references(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        tag: str,
+        create_tag: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> References:
+        """Write where in this repository each chunk of a tagged commit lies, for readers with zarr and fsspec only.
+
+        No chunk is copied: readers open the packs, with fsspec's `reference://`. The references hold until the tag is
+        deleted, and no longer: a vacuum keeps what is tagged. See docs/publishing.md.
+
+        Parameters
+        ----------
+        destination : str or PathLike
+            A path or an fsspec URL, whose name ends in `.json` or `.parquet`, which says what is written. A JSON file
+            is replaced in one step. Parquet, which needs `txstore[references]`, is a new directory; it is for many
+            chunks, and of Zarr format 2: what has no equivalent there is refused.
+        tag : str
+            Of the commit that is shown.
+        create_tag : bool
+            Tag the newest commit, unless there is such a tag.
+        storage_options : dict, optional
+            Of the destination. Those of the repository are not written: readers give their own.
+
+        Raises
+        ------
+        CommitNotFoundError
+            There is no such tag.
+        ExportError
+            The references can't be there, or not as Parquet: the message says what to choose.
+        """
+        self._existing()
+        done: References = _bridge("references").references(
+            self, destination, tag=tag, create_tag=create_tag, storage_options=storage_options
+        )
+        return done
+
     # --- in and out (txstore/bridges)
 
     def import_from(
@@ -462,6 +514,47 @@ class Repository:
             self, sources, path, concat=concat, chunks=chunks, exclude=exclude, format=format, message=message,
             name=name, verify=verify, storage_options=storage_options, progress=progress,
         )  # fmt: skip
+        return made
+
+    def import_references(
+        self,
+        manifest: str | os.PathLike[str] | Mapping[str, Any],
+        path: str = "",
+        *,
+        message: str | None = None,
+        name: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Commit:
+        """Import references to the chunks of other files, in one commit; return it. No chunk is copied.
+
+        `docs/virtual.md` says what that is worth. The files have to lie below the repository's `sources`, here and
+        wherever the repository is read.
+
+        Parameters
+        ----------
+        manifest : str, PathLike or dict
+            A manifest of kerchunk's: a JSON file, a directory of Parquet files, or what such a JSON file holds. URLs in
+            it that are relative are so to the manifest.
+        path : str
+            The group, or array, that it becomes. Nothing may be there yet.
+        name : str, optional
+            Of a transaction that survives this process: the same call ends it.
+        storage_options : dict, optional
+            Of the manifest; those of the files are in the repository's `sources`.
+        progress : callable, optional
+            `progress(done, total)` is called with the bytes that are referred to.
+
+        Raises
+        ------
+        SourceError
+            It is no manifest, or a file is missing, may not be read here, or does not hold the bytes.
+        FileExistsError
+            Something is at this path.
+        """
+        made: Commit = _bridge("referencing").import_references(
+            self, manifest, path, message=message, name=name, storage_options=storage_options, progress=progress
+        )
         return made
 
     def export(

@@ -217,6 +217,9 @@ class Session:
             self._rely_on_documents(key, transaction)
         return transaction.get_part(key, part)
 
+    def is_foreign(self, key: str) -> bool:
+        return self.transaction.is_foreign(key)
+
     def _hand_out(self, key: str, transaction: Transaction) -> memoryview | None:
         self._used = True
         known = key in self._handed_out
@@ -257,6 +260,22 @@ class Session:
         transaction.set(key, value)
         if is_document(key):
             self._handed_out.add(key)
+
+    def set_reference(
+        self,
+        key: str,
+        url: str | os.PathLike[str],
+        offset: int,
+        length: int | None,
+        *,
+        size: int | None,
+        version: str | None,
+    ) -> None:
+        """Stage a value that lies in a file outside, for zarr to read."""
+        transaction = self.transaction
+        self._check_writable(key, transaction)
+        self._used = True
+        transaction.set_reference(key, url, offset, length, size=size, version=version)
 
     def delete(self, key: str) -> None:
         transaction = self.transaction

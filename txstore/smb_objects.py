@@ -1,28 +1,37 @@
 """Objects as files of an SMB server, through smbprotocol, which fsspec's own class uses, too.
 
 That class opens files so that nobody else can meanwhile, asks one request for each name that it lists, and shares its
-connections among all instances of a process, and its forks.
+connections among all threads of a process, and its forks.
+
+smbprotocol grants so many requests to a connection and no more, and closes none. So a process has few of them for each
+server, each used by one thread. These threads are ours: smbprotocol's exceptions are parts of cycles, and would hold
+for a while whoever had called it, with all that he holds, snapshots among it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import posixpath
-import queue
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from txstore import forking
 from txstore.object_engines import ABANDONED_SECONDS, PARTIAL, Object, Objects
 from txstore.object_errors import chain
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+T = TypeVar("T")
+
 #: What fsspec's class and smbclient both have.
 OPTIONS = ("username", "password", "encrypt")
-#: Of one process.
+#: Of one process to one server.
 CONNECTIONS = 4
 _SHARED = "rwd"  # others may read a file, write it, and put another in its place, while it is open
 
@@ -32,16 +41,42 @@ def _plain_errors() -> Iterator[None]:
     """Raise Python's own errors: smbprotocol's have the number, but not the class that goes with it, or no number."""
     try:
         yield
-    except OSError as error:
-        if any(type(each).__name__ == "BadNetworkName" for each in chain(error)):  # it says that there is no such file
-            raise OSError(errno.EIO, "'STATUS_BAD_NETWORK_NAME'") from None
-        if type(error).__module__.startswith("smbprotocol") and error.errno:
-            raise OSError(error.errno, error.strerror) from error
-        raise
-    except ValueError as error:
-        if str(error).startswith("Failed to connect"):
-            raise ConnectionError(str(error)) from error
-        raise
+    except (OSError, ValueError) as error:
+        plain = _plain(error)
+        if plain is None:
+            raise
+        try:
+            raise plain from None
+        finally:
+            del plain  # or it would be part of a cycle
+
+
+def _plain(error: OSError | ValueError) -> OSError | None:
+    if isinstance(error, ValueError):
+        return ConnectionError(str(error)) if str(error).startswith("Failed to connect") else None
+    if any(type(each).__name__ == "BadNetworkName" for each in chain(error)):  # it says that there is no such file
+        return OSError(errno.EIO, "'STATUS_BAD_NETWORK_NAME'")
+    if type(error).__module__.startswith("smbprotocol") and error.errno:
+        return OSError(error.errno, error.strerror)
+    return None
+
+
+#: The threads of this process, by what their connections are made with.
+_threads: dict[tuple[Any, ...], ThreadPoolExecutor] = {}
+_starting = forking.new_lock()
+_mine = threading.local()  # the connection of a thread
+
+
+def _threads_for(host: str, how: Mapping[str, Any]) -> ThreadPoolExecutor:
+    with _starting:
+        known = os.getpid(), host, *sorted(how.items())
+        if known not in _threads:
+            _threads[known] = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="txstore smb", initializer=_begin)
+        return _threads[known]
+
+
+def _begin() -> None:
+    _mine.cache = {}
 
 
 class SmbEngine:
@@ -55,59 +90,63 @@ class SmbEngine:
         self._root: str = "\\\\" + options["host"] + "\\" + root.strip("/").replace("/", "\\")
         self._how = {name: options[name] for name in OPTIONS if name in options}
         self._how |= {"port": int(options.get("port") or 445), "connection_timeout": int(options.get("timeout") or 60)}
+        self._threads = _threads_for(options["host"], self._how)
         self._swept = False
-        # Each holds one connection, for one request at a time: a server grants only so many.
-        self._connections: queue.LifoQueue[dict[str, Any]] = queue.LifoQueue()
-        for _ in range(CONNECTIONS):
-            self._connections.put({})
 
     def _file(self, path: str) -> str:
         return self._root + "\\" + path.replace("/", "\\") if path else self._root
 
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[dict[str, Any]]:
-        """Lend the arguments that all requests have, and raise Python's own errors."""
-        cache = self._connections.get()
-        try:
-            with _plain_errors():
-                yield {**self._how, "connection_cache": cache}
-        finally:
-            self._connections.put(cache)
+    def _run(self, function: Callable[..., T], *args: Any) -> T:
+        """Return what a function makes of its arguments, and of those that all requests have."""
+        return self._threads.submit(self._run_here, function, *args).result()
+
+    def _run_here(self, function: Callable[..., T], *args: Any) -> T:
+        with _plain_errors():
+            return function({**self._how, "connection_cache": _mine.cache}, *args)
 
     # --- reading
 
     @contextlib.contextmanager
-    def _opened(self, path: str) -> Iterator[tuple[Any, int]]:
+    def _opened(self, how: Mapping[str, Any], path: str) -> Iterator[tuple[Any, int]]:
         """Open a file for reading; yield it and its size."""
-        with (
-            self._connection() as how,
-            self._smb.open_file(self._file(path), mode="rb", buffering=0, share_access=_SHARED, **how) as file,
-        ):
+        with self._smb.open_file(self._file(path), mode="rb", buffering=0, share_access=_SHARED, **how) as file:
             yield file, file.fd.end_of_file
 
     def get(self, path: str) -> bytes:
-        with self._opened(path) as (file, size):
+        return self._run(self._get, path)
+
+    def _get(self, how: Mapping[str, Any], path: str) -> bytes:
+        with self._opened(how, path) as (file, size):
             return _read(file, size)
 
     def get_range(self, path: str, offset: int, length: int) -> bytes:
         return self.get_ranges(path, [(offset, length)])[0]
 
     def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._run(self._get_ranges, path, ranges)
+
+    def _get_ranges(self, how: Mapping[str, Any], path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         found = []
-        with self._opened(path) as (file, size):
+        with self._opened(how, path) as (file, size):
             for offset, length in ranges:
                 file.seek(offset)
                 found.append(_read(file, min(length, max(size - offset, 0))))
         return found
 
     def get_tail(self, path: str, length: int) -> tuple[bytes, int]:
-        with self._opened(path) as (file, size):
+        return self._run(self._get_tail, path, length)
+
+    def _get_tail(self, how: Mapping[str, Any], path: str, length: int) -> tuple[bytes, int]:
+        with self._opened(how, path) as (file, size):
             file.seek(max(size - length, 0))
             return _read(file, min(length, size)), size
 
     def list(self, directory: str) -> list[Object]:
+        return self._run(self._list, directory)
+
+    def _list(self, how: Mapping[str, Any], directory: str) -> Objects:
         try:
-            with self._connection() as how:
+            with _plain_errors():
                 entries = list(self._smb.scandir(self._file(directory), **how))
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -127,13 +166,13 @@ class SmbEngine:
     # --- writing
 
     def put(self, path: str, content: Buffer) -> None:
-        self._write(path, content, self._smb.replace)
+        self._run(self._write, path, content, self._smb.replace)
 
     def create(self, path: str, content: Buffer) -> None:
-        self._write(path, content, self._smb.rename)
+        self._run(self._write, path, content, self._smb.rename)
 
-    def _write(self, path: str, content: Buffer, move: Callable[..., None]) -> None:
-        with self._connection() as how, self._written(content, how) as partial:
+    def _write(self, how: Mapping[str, Any], path: str, content: Buffer, move: Callable[..., None]) -> None:
+        with self._written(how, content) as partial:
             try:
                 with _plain_errors():
                     move(partial, self._file(path), **how)
@@ -145,7 +184,7 @@ class SmbEngine:
                 move(partial, self._file(path), **how)
 
     @contextlib.contextmanager
-    def _written(self, content: Buffer, how: Mapping[str, Any]) -> Iterator[str]:
+    def _written(self, how: Mapping[str, Any], content: Buffer) -> Iterator[str]:
         """Yield the name of a partial file with this content, which goes away if it is not moved."""
         partial = self._file(f"{PARTIAL}/{uuid.uuid4().hex}")
         try:
@@ -161,14 +200,14 @@ class SmbEngine:
                     left = left[file.write(left) :]
                 file.flush()  # to the server's disk
             if not self._swept:
-                self._sweep(float(self._smb.stat(partial, **how).st_mtime), how)
+                self._sweep(how, float(self._smb.stat(partial, **how).st_mtime))
             yield partial
         except BaseException:
             with contextlib.suppress(OSError, ValueError):
                 self._smb.remove(partial, **how)
             raise
 
-    def _sweep(self, now: float, how: Mapping[str, Any]) -> None:
+    def _sweep(self, how: Mapping[str, Any], now: float) -> None:
         """Delete what writers have left that were killed."""
         self._swept = True
         for entry in self._smb.scandir(self._file(PARTIAL), **how):
@@ -177,14 +216,19 @@ class SmbEngine:
                     self._smb.remove(self._file(f"{PARTIAL}/{entry.name}"), **how)
 
     def delete(self, paths: Sequence[str]) -> None:
-        with self._connection() as how:
-            for path in paths:
-                with contextlib.suppress(FileNotFoundError), _plain_errors():
-                    self._smb.remove(self._file(path), **how)
+        self._run(self._delete, paths)
+
+    def _delete(self, how: Mapping[str, Any], paths: Sequence[str]) -> None:
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError), _plain_errors():
+                self._smb.remove(self._file(path), **how)
 
     def now(self) -> float:
         """Return the time that a file has which is made now: SMB has no clock."""
-        with self._connection() as how, self._written(b"-", how) as partial:
+        return self._run(self._now)
+
+    def _now(self, how: Mapping[str, Any]) -> float:
+        with self._written(how, b"-") as partial:
             time = float(self._smb.stat(partial, **how).st_mtime)
             self._smb.remove(partial, **how)
             return time

@@ -12,6 +12,7 @@ from typing import Never
 from txstore import format
 from txstore.commits import Commit, Commits, Stored
 from txstore.errors import CorruptionError, SnapshotExpiredError
+from txstore.foreign import ForeignRange
 from txstore.format import PackName, RunName
 from txstore.index import Found, OpenRun, Runs, names_of
 from txstore.keys import decode_key, encode_key
@@ -20,8 +21,10 @@ from txstore.pack import Missing, Pack, PackSource
 from txstore.pins import Pins
 from txstore.remote_packs import open_packs
 from txstore.remote_runs import open_runs
+from txstore.sources import Sources
 
 _NONE: Mapping[RunName, OpenRun] = MappingProxyType({})
+_NO_SOURCES = Sources()
 
 
 class _Opened:
@@ -40,14 +43,21 @@ class Snapshot(Hierarchy):
     descriptor is held. Safe in threads, and after a fork.
 
     Raises `CorruptionError` where stored bytes are not what was written, `SnapshotExpiredError` where a vacuum has
-    removed them: never a missing key.
+    removed them: never a missing key. Values that lie in files outside are read from there, if these are allowed and
+    have not changed; else `SourceError` is raised.
     """
 
     def __init__(
-        self, stored: Stored | None, packs: PackSource, url: str, known: Mapping[RunName, OpenRun] = _NONE
+        self,
+        stored: Stored | None,
+        packs: PackSource,
+        url: str,
+        known: Mapping[RunName, OpenRun] = _NONE,
+        sources: Sources = _NO_SOURCES,
     ) -> None:
         self.stored = stored
         self.url = url
+        self.sources = sources
         self.opened = _Opened(known)  # of this commit and others
         self._packs = packs
 
@@ -96,7 +106,7 @@ class Snapshot(Hierarchy):
     def lookup(self, key: str) -> Found | None:
         """Return the ref of a live key."""
         found = self.runs.lookup(encode_key(key))
-        return found if found is not None and found.kind == format.REF_PACK else None
+        return found if found is not None and found.kind in format.FRAME_OF_REF else None
 
     def seq_of(self, key: str) -> int | None:
         """Return the seq of the commit that last wrote a live key."""
@@ -104,13 +114,28 @@ class Snapshot(Hierarchy):
         return None if found is None else found.seq
 
     def get_view(self, key: str) -> memoryview | None:
-        return self.runs.value(key, encode_key(key))
+        value = self.runs.value(key, encode_key(key))
+        return self.sources.read(value) if isinstance(value, ForeignRange) else value
+
+    def is_foreign(self, key: str) -> bool:
+        """Tell whether a value lies outside: to read it takes as long as it takes where that is."""
+        if not self.may_be_foreign:
+            return False
+        found = self.lookup(key)
+        return found is not None and found.kind == format.REF_FOREIGN
+
+    @cached_property
+    def may_be_foreign(self) -> bool:
+        """Whether there may be any value that lies outside."""
+        return self.stored is not None and bool(self.stored.header.required & format.FEATURE_FOREIGN)
 
     def get_part(self, key: str, part: slice) -> memoryview | None:
         """Return a part of a value without comparing the checksum, which covers the whole."""
         found = self.lookup(key)
         if found is None:
             return None
+        if found.kind == format.REF_FOREIGN:
+            return self.sources.read(self.runs.foreign(key, found), part)
         pack = self.runs.open_pack(found.run, found.pack)
         if pack.may_be_replaced:
             return pack.view(found.offset, found.length, found.checksum, key)[part]
@@ -118,7 +143,12 @@ class Snapshot(Hierarchy):
 
     def size_of(self, key: str) -> int | None:
         found = self.lookup(key)
+        if found is not None and found.kind == format.REF_FOREIGN:
+            return self.runs.foreign(key, found).length
         return None if found is None else found.length
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.lookup(key) is not None
 
     # zarr 2 accepts a mapping, and reads it, only if these are there.
 
@@ -146,8 +176,9 @@ class Snapshot(Hierarchy):
 class Snapshots:
     """Makes the snapshots of one repository, and pins them. Handles that stand at the same commit share one."""
 
-    def __init__(self, commits: Commits) -> None:
+    def __init__(self, commits: Commits, sources: Sources = _NO_SOURCES) -> None:
         self._commits = commits
+        self._sources = sources
         self._packs = open_packs(commits.storage)
         self.is_ranged = self._packs.is_ranged
         self.pins = Pins(commits.storage.open_pins)
@@ -164,7 +195,7 @@ class Snapshots:
             self.pins.renew()
             return last
         packs: PackSource = self._packs if stored is None else _PacksOfCommit(self, stored)
-        snapshot = Snapshot(stored, packs, self._commits.storage.url, self._opened.runs)
+        snapshot = Snapshot(stored, packs, self._commits.storage.url, self._opened.runs, self._sources)
         # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
         self.pins.hold(snapshot, snapshot.seq)
         if stored is not None and check:

@@ -32,6 +32,7 @@ class StagedKeys:
         self._read_since: set[str] = set()  # documents below deleted prefixes, read since they were deleted
         self._order: list[str] = []  # the keys of _refs; sorted, but for those added since the last listing
         self._sorted = 0
+        self.may_be_foreign = False  # whether a value may lie outside of the repository
 
     # --- looking
 
@@ -49,7 +50,7 @@ class StagedKeys:
 
     def is_set(self, key: str) -> bool:
         link = self.get(key)
-        return link is not None and link.kind == format.FRAME_VALUE
+        return link is not None and link.kind in format.REF_OF_FRAME
 
     @property
     def prefixes(self) -> list[str]:
@@ -129,6 +130,7 @@ class StagedKeys:
     def add(self, key: str, link: Link, *, was_read: bool = False) -> None:
         """Add a frame on a key. `was_read`: by this process, which matters if the frame is another's."""
         with self._lock:
+            self.may_be_foreign |= link.kind == format.FRAME_FOREIGN
             if link.participant != self.me and was_read:
                 self._outdated.setdefault(key, self.seen(key, was_read=True))
             ref = self._refs.get(key)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txstore import forking, format, late_work, names
 from txstore.chains import Link
 from txstore.commits import Commits
+from txstore.encoding import MalformedError
 from txstore.errors import (
     ConflictError,
     CorruptionError,
@@ -25,6 +26,7 @@ from txstore.errors import (
     UncommittedChangesWarning,
 )
 from txstore.exits import at_exit, was_broken_off
+from txstore.foreign import ForeignRange
 from txstore.format import Frame, Predecessor
 from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
@@ -128,14 +130,41 @@ class Staging(Hierarchy):
     def _staged_view(self, key: str, link: Link) -> memoryview | None:
         if self._committed is None:
             try:
-                return memoryview(self.read(link))
+                value = self.read(link)
+                return memoryview(value) if link.kind == format.FRAME_VALUE else self._read_outside(value)
             except (OSError, TransactionStateError):
                 if self._committed is None:  # else it was committed just now
                     raise
         return self._committed.get_view(key)
 
+    def _read_outside(self, record: bytes) -> memoryview:
+        return self.base.sources.read(_decode_record(record))
+
+    def _staged_size(self, key: str, link: Link) -> int | None:
+        if link.kind == format.FRAME_TOMBSTONE:
+            return None
+        if link.kind == format.FRAME_VALUE:
+            return link.length
+        if self._committed is None:
+            try:
+                return _decode_record(self.read(link)).length
+            except (OSError, TransactionStateError):
+                if self._committed is None:  # else it was committed just now
+                    raise
+        return self._committed.size_of(key)
+
+    def is_foreign(self, key: str) -> bool:
+        """Tell whether a value is known to lie outside, be it staged or the base's."""
+        if not (self.staged.may_be_foreign or self.base.may_be_foreign):
+            return False
+        link = self.staged.get(key)
+        return self.base.is_foreign(key) if link is None else link.kind == format.FRAME_FOREIGN
+
     def read(self, link: Link) -> bytes:
-        """Return a staged value. Raises `CorruptionError` if it is no longer what was written."""
+        """Return what is staged, of a value that lies outside the record.
+
+        Raises `CorruptionError` if it is no longer what was written.
+        """
         if link.participant == self.staged.me:
             return self.writer.read(Staged(link.offset, link.length, link.checksum, link.sequence))
         if self._shared is None:
@@ -154,7 +183,7 @@ class Staging(Hierarchy):
         self._look_at_others()
         link = self.staged.get(key)
         if link is not None:
-            return None if link.kind == format.FRAME_TOMBSTONE else link.length
+            return self._staged_size(key, link)
         return None if self.staged.is_below_deleted(key) else self.base.size_of(key)
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
@@ -213,12 +242,13 @@ class Staging(Hierarchy):
         if self.staged.is_below_deleted(key):
             return False
         found = self.base.lookup(key)
-        if found is None or (found.length, found.checksum) != (link.length, link.checksum):
+        if found is None or found.kind != format.REF_OF_FRAME.get(link.kind):
+            return False
+        if (found.length, found.checksum) != (link.length, link.checksum):
             return False
         if not is_document(key) and (link.seen != format.SEEN_NOTHING or self._was_read(key)):
             return False
-        view = self.base.get_view(key)
-        return view is not None and bytes(view) == self.read(link)
+        return bytes(self.base.runs.stored(key, found)) == self.read(link)
 
     # --- what a serializable transaction has read
 
@@ -460,7 +490,7 @@ class Staging(Hierarchy):
             key = frame.key.decode()
             if frame.kind == format.FRAME_PREFIX:
                 self.staged.hide(key, participant, frame.sequence, frame.seen)
-            elif frame.kind in (format.FRAME_VALUE, format.FRAME_TOMBSTONE):
+            elif frame.kind in format.FRAMES_OF_KEYS:
                 link = Link(
                     participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum
                 )
@@ -564,7 +594,7 @@ class Staging(Hierarchy):
 
     def _is_damaged(self, key: str) -> bool:
         link = self.staged.get(key)
-        if link is None or link.kind != format.FRAME_VALUE:
+        if link is None or link.kind not in format.REF_OF_FRAME:
             return False
         try:
             self.read(link)
@@ -630,7 +660,7 @@ class Staging(Hierarchy):
 
     def _that_count(self) -> set[int]:
         """Return the numbers of the packs, but for the commit file itself, that hold a value that counts."""
-        return {self.number_of(link) for _, link in self.staged.items() if link.kind == format.FRAME_VALUE} - {0}
+        return {self.number_of(link) for _, link in self.staged.items() if link.kind in format.REF_OF_FRAME} - {0}
 
     @staticmethod
     def number_of(link: Link) -> int:
@@ -779,6 +809,13 @@ class Staging(Hierarchy):
             work()
         else:
             late_work.later(work)
+
+
+def _decode_record(record: bytes) -> ForeignRange:
+    try:
+        return ForeignRange.decode(record)
+    except MalformedError as error:
+        raise CorruptionError(names.STAGING, reason=f"what a process has staged there: {error.reason}") from error
 
 
 def _not_shared() -> TransactionStateError:

@@ -25,6 +25,7 @@ from txstore.records import SNAPSHOT
 from txstore.regions import keys_to_lock
 from txstore.request_threads import in_thread
 from txstore.session import Joining, Reliance, Session
+from txstore.sources import Given, allowed
 
 if TYPE_CHECKING:
     from typing import Self
@@ -67,6 +68,8 @@ class TxStore(Store):
         stores of `Repository.transaction` have the repository's.)
     storage_options : dict, optional
         Of the fsspec file system that the URL is of. More can be said to a `Repository`.
+    sources : dict or list of str, optional
+        Below which URLs values may lie outside of the repository, as in `Repository`.
 
     A writable store is a session of successive transactions: `commit()` publishes what is staged and goes on from
     there, `rollback()` drops it and moves to the newest commit. As a context manager it commits on a clean exit, rolls
@@ -98,13 +101,14 @@ class TxStore(Store):
         tag: str | None = None,
         durability: str = "fsync",
         storage_options: dict[str, Any] | None = None,
+        sources: Given | None = None,
     ) -> None:
         if isinstance(url_or_repository, str | os.PathLike):
-            access = Access(dict(storage_options or {}))
+            access = Access(dict(storage_options or {}), sources=allowed(sources))
             engine = Engine(url_or_repository, durability=durability, access=access)
         else:
-            if storage_options:
-                raise ValueError("storage_options belong to the Repository: give them to it, not to the store")
+            if storage_options or sources:
+                raise ValueError("storage_options and sources belong to the Repository: give them to it")
             engine = url_or_repository.engine.with_durability(durability)
         read_only = read_only or at is not None or tag is not None
         position = Position(engine, branch=branch, at=at, tag=tag, creates=not read_only)
@@ -392,13 +396,26 @@ class TxStore(Store):
             raise TypeError(f"TxStore.set() takes a zarr Buffer, not {type(value).__name__}; use store[key] = bytes")
         self._writer().set(key, _contiguous(value))
 
+    def set_reference(
+        self,
+        key: str,
+        url: str | os.PathLike[str],
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        size: int | None = None,
+        version: str | None = None,
+    ) -> None:
+        """Stage a value that stays where it is, in a file outside. See `Transaction.set_reference`."""
+        self._writer().set_reference(key, url, offset, length, size=size, version=version)
+
     def delete_sync(self, key: str) -> None:
         """Stage the deletion of a key. It need not exist."""
         self._is_open = True
         self._writer().delete(key)
 
     # --- zarr's asynchronous face. On a disk, staging is a write to the page cache: no reason to leave the event loop.
-    # What makes requests does so in a thread.
+    # What makes requests, or reads files outside of the repository, does so in a thread.
 
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._engine.storage.ranges is None:
@@ -408,7 +425,7 @@ class TxStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        if self._engine.storage.ranges is None:
+        if self._engine.storage.ranges is None and not self._view.is_foreign(key):
             return self.get_sync(key, prototype=prototype, byte_range=byte_range)
         return await in_thread(partial(self.get_sync, key, prototype=prototype, byte_range=byte_range))
 

@@ -80,7 +80,7 @@ class Tail:
             yield self._take(waiting)
         elif waiting is not None:
             self.is_sealed = False
-            self.unfinished = waiting if waiting.kind == format.FRAME_VALUE else None
+            self.unfinished = waiting if waiting.kind in format.REF_OF_FRAME else None
 
     def _check_head(self) -> bool:
         try:

@@ -88,7 +88,7 @@ class Tracer:
                 stored = self._commits.read(MAIN, slot)
                 snapshot = Snapshot(stored, packs, self._commits.storage.url)
                 found = snapshot.runs.lookup(encode_key(key))
-                if found is None or found.kind != format.REF_PACK:
+                if found is None or found.kind not in format.FRAME_OF_REF:
                     return False
                 return found.offset == offset and snapshot.runs.pack_name(found.run, found.pack).path == path
             except (TxStoreError, OSError):

@@ -23,7 +23,8 @@ from txstore.errors import (
     TransactionStateError,
     TxStoreError,
 )
-from txstore.keys import directory_prefix, encode_key
+from txstore.foreign import FileVersion, canonical
+from txstore.keys import directory_prefix, encode_key, is_document
 from txstore.listing import Hierarchy
 from txstore.locking import TransactionLocks
 from txstore.publishing import SyncFailedError, default_author
@@ -167,6 +168,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._idle = threading.Condition(self._lock)  # nothing is in flight
         self._in_flight = 0
         self._cause: BaseException | None = None
+        self._looked_at: dict[str, FileVersion] = {}  # files that references are to, each as it was the first time
         self._entered_in = 0  # the process that a `with` block was entered in
         self._announced: int | None = None  # under which owner word siblings know that locks are parked
         staging.attached += 1
@@ -233,6 +235,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def size_of(self, key: str) -> int | None:
         return self._view.size_of(key)
 
+    def is_foreign(self, key: str) -> bool:
+        """Tell whether a value is known to lie outside of the repository: reading it may take long."""
+        return self._staging.is_foreign(key)
+
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
         return self._view.keys_between(start, stop, batch=batch)
 
@@ -254,6 +260,37 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises `KeyFormatError` for an impossible key; any `OSError` poisons the transaction until `rollback`.
         """
         self._stage(format.FRAME_VALUE, key, encode_key(key), _contiguous(value))
+
+    def set_reference(
+        self,
+        key: str,
+        url: str | os.PathLike[str],
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        size: int | None = None,
+        version: str | None = None,
+    ) -> None:
+        """Stage a value that stays where it is: `length` bytes at `offset` of a file, by default all from there on.
+
+        The file has to lie below one of the repository's `sources`. What it is now is noted, or what is known of it:
+        its `size` in bytes, and its `version`: what its file system calls an etag, or the time of its last change.
+        When the value is read, both must be the same still.
+
+        Raises `SourceError` if the file may not be read here, or does not hold the range, `FileNotFoundError`,
+        `OSError`, `ValueError` for a metadata document, and what `set` raises.
+        """
+        encoded = encode_key(key)
+        if is_document(key):
+            raise ValueError(f"{key!r} is a metadata document: store its bytes, not a reference to them")
+        sources = self.base.sources
+        name = canonical(url)
+        if size is not None and version is not None:
+            file = FileVersion(name, size, version)
+        else:
+            file = self._looked_at.get(name) or self._looked_at.setdefault(name, sources.look(name))
+        record = sources.range_of(file, offset, length).encode()
+        self._stage(format.FRAME_FOREIGN, key, encoded, record)
 
     def delete(self, key: str) -> None:
         """Stage the deletion of a key, whether it exists or not."""

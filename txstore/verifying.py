@@ -238,21 +238,30 @@ class Verifier:
                 self._readers.setdefault(pack.id, set()).add((listed.first, listed.last))
         for page in entries_of(run):
             self.report.refs += len(page)
+            self.report.foreign += sum(entry[1] == format.REF_FOREIGN for entry in page)
             for encoded, kind, _, number, offset, length, checksum in page:
                 if decode_key(encoded) is None:
                     self._add(Fault(path, f"key {encoded!r} is not UTF-8", name.offset, part="run"))
                 pack = tables[number]
-                if kind != format.REF_PACK or pack is None:
+                if kind == format.REF_TOMBSTONE or pack is None:
                     continue
-                if not values.has(pack.id, offset, length, checksum):
-                    self._check_ref(values, pack, encoded, offset, length, checksum, listed.first)
+                if not values.has(pack.id, kind, offset, length, checksum):
+                    self._check_ref(values, pack, encoded, kind, offset, length, checksum, listed.first)
 
     def _check_ref(
-        self, values: Values, pack: PackName, encoded: bytes, offset: int, length: int, checksum: int, first: int
+        self,
+        values: Values,
+        pack: PackName,
+        encoded: bytes,
+        kind: int,
+        offset: int,
+        length: int,
+        checksum: int,
+        first: int,
     ) -> None:
         """Look at a value itself: its frame is damaged, or its pack lies below the floor and was not walked."""
         key = encoded.decode(errors="backslashreplace")
-        if values.has(pack.id, offset, length, checksum) is False:
+        if values.has(pack.id, kind, offset, length, checksum) is False:
             self._add(Fault(pack.path, "a ref leads to where no such value is", offset, key, part="ref"))
             return
         try:

@@ -1,8 +1,9 @@
-"""What docs/import.md shows is run, in its order, by a process that has txstore installed."""
+"""What the pages on import, references and publishing show is run, in its order, by a process that has txstore."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,19 @@ import zarr
 
 import txstore
 from tests.bridges.foreign import positions, write_netcdf, write_workers
+from tests.bridges.manifests import TEMPERATURES, references_of, write_hdf5
 
 pytest.importorskip("h5netcdf")
 pytest.importorskip("xarray")
-PAGE = Path(__file__).parents[2] / "docs" / "import.md"
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def codes_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def code_of(page: str) -> str:
+    return "\n".join(codes_of(page))
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning", "ignore::FutureWarning")
@@ -25,7 +35,7 @@ def test_the_page_on_import(run_installed: Callable[..., str], tmp_path: Path, m
     write_netcdf(tmp_path / "temperatures.nc")
     write_workers(tmp_path)
     zarr.open_group(tmp_path / "old.zarr", mode="w").create_array("x", data=np.arange(5))
-    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+    code = code_of("import.md")
     assert ".plot()" in code
     if importlib.util.find_spec("matplotlib") is None:
         code = code.replace(".plot()", ".load()")
@@ -35,3 +45,27 @@ def test_the_page_on_import(run_installed: Callable[..., str], tmp_path: Path, m
     np.testing.assert_array_equal(exported["again/x"][:], np.arange(5))  # type: ignore[index]
     assert exported["converted/tas"].shape == (365, 6, 8)  # type: ignore[union-attr]
     assert txstore.Repository(tmp_path / "data.tx").verify().faults == []
+
+
+def test_the_page_on_references(run_installed: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    (tmp_path / "raw").mkdir()
+    file = write_hdf5(tmp_path / "raw" / "station.nc")
+    (tmp_path / "station.json").write_text(json.dumps(references_of(file, "raw/station.nc")))
+    run_installed(code_of("virtual.md") + "\nassert repo.verify(sources=True).ok")
+    repo = txstore.Repository(tmp_path / "data.tx", sources=tmp_path / "raw")
+    changed = TEMPERATURES.copy()
+    changed[0] = 280
+    group = zarr.open_group(repo.snapshot(), mode="r")
+    np.testing.assert_array_equal(group["station/temperature"][:], changed)  # type: ignore[index]
+    assert group["raw"][:].tobytes() == file.read_bytes()[:100]  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_the_page_on_publishing_with_readers_without_txstore(
+    run_installed: Callable[..., str], run_plain: Callable[..., str], tmp_path: Path
+) -> None:
+    pytest.importorskip("fastparquet")
+    written, read = codes_of("publishing.md")
+    run_installed(written)
+    assert run_plain(read).split() == ["499500", "499500"]

@@ -19,6 +19,7 @@ from txstore import encoding, format, names
 from txstore._native import header as native_header
 from txstore._native import index, index_twin
 from txstore.encoding import CHECKSUM, MalformedError, crc32c
+from txstore.foreign import FileVersion, ForeignRange
 from txstore.format import DataPack, Footer, Header, PackName, Predecessor, RunName, Section, Statistics
 from txstore.records import Hint, RepositoryFormat, Tag, TransactionRecord
 
@@ -68,7 +69,7 @@ _HEADERS = (
     Header(ID, OTHER_ID, bytes(16), bytes(16), 0, 1, 1_700_000_000_000_000, "main"),
     Header(
         ID, OTHER_ID, ID, ID, 7, 8, 1_700_000_000_000_000, "main", "ana@lab", "tiles", {"a": [1, "é", None]},
-        Statistics(3, 2, 1, 4096, 2), (Section(1, 64, 512), Section(1, 1024, 99)), _RUNS, (), 3, 2, 0, 1,
+        Statistics(3, 2, 1, 4096, 2), (Section(1, 64, 512), Section(1, 1024, 99)), _RUNS, (), 3, 2, 1, 1,
     ),
     Header(ID, OTHER_ID, ID, ID, 1 << 40, 1 << 41, 5, "b", runs=_RUNS[:1], packs=(DataPack(PackName(ID), 4096),)),
 )  # fmt: skip
@@ -106,7 +107,8 @@ _PACK = PackName(OTHER_ID, "main", 6).encode()
 def _run(count: int, prefixes: tuple[bytes, ...] = (), step: int = 1) -> bytes:
     entries = [
         (
-            f"group/array{n % 3}/c/{n:05}".encode(), format.REF_TOMBSTONE if n % 7 == 3 else format.REF_PACK,
+            f"group/array{n % 3}/c/{n:05}".encode(),
+            format.REF_TOMBSTONE if n % 7 == 3 else format.REF_FOREIGN if n % 5 == 2 else format.REF_PACK,
             n * 64, n, n * 77, n % 2,
         )
         for n in range(0, count * step, step)
@@ -182,6 +184,10 @@ def _is_sound_record(record: TransactionRecord) -> bool:
         return False
 
 
+def _is_sound_range(found: ForeignRange) -> bool:
+    return ForeignRange.decode(found.encode()) == found and found.offset + found.length <= found.file.size
+
+
 def _is_sound_name(name: PackName) -> bool:
     return ".." not in name.path and name.path.count("/") == 2
 
@@ -209,10 +215,19 @@ TARGETS = (
         is_sound=_is_sound_name,
     ),
     Target(
+        "foreign",
+        (
+            ForeignRange(FileVersion("s3://bucket/raw/é.nc", 1 << 40, '"etag"'), 1 << 33, 4096).encode(),
+            ForeignRange(FileVersion("file:///a", 0, ""), 0, 0).encode(),
+        ),
+        ForeignRange.decode, is_sealed=False, is_sound=_is_sound_range,
+    ),
+    Target(
         "frame",
         (
             _frame(format.FRAME_VALUE, format.SEEN_BASE, b"a/c/0", bytes(100)),
             _frame(format.FRAME_VALUE, Predecessor(2, 9), b"a/c/1", bytes(2000)),
+            _frame(format.FRAME_FOREIGN, format.SEEN_NOTHING, b"a/c/2", bytes(90)),
             _frame(format.FRAME_PREFIX, format.SEEN_NOTHING, b"a/", b""),
         ),
         lambda data: format.decode_frame(memoryview(data), 0), _reseal_frame, is_sealed=False,

@@ -18,11 +18,13 @@ what a replay of the commits says.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tests.isolation.histories import READS, SETUP, Op, Txn, apply, replay, seen, written
+
+T = TypeVar("T", int, tuple[int, bool])
 
 
 class Anomaly(NamedTuple):
@@ -230,47 +232,50 @@ def _seq(version: Version) -> int:
 
 
 def _cycles(edges: Edges, isolation: str) -> Iterator[Anomaly]:
-    def joined(*kinds: str) -> dict[int, set[int]]:
-        nodes = {node for kind in kinds for node in edges[kind]}
-        return {node: set().union(*(edges[kind].get(node, ()) for kind in kinds)) for node in nodes}
+    def along(*kinds: str) -> Callable[[int], set[int]]:
+        return lambda node: set().union(*(edges[kind].get(node, ()) for kind in kinds))
 
-    order = joined("ww", "wr", "so")
-    # Each step of the others, alone or followed by one rw: a cycle of such steps has no two rw side by side.
-    single = {
-        node: after | {later for middle in after for later in edges["rw"].get(middle, ())}
-        for node, after in order.items()
-    }
-    searched = [("G0", joined("ww")), ("G1c", order), ("G-SI", single)]
+    def no_two_rw(state: tuple[int, bool]) -> list[tuple[int, bool]]:
+        """Go on from a transaction, by one rw only if it was not reached by one."""
+        node, by_rw = state
+        ahead = [(after, False) for after in order(node)]
+        return ahead if by_rw else ahead + [(after, True) for after in edges["rw"].get(node, ())]
+
+    nodes = sorted({node for each in edges.values() for node in each})
+    order = along("ww", "wr", "so")
+    found = [
+        ("G0", _find_cycle(nodes, along("ww"))),
+        ("G1c", _find_cycle(nodes, order)),
+        ("G-SI", [node for node, _ in _find_cycle([(node, False) for node in nodes], no_two_rw)]),
+    ]
     if isolation == "serializable":
-        searched.append(("G2", joined("ww", "wr", "so", "rw")))
-    for name, graph in searched:
-        cycle = _find_cycle(graph)
+        found.append(("G2", _find_cycle(nodes, along("ww", "wr", "so", "rw"))))
+    for name, cycle in found:
         if cycle:
             yield Anomaly(name, _described(cycle, edges))
             return
 
 
-def _find_cycle(graph: dict[int, set[int]]) -> list[int]:
-    """Return the nodes of one cycle, none if there is none."""
-    done: set[int] = set()
-    for start in graph:
-        path: list[int] = []
-        on_path: set[int] = set()
-        stack: list[tuple[int, Iterator[int]]] = []
+def _find_cycle(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> list[T]:
+    """Return the nodes of one cycle that can be reached from some nodes, none if there is none."""
+    done: set[T] = set()
+    for start in starts:
+        path: list[T] = []
+        on_path: set[T] = set()
+        stack: list[Iterator[T]] = []
 
-        def enter(node: int) -> None:
+        def enter(node: T) -> None:
             path.append(node)  # noqa: B023
             on_path.add(node)  # noqa: B023
-            stack.append((node, iter(sorted(graph.get(node, ())))))  # noqa: B023
+            stack.append(iter(sorted(following(node))))  # noqa: B023
 
         if start not in done:
             enter(start)
         while stack:
-            node, following = stack[-1]
-            after = next(following, None)
+            after = next(stack[-1], None)
             if after is None:
                 stack.pop()
-                path.pop()
+                node = path.pop()
                 on_path.discard(node)
                 done.add(node)
             elif after in on_path:
@@ -284,7 +289,7 @@ def _described(cycle: list[int], edges: Edges) -> str:
     steps = []
     for before, after in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         kinds = [kind for kind in edges if after in edges[kind].get(before, ())]
-        steps.append(f"T{before} -{'/'.join(kinds) or 'then rw'}-> ")
+        steps.append(f"T{before} -{'/'.join(kinds)}-> ")
     return "".join(steps) + f"T{cycle[0]}"
 
 

@@ -20,6 +20,7 @@ EXAMPLES = [
     errors.BackupError("/backup.tx", "it holds something else"),
     errors.SchemaError("/data.tx", ["there is no array at 'x'"]),
     errors.SourceError("/old.zarr", "nothing is here"),
+    errors.SourceChangedError("s3://bucket/x.nc", "9 bytes, version 1", "it is 9 bytes, version 2"),
     errors.ExportError("/new.zarr", "it holds something"),
     errors.PublishError("/plain.zarr", "it holds something"),
     errors.RepositoryNotFoundError("/data.tx", creatable=True),

@@ -53,7 +53,9 @@ def craft_entry(
     kind: int = 1,
 ) -> bytes:  # fmt: skip
     head = varint(shared) + varint(len(suffix)) + suffix + bytes([kind]) + varint(seq)
-    return head + (varint(pack) + varint(offset) + varint(length) + struct.pack("<I", checksum) if kind == 1 else b"")
+    return head + (
+        varint(pack) + varint(offset) + varint(length) + struct.pack("<I", checksum) if kind in (1, 3) else b""
+    )
 
 
 def craft_block(*entries: bytes, restarts: tuple[int, ...] = (0,), count: int | None = None) -> bytes:
@@ -252,6 +254,21 @@ def test_a_tombstone_hides_older_runs(index: Any) -> None:
     assert index.scan(runs, b"", None, -1) == []
 
 
+def test_a_ref_to_a_file_outside_is_a_ref(index: Any) -> None:
+    runs = (
+        index.Run(index.build([(b"a", 3, 64, 9, 77, 1), (b"b", 0, 0, 0, 0)], [], [b"p"]), 2),
+        index.Run(index.build([(b"b", 3, 8, 1, 5), (b"c", 3, 8, 1, 5)], []), 1),
+    )
+    assert index.lookup(runs, b"a") == (0, 3, 2, 1, 64, 9, 77)
+    assert index.lookup(runs, b"b") == (0, 0, 2, 0, 0, 0, 0)
+    merged = index.Run(index.merge(runs, [[b"x", b"p"], [b"y"]]), 0)
+    assert merged.packs == [b"p", b"y"]
+    assert index.scan((merged,), b"", None, -1) == [(b"a", 0, 3, 2, 1, 64, 9, 77), (b"c", 0, 3, 1, 2, 8, 1, 5)]
+    for kind in (2, 4, 259):
+        with pytest.raises(ValueError, match=f"unknown ref kind {kind}"):
+            index.build([(b"a", kind, 0, 0, 0)], [])
+
+
 def test_a_prefix_hides_older_runs_but_not_its_own_or_newer_ones(index: Any) -> None:
     runs = (
         run_of(index, 4, [b"g/new"]),
@@ -261,14 +278,14 @@ def test_a_prefix_hides_older_runs_but_not_its_own_or_newer_ones(index: Any) -> 
     assert index.lookup(runs, b"g/new")[0] == 0
     assert index.lookup(runs, b"g/same")[0] == 1
     for hidden in (b"g/old", b"g/h/i", b"g/never"):
-        assert index.lookup(runs, hidden) == (1, 3, 3, 0, 0, 0, 0)
+        assert index.lookup(runs, hidden) == (1, 4, 3, 0, 0, 0, 0)
     assert [key for key, *_ in index.scan(runs, b"", None, -1)] == [b"g", b"g/new", b"g/same", b"g0", b"ga/x"]
     assert [key for key, *_ in index.scan(runs, b"g/o", b"ga", -1)] == [b"g/same", b"g0"]
 
 
 def test_the_empty_prefix_hides_everything_older(index: Any) -> None:
     runs = (run_of(index, 2, [b"b"], [b""]), run_of(index, 1, [b"a", b"b", b"c"]))
-    assert index.lookup(runs, b"a") == (0, 3, 2, 0, 0, 0, 0)
+    assert index.lookup(runs, b"a") == (0, 4, 2, 0, 0, 0, 0)
     assert [key for key, *_ in index.scan(runs, b"", None, -1)] == [b"b"]
 
 
@@ -278,8 +295,8 @@ def test_of_covering_prefixes_lookup_tells_the_highest_seq(index: Any) -> None:
     for runs in ((newest, older), (older, newest)):  # merge keeps both; the seqs differ then
         merged = index.Run(index.merge(runs, [[b"x"], [b"y"]]), 0)
         assert merged.prefixes == [(b"a/", 5), (b"a/b/", 8)]
-        assert index.lookup((merged,), b"a/b/c") == (0, 3, 8, 0, 0, 0, 0)
-        assert index.lookup((merged,), b"a/c") == (0, 3, 5, 0, 0, 0, 0)
+        assert index.lookup((merged,), b"a/b/c") == (0, 4, 8, 0, 0, 0, 0)
+        assert index.lookup((merged,), b"a/c") == (0, 4, 5, 0, 0, 0, 0)
         assert index.lookup((merged,), b"a") is None
 
 
@@ -487,7 +504,7 @@ def test_extreme_entries_survive(index: Any) -> None:
     merged = index.Run(index.merge((run,), [[b"p" * 300]]), 0)
     merged.verify()
     assert merged.scan(b"", None, -1) == [(key, 1, most, 1, most, most, 2**32 - 1) for key in keys]
-    assert index.lookup((merged,), b"p" * 4095 + b"/" + b"q" * 9000) == (0, 3, most, 0, 0, 0, 0)
+    assert index.lookup((merged,), b"p" * 4095 + b"/" + b"q" * 9000) == (0, 4, most, 0, 0, 0, 0)
 
 
 def test_build_needs_little_more_than_its_output(index: Any) -> None:
@@ -656,6 +673,7 @@ def one(block: bytes, first: bytes = b"a", **options: Any) -> bytes:
         (one(craft_block(craft_entry(0, b"b"), craft_entry(0, b"a")), b"b"), "keys out of order"),
         (one(craft_block(craft_entry(0, b"b"), craft_entry(1, b"")), b"b"), "keys out of order"),
         (one(craft_block(craft_entry(0, b"a", kind=2))), "unknown ref kind 2"),
+        (one(craft_block(craft_entry(0, b"a", kind=4))), "unknown ref kind 4"),
         (one(craft_block(craft_entry(0, b"a", kind=255))), "unknown ref kind 255"),
         (one(craft_block(craft_entry(0, b"a", seq=1))), "bad entry"),
         (one(craft_block(craft_entry(0, b"a", seq=0)), max_seq=3), "bad entry"),
@@ -826,7 +844,7 @@ def test_forged_bytes_mean_the_same_to_both(damages: list[Callable[[bytes], byte
 @needs_both
 @given(
     entries=st.lists(
-        st.tuples(st.integers(0, 4), st.sampled_from([b"", b"a", b"b", b"ab", b"b/c"]), st.integers(0, 3),
+        st.tuples(st.integers(0, 4), st.sampled_from([b"", b"a", b"b", b"ab", b"b/c"]), st.integers(0, 4),
                   st.integers(0, 2), st.integers(0, 3)),
         min_size=1, max_size=40,
     ),
@@ -848,7 +866,7 @@ segments = st.sampled_from([b"a", b"b", b"c", b"c0", b"zarr.json", "é".encode()
 keys = st.lists(segments, min_size=1, max_size=4).map(b"/".join)
 prefixes = st.lists(segments, max_size=2).map(lambda s: b"".join(part + b"/" for part in s))
 numbers = st.integers(0, 2**64 - 1) | st.integers(0, 300)
-refs = st.tuples(st.just(1), numbers, numbers, st.integers(0, 2**32 - 1)) | st.just((0, 0, 0, 0))
+refs = st.tuples(st.sampled_from((1, 3)), numbers, numbers, st.integers(0, 2**32 - 1)) | st.just((0, 0, 0, 0))
 commits = st.tuples(st.dictionaries(keys, refs, max_size=30), st.sets(prefixes, max_size=3))
 histories = st.lists(commits, min_size=1, max_size=6)  # newest first
 
@@ -886,7 +904,7 @@ def test_runs_answer_as_a_dictionary_would(history: Any, start: bytes, stop: byt
         assert index.scan(runs, start, stop, limit) == (wanted if limit < 0 else wanted[:limit])
         for key in {key for entries, _ in history for key in entries}:
             found = index.lookup(runs, key)
-            assert found == live[key] if key in live else found[1] != 1
+            assert found == live[key] if key in live else found[1] in (0, 4)
 
 
 @given(history=histories, cuts=st.tuples(st.integers(0, 6), st.integers(0, 6)))

@@ -44,7 +44,7 @@
 #include "run_reader.h"
 #include "run_writer.h"
 
-enum { PREFIX_TOMBSTONE = 3 }; /* what lookup() answers for a key that only a prefix hides */
+enum { PREFIX_TOMBSTONE = 4 }; /* what lookup() answers for a key that only a prefix hides */
 
 typedef struct {
     PyTypeObject *run_type;
@@ -570,14 +570,14 @@ build_entry(writer *w, PyObject *entry)
     uint64_t kind, offset = 0, length = 0, checksum = 0, pack = 0, seq = 0;
     if (as_unsigned(PyTuple_GET_ITEM(entry, 1), UINT64_MAX, &kind) < 0)
         return -1;
-    if (kind > KIND_PACK) {
+    if (!is_ref_kind(kind)) {
         PyErr_Format(PyExc_ValueError, "unknown ref kind %llu", (unsigned long long)kind);
         return -1;
     }
-    if (kind == KIND_PACK && (as_unsigned(PyTuple_GET_ITEM(entry, 2), UINT64_MAX, &offset) < 0 ||
-                              as_unsigned(PyTuple_GET_ITEM(entry, 3), UINT64_MAX, &length) < 0 ||
-                              as_unsigned(PyTuple_GET_ITEM(entry, 4), UINT32_MAX, &checksum) < 0 ||
-                              (size >= 6 && as_unsigned(PyTuple_GET_ITEM(entry, 5), UINT64_MAX, &pack) < 0)))
+    if (kind != KIND_TOMBSTONE && (as_unsigned(PyTuple_GET_ITEM(entry, 2), UINT64_MAX, &offset) < 0 ||
+                                   as_unsigned(PyTuple_GET_ITEM(entry, 3), UINT64_MAX, &length) < 0 ||
+                                   as_unsigned(PyTuple_GET_ITEM(entry, 4), UINT32_MAX, &checksum) < 0 ||
+                                   (size >= 6 && as_unsigned(PyTuple_GET_ITEM(entry, 5), UINT64_MAX, &pack) < 0)))
         return -1;
     if (size == 7 && as_unsigned(PyTuple_GET_ITEM(entry, 6), UINT64_MAX, &seq) < 0)
         return -1;
@@ -738,7 +738,7 @@ merge_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *kno
         uint32_t pack = 0;
         if (c->kind == KIND_TOMBSTONE && c->seq <= forgotten)
             continue;
-        if ((c->kind == KIND_PACK && merged_pack_number(w, known, &tables[m.newest], c->pack, &pack) < 0) ||
+        if ((c->kind != KIND_TOMBSTONE && merged_pack_number(w, known, &tables[m.newest], c->pack, &pack) < 0) ||
             writer_add(w, cursor_key(c), c->kind, c->seq, pack, c->offset, c->length, c->checksum) < 0)
             more = -1;
     }

@@ -25,8 +25,8 @@ RESTART_EVERY = 16
 KEY_BYTES = 4096
 RUN_KIND_BLOCK_TABLE = 1
 BLOCK_CODEC_NONE = 0
-TOMBSTONE, PACK = 0, 1  # ref kinds
-PREFIX_TOMBSTONE = 3  # what lookup() answers for a key that only a prefix hides
+TOMBSTONE, PACK, FOREIGN = REF_KINDS = 0, 1, 3  # all but the first lead to a pack
+PREFIX_TOMBSTONE = 4  # what lookup() answers for a key that only a prefix hides
 
 RECORD = struct.Struct("<QIIQII")  # format.md, "Index"
 PREFIX = struct.Struct("<IIQ")
@@ -338,13 +338,13 @@ class _Cursor:
         if at == end:
             self._bad("bad entry")
         kind = block[at]
-        if kind > PACK:
+        if kind not in REF_KINDS:
             self._bad(f"unknown ref kind {kind}")
         seq, at = _read_varint(block, at + 1, end)
         if at < 0 or (seq == 0) != (run._max_seq == 0) or seq > run._index[self.index].max_seq:
             self._bad("bad entry")
         pack = offset = length = checksum = 0
-        if kind == PACK:
+        if kind != TOMBSTONE:
             pack, at = _read_varint(block, at, end)
             offset, at = _read_varint(block, at, end)
             length, at = _read_varint(block, at, end)
@@ -470,9 +470,9 @@ def build(entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: 
         pack = entry[5] if len(entry) > 5 else 0
         seq = _unsigned(entry[6], U64_MAX) if len(entry) == 7 else 0
         writer.check_key(key)
-        if _unsigned(kind, U64_MAX) > PACK:
+        if _unsigned(kind, U64_MAX) not in REF_KINDS:
             raise ValueError(f"unknown ref kind {kind}")
-        if kind == PACK:
+        if kind != TOMBSTONE:
             _unsigned(offset, U64_MAX)
             _unsigned(length, U64_MAX)
             _unsigned(checksum, U32_MAX)
@@ -509,7 +509,7 @@ def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], forgotten: i
         number = 0
         if c.kind == TOMBSTONE and c.seq <= forgotten:
             continue
-        if c.kind == PACK:
+        if c.kind != TOMBSTONE:
             number = numbers.setdefault(tables[i][c.pack], len(numbers) + 1)
         writer.add(c.key, c.kind, c.seq, number, c.offset, c.length, c.checksum)
     highest: dict[bytes, int] = {}
@@ -558,7 +558,7 @@ class _Writer:
         block += key[shared:]
         block.append(kind)
         _write_varint(block, seq)
-        if kind == PACK:
+        if kind != TOMBSTONE:
             _write_varint(block, pack)
             _write_varint(block, offset)
             _write_varint(block, length)

@@ -98,11 +98,11 @@ cursor_decode(cursor *c)
     if (at == end)
         return cursor_fault(c, "bad entry");
     uint8_t kind = *at++;
-    if (kind > KIND_PACK)
+    if (!is_ref_kind(kind))
         return unknown("block", c->record.offset, "ref kind", kind);
     if (!read_varint(&at, end, &seq) || (seq == 0) != (c->run->max_seq == 0) || seq > c->record.max_seq)
         return cursor_fault(c, "bad entry");
-    if (kind == KIND_PACK) {
+    if (kind != KIND_TOMBSTONE) {
         if (!read_varint(&at, end, &pack) || !read_varint(&at, end, &offset) || !read_varint(&at, end, &length) ||
             end - at < 4)
             return cursor_fault(c, "bad entry");

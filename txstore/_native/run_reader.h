@@ -17,7 +17,7 @@ enum {
     RUN_KIND_BLOCK_TABLE = 1,
     BLOCK_CODEC_NONE = 0,
 };
-enum { KIND_TOMBSTONE = 0, KIND_PACK = 1 }; /* ref kinds */
+enum { KIND_TOMBSTONE = 0, KIND_PACK = 1, KIND_FOREIGN = 3 }; /* ref kinds; all but the first lead to a pack */
 enum { NONE = -1, FAULT = -2 };             /* in place of a number of a block or prefix */
 
 typedef struct {
@@ -62,6 +62,12 @@ load64(const uint8_t *data)
     uint64_t value;
     memcpy(&value, data, sizeof value);
     return value;
+}
+
+static inline int
+is_ref_kind(uint64_t kind)
+{
+    return kind == KIND_PACK || kind == KIND_TOMBSTONE || kind == KIND_FOREIGN;
 }
 
 static int

@@ -189,7 +189,7 @@ writer_add(writer *w, span key, uint8_t kind, uint64_t seq, uint64_t pack, uint6
     at += key.length - shared;
     *at++ = kind;
     at = write_varint(at, seq);
-    if (kind == KIND_PACK) {
+    if (kind != KIND_TOMBSTONE) {
         at = write_varint(at, pack);
         at = write_varint(at, offset);
         at = write_varint(at, length);

@@ -57,7 +57,7 @@ def export(
     if not sizes:
         raise ExportError(place.url, f"there is nothing at {path or '/'!r} in {commit}; look at the path")
     _check_keys(place, sizes)
-    _check_outside(repo, place)
+    check_outside(repo, place)
     told = {"repository": repo.id, "commit": commit.id, "path": prefix}
     there = _begin(place, told)
     copying = _Copying(snapshot, place, prefix, sizes, there, verify, progress)
@@ -78,7 +78,8 @@ def _check_keys(place: Place, sizes: Mapping[str, int]) -> None:
             raise ExportError(place.url, f"above the key {key!r} is another: a file can't be a directory, too")
 
 
-def _check_outside(repo: Repository, place: Place) -> None:
+def check_outside(repo: Repository, place: Place) -> None:
+    """Raise `ExportError` for a place inside of the repository."""
     repository = Place(repo.url) if "://" not in repo.url else None
     if place.is_local and repository is not None:
         inner, outer = os.path.realpath(place.root), os.path.realpath(repository.root)

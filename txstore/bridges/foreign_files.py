@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txstore.errors import SourceError
+from txstore.foreign import version_of
 from txstore.object_urls import public
 
 ZARR, NETCDF, HDF5 = "zarr", "netcdf", "hdf5"
@@ -19,18 +20,6 @@ _ROOT_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NETCDF_3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
-#: What file systems call the version of a file's content, the surest first.
-_VERSIONS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "content_md5",
-    "generation",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "updated",
-)
 #: How deep in an HDF5 file its signature may be, after a block of the user's.
 _USER_BLOCKS = (0, 512, 1024, 2048)
 
@@ -45,8 +34,7 @@ class ForeignFile:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> ForeignFile:
-        version = next((str(info[name]) for name in _VERSIONS if info.get(name) is not None), "")
-        return cls(info["name"], int(info.get("size") or 0), version)
+        return cls(info["name"], int(info.get("size") or 0), version_of(info))
 
 
 class Place:
@@ -121,6 +109,8 @@ class Place:
             return NETCDF if is_netcdf else HDF5
         if head.startswith(b"PK"):
             raise SourceError(self.url, f"this is a zip file: if it is zipped Zarr, give zip::{self.url}")
+        if head.lstrip().startswith(b"{"):
+            raise SourceError(self.url, "if this is a manifest of references, of kerchunk say, take import_references")
         raise SourceError(self.url, "this is neither Zarr nor NetCDF nor HDF5")
 
 

@@ -13,6 +13,7 @@ from fsspec.spec import AbstractFileSystem
 from txstore.errors import SnapshotExpiredError
 from txstore.repository import Repository
 from txstore.snapshot import Snapshot
+from txstore.sources import Given
 
 #: What these keep goes stale, and a repository keeps what was read itself.
 _CACHES = ("blockcache", "cached", "filecache", "simplecache")
@@ -35,6 +36,8 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         Of the file system that the repository lies on.
     branch, at, tag
         Which commit: as in `Repository.snapshot`.
+    sources : dict or list of str, optional
+        Below which URLs values may lie outside: as in `Repository`.
 
     Writing raises `PermissionError`.
     """
@@ -51,13 +54,14 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         branch: str = "main",
         at: int | str | datetime | None = None,
         tag: str | None = None,
+        sources: Given | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         if not fo:
             raise ValueError("which repository? Chain its URL: txstore::s3://bucket/data.tx, txstore::/data/data.tx")
         url, repository_options = _url_of(fo, target_protocol, dict(target_options or {}))
-        self.repository = Repository(url, storage_options=repository_options)
+        self.repository = Repository(url, storage_options=repository_options, sources=sources)
         self.snapshot: Snapshot = self.repository.mapping(at=at, branch=branch, tag=tag)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,19 +12,14 @@ from txstore.bridges import zarr_arrays
 from txstore.bridges.blocks import blocks, copy_array, same
 from txstore.bridges.foreign_arrays import ForeignArray, ForeignArrays
 from txstore.bridges.foreign_files import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, places, stamp
+from txstore.bridges.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
 from txstore.commits import Commit
-from txstore.errors import SourceError, TransactionStateError
-from txstore.keys import ancestors, document_key, encode_key, is_document
+from txstore.errors import SourceError
+from txstore.keys import document_key, is_document
 from txstore.store import TxStore
 
 if TYPE_CHECKING:
     from txstore.repository import Repository
-
-_GROUP_3 = json.dumps({"attributes": {}, "zarr_format": 3, "node_type": "group"}, indent=2).encode()
-_GROUP_2 = json.dumps({"zarr_format": 2}, indent=4).encode()
-
-#: What the properties of the commit call what was imported.
-PROPERTY = "import"
 
 Progress = Callable[[int, int], None]
 
@@ -61,13 +55,13 @@ def import_from(
     for place in found:
         if place.is_local and "://" not in repo.url and f"{repo.url}/".startswith(f"{place.root}/"):
             raise SourceError(place.url, "the repository would lie inside of it: give the repository another place")
-    job = _Job(kind, found, _checked_path(path), concat, dict(chunks or {}), tuple(exclude), verify)
+    job = _Job(kind, found, checked_path(path), concat, dict(chunks or {}), tuple(exclude), verify)
     files = job.files()
     told = {PROPERTY: job.description(files)}
     message = message or f"import {found[0].url}" + (f" and {len(found) - 1} more" if found[1:] else "")
     with repo.transaction(message, name=name, properties=told) as store:
-        _check_same_import(repo, name, told)
-        _check_free(repo, store, job.path)
+        check_same_import(repo, name, told)
+        check_free(repo, store, job.path)
         _Copying(job, store, files, resuming=name is not None, progress=progress).run()
         if job.description(job.files()) != told[PROPERTY]:
             raise SourceError(found[0].url, "the source has changed while it was imported: let its writers end first")
@@ -127,54 +121,6 @@ class _Job:
         }
 
 
-# --- before
-
-
-def _checked_path(path: str) -> str:
-    path = path.strip("/")
-    if path:
-        encode_key(path)
-        if {".", ".."} & set(path.split("/")):
-            raise ValueError(f"{path!r} is no path of a group: it has a segment of dots")
-    return path
-
-
-def _check_same_import(repo: Repository, name: str | None, told: Mapping[str, Any]) -> None:
-    """Raise `TransactionStateError` if the transaction with this name does something else."""
-    if name is None:
-        return
-    found = next((each for each in repo.transactions() if each.name == name), None)
-    if found is None or dict(found.properties) == told:
-        return
-    before = found.properties.get(PROPERTY)
-    what = "the source has changed since, or other things were asked for" if before else "it is no import"
-    raise TransactionStateError(
-        f"the transaction {name!r} can't be resumed by this import: {what}; choose another name, or drop what it has "
-        f"staged: repo.transaction(name={name!r}).rollback(), txstore tx rollback",
-        state="open",
-    )
-
-
-def _check_free(repo: Repository, store: TxStore, path: str) -> None:
-    if store.base is not None and repo.mapping(at=store.base.id).has_keys_below(path):
-        where = f"at {path!r}" if path else "in this repository; say below which path it goes (path=, --path)"
-        raise FileExistsError(f"{store.url}: there is something {where}; an import takes a path that is free")
-
-
-def _groups_above(store: TxStore, path: str, zarr_format: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the documents of the groups above a path that are not there. Raises `ValueError` if they can't be."""
-    document, content = ("zarr.json", _GROUP_3) if zarr_format == 3 else (".zgroup", _GROUP_2)
-    others = (".zgroup", ".zarray") if zarr_format == 3 else ("zarr.json", ".zarray")
-    for above in ancestors(path):
-        key = document_key(above, document)
-        if any(document_key(above, other) in store for other in others):
-            raise ValueError(f"{above or '/'!r} is an array, or a group of another format than {zarr_format}")
-        if key not in store:
-            yield key, content
-        elif zarr_format == 3 and json.loads(store[key]).get("node_type") != "group":
-            raise ValueError(f"{above!r} is an array: nothing can be imported below it")
-
-
 # --- copying
 
 
@@ -211,7 +157,7 @@ class _Copying:
     def _copy_keys(self) -> None:
         job, (place,), (files,) = self._job, self._job.places, self._files
         self._total = sum(file.size for file in files.values())
-        for key, content in _groups_above(self._store, job.path, 3 if "zarr.json" in files else 2):
+        for key, content in groups_above(self._store, job.path, 3 if "zarr.json" in files else 2):
             self._store[key] = content
         zarr_arrays.copy_hierarchy(
             place, files, self._store, job.path, verify=job.verify, resuming=self._resuming, advance=self._advance
@@ -224,7 +170,7 @@ class _Copying:
         joined = _survey(job)
         self._total = joined.nbytes
         documents = joined.documents(job)
-        for key, content in _groups_above(self._store, job.path, 3 if "zarr.json" in documents else 2):
+        for key, content in groups_above(self._store, job.path, 3 if "zarr.json" in documents else 2):
             self._store[key] = content
         for key, content in documents.items():
             target = document_key(job.path, key)

@@ -245,7 +245,7 @@ class _Publication:
         since = self._state.finished.seq
         for key in sorted({change.key for change in self._snapshot.runs_since(since).changes(b"", None, since)}):
             found = self._snapshot.runs.lookup(key)
-            if found is not None and found.kind == format.REF_PACK:
+            if found is not None and found.kind in format.FRAME_OF_REF:
                 yield key, found
 
     def _new_chunks(self) -> Iterator[tuple[str, int]]:

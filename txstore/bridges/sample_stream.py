@@ -13,8 +13,8 @@ from txstore.bridges.sample_order import Order, Window
 from txstore.bridges.sample_reading import windows_read
 from txstore.bridges.samples import Sample, Samples
 
-#: Bytes of samples that are mixed at a time.
-WINDOW = 32 << 20
+#: Bytes of samples that are mixed at a time. Less than 32 MiB: larger pieces of memory malloc maps anew each time.
+WINDOW = 24 << 20
 
 
 class SampleStream:

@@ -13,6 +13,7 @@ from xarray.backends.zarr import ZarrBackendEntrypoint
 
 from txstore.errors import RepositoryNotFoundError
 from txstore.repository import Repository
+from txstore.sources import Given
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -31,6 +32,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
     open_dataset_parameters = (
         "filename_or_obj", "drop_variables", "mask_and_scale", "decode_times", "concat_characters", "decode_coords",
         "use_cftime", "decode_timedelta", "group", "branch", "at", "tag", "storage_options",
+        "sources",
     )  # fmt: skip
     supports_groups = True
 
@@ -57,6 +59,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         at: int | str | datetime | None = None,
         tag: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        sources: Given | None = None,
         group: str | None = None,
         mask_and_scale: bool = True,
         decode_times: Any = True,
@@ -65,7 +68,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         use_cftime: bool | None = None,
         decode_timedelta: Any = None,
     ) -> Dataset:
-        store = _snapshot(filename_or_obj, branch, at, tag, storage_options)
+        store = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
         opened = ZarrBackendEntrypoint().open_dataset(
             store,
             drop_variables=drop_variables,
@@ -88,9 +91,10 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         at: int | str | datetime | None = None,
         tag: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        sources: Given | None = None,
         **options: Any,
     ) -> dict[str, Dataset]:
-        store = _snapshot(filename_or_obj, branch, at, tag, storage_options)
+        store = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
         opened = ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=False, **options)
         return {name: _named_by_commit(dataset, store) for name, dataset in opened.items()}
 
@@ -131,8 +135,12 @@ def _snapshot(
     at: int | str | datetime | None,
     tag: str | None,
     storage_options: Mapping[str, Any] | None,
+    sources: Given | None,
 ) -> Any:  # a TxStore, which xarray takes and does not say so
-    repository = given if isinstance(given, Repository) else Repository(given, storage_options=storage_options)
+    if isinstance(given, Repository):
+        repository = given
+    else:
+        repository = Repository(given, storage_options=storage_options, sources=sources)
     if not repository.exists():
         raise RepositoryNotFoundError(repository.url)
     return repository.snapshot(at, branch=branch, tag=tag)

@@ -1,0 +1,188 @@
+"""`Repository.references`: where in the packs the values of a tagged commit lie, for readers with zarr and fsspec only.
+
+A pack never changes, and a vacuum keeps those of tagged commits: so the references hold for as long as the tag is
+there. They are kerchunk's, which fsspec's `ReferenceFileSystem` reads: JSON, or Parquet (`reference_parquet`).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import heapq
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from txstore.bridges.consolidated import consolidate, documents_of, is_consolidated, plain_document
+from txstore.bridges.exporting import check_outside
+from txstore.bridges.foreign_files import Place
+from txstore.bridges.reference_entries import Entry, entries
+from txstore.bridges.reference_parquet import write_parquet
+from txstore.commits import Commit
+from txstore.errors import CommitNotFoundError, ExportError
+from txstore.keys import is_document
+from txstore.object_urls import public
+from txstore.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from txstore.repository import Repository
+
+#: The one template of the JSON: where the repository is. It stands in every reference, so it is short.
+_TEMPLATE = "u"
+_BASE64 = "base64:"
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What was written: how many keys, and how many of them with their values."""
+
+    url: str
+    commit: Commit
+    keys: int
+    inline: int
+
+
+def references(
+    repo: Repository,
+    destination: str | os.PathLike[str],
+    *,
+    tag: str,
+    create_tag: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> References:
+    """See `Repository.references`."""
+    place = Place(destination, storage_options)
+    name = place.root.rpartition("/")[2]
+    if not name.endswith((".json", ".parquet", ".parq")):
+        raise ValueError(f"{place.url}: its name has to end in .json or .parquet, which says what is written")
+    is_json = name.endswith(".json")
+    check_outside(repo, place)
+    _check_free(place, is_json=is_json)
+    if create_tag and tag not in repo.tags:
+        head = repo.head()
+        if head is not None:
+            repo.tags[tag] = head
+    snapshot, commit = _tagged(repo, tag)
+    with _complete(place) as path:
+        if is_json:
+            keys, inline = _write_json(snapshot, _url(repo), path)
+        else:
+            keys, inline = write_parquet(snapshot, _url(repo), path, place.url)
+    return References(place.url, commit, keys, inline)
+
+
+def _tagged(repo: Repository, tag: str) -> tuple[Snapshot, Commit]:
+    try:
+        snapshot = repo.mapping(tag=tag)
+    except CommitNotFoundError:
+        hint = (
+            f"there is no such tag, and only what is tagged stays: repo.tags[{tag!r}] = repo.head().slot tags the "
+            "newest commit, and so does create_tag=True (--create-tag)"
+        )
+        raise CommitNotFoundError(f"tag {tag!r}", hint=hint) from None
+    if snapshot.commit is None:
+        raise CommitNotFoundError(repo.url, hint="there is no commit yet, so there is nothing to refer to")
+    return snapshot, snapshot.commit
+
+
+def _url(repo: Repository) -> str:
+    """Return where the repository is, as fsspec says it. Credentials are no part of it."""
+    return public(repo.url) if "://" in repo.url else f"file://{os.path.abspath(repo.url)}"
+
+
+# --- JSON
+
+
+def _write_json(snapshot: Snapshot, url: str, path: str) -> tuple[int, int]:
+    """Write kerchunk's version 1, entry by entry."""
+    # Braces are how templates are told: a URL that has them can't be one.
+    is_template = "{{" not in url
+    templates, base = ({_TEMPLATE: url}, f"{{{{{_TEMPLATE}}}}}") if is_template else ({}, url)
+    keys = inline = 0
+    with open(path, "w", encoding="ascii") as file:
+        file.write(f'{{"version": 1, "templates": {json.dumps(templates)}, "refs": {{')
+        for key, entry in _entries_and_root(snapshot):
+            told: str | list[str | int]
+            if isinstance(entry, bytes):
+                told = _as_text(key, entry)
+                inline += 1
+            else:
+                told = [f"{base}/{entry.pack}", entry.offset, entry.length]
+            file.write(f"{',' if keys else ''}\n{json.dumps(key)}: {json.dumps(told)}")
+            keys += 1
+        file.write("\n}}\n")
+    return keys, inline
+
+
+def _entries_and_root(snapshot: Snapshot) -> Iterator[tuple[str, Entry]]:
+    """Yield the entries, with consolidated metadata at the root: not every zarr can list groups in references.
+
+    What lies in the repository of such metadata is left out, as nobody keeps it up.
+    """
+    root: dict[str, Entry] = {**consolidate(documents_of(snapshot))}
+    others = (
+        (key, plain_document(key, entry) if isinstance(entry, bytes) else entry)
+        for key, entry in entries(snapshot)
+        if key not in root and not is_consolidated(key)
+    )
+    return heapq.merge(sorted(root.items()), others, key=lambda item: item[0].encode())
+
+
+def _as_text(key: str, value: bytes) -> str:
+    if (is_document(key) or is_consolidated(key)) and value.isascii() and not value.startswith(_BASE64.encode()):
+        return value.decode()
+    return _BASE64 + base64.b64encode(value).decode()
+
+
+# --- all of it, or nothing
+
+
+def _check_free(place: Place, *, is_json: bool) -> None:
+    """Raise `ExportError` for a place where the references can't go, or could not be read."""
+    place.fs.invalidate_cache()
+    if is_json and place.fs.isdir(place.root):
+        raise ExportError(place.url, "this is a directory; choose another name")
+    if is_json:
+        return
+    if place.fs.exists(place.root):
+        raise ExportError(place.url, "it is there already; delete it, or choose another name")
+    if ".json" in place.root or set("{}") & set(place.root):
+        raise ExportError(place.url, "fsspec reads no Parquet below a path with .json, { or } in it; choose another")
+
+
+@contextlib.contextmanager
+def _complete(place: Place) -> Iterator[str]:
+    """Yield the path of a file or directory to be made, which is put in its place when all is there.
+
+    On a server the files of a directory come one after the other, the one that it is opened by last.
+    """
+    above = os.path.dirname(place.root) if place.is_local else None
+    if above is not None:
+        os.makedirs(above, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".txstore-references-", dir=above) as directory:
+        path = os.path.join(directory, "new")
+        yield path
+        if place.is_local:
+            for file in _files(path):
+                _sync(file)
+            os.replace(path, place.root)
+            return
+        for file in _files(path):
+            target = place.root + file[len(path) :]
+            place.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            place.fs.put_file(file, target)
+
+
+def _files(path: str) -> list[str]:
+    """Return the path, or the files below it; those of its top, by which it is opened, stand last."""
+    if os.path.isfile(path):
+        return [path]
+    return [os.path.join(top, name) for top, _, names in os.walk(path, topdown=False) for name in names]
+
+
+def _sync(path: str) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
