@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import txstore
 from tests.loaders.training_data import committing, numbers_of, write
+from tests.processes.test_descriptors import AT_MOST, held
 from tests.processes.workers import SPAWN, Worker, ended
 from txstore.bridges import sample_reading
 from txstore.bridges.sample_order import Order
@@ -296,6 +298,21 @@ def train(pipe, samples, saved) -> None:
         pipe.send(trained[-1])
 
 
+def test_memory_is_bounded_by_the_window(repo):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.ones((512, 16 << 10), "u1"), chunks=(4, 16 << 10))
+    window = 256 << 10
+    samples = Samples(repo, "x")
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        assert sum(len(batch["x"]) for batch in SampleStream(samples, window=window, batch_size=8)) == 512
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most - before < 5 * window  # of 32
+
+
 def test_a_thousand_arrays(repo, tmp_path):
     names = [f"feature{n:04}" for n in range(1000)]
     document = {
@@ -313,6 +330,7 @@ def test_a_thousand_arrays(repo, tmp_path):
     samples = Samples(repo, names)
     found = []
     for batch in SampleStream(samples, batch_size=8, window=64 << 10):
+        assert not os.path.isdir("/proc/self/fd") or len(held(repo.url)) <= AT_MOST
         rows = np.stack([batch[name] for name in names])
         np.testing.assert_array_equal(rows - rows[0], np.arange(1000)[:, None] * 1000 + np.zeros(8, int))
         found += rows[0].tolist()

@@ -24,7 +24,7 @@ class SampleStream:
     of them as fit in `window` bytes are mixed sample by sample. With chunks of one sample, or a window that holds all
     of a shard, it is a full shuffle.
 
-    Up to three windows are in memory: one in use, the next being read, and what that is made of (8 MiB, or one block).
+    At most three windows are in memory, and 8 MiB, or one block, of what is being decoded.
 
     Parameters
     ----------
