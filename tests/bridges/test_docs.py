@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.bridges.foreign import positions, write_netcdf, write_workers
+from tests.bridges.foreign import positions, write_weather, write_workers
 from tests.bridges.manifests import TEMPERATURES, references_of, write_hdf5
 
 pytest.importorskip("h5netcdf")
@@ -32,18 +32,19 @@ def code_of(page: str) -> str:
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning", "ignore::FutureWarning")
 def test_the_page_on_import(run_installed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    write_netcdf(tmp_path / "temperatures.nc")
+    write_weather(tmp_path / "weather.nc")
     write_workers(tmp_path)
     zarr.open_group(tmp_path / "old.zarr", mode="w").create_array("x", data=np.arange(5))
     code = code_of("import.md")
-    assert ".plot()" in code
+    assert ".plot(" in code
     if importlib.util.find_spec("matplotlib") is None:
-        code = code.replace(".plot()", ".load()")
-    assert run_installed(code + "\nprint(winter.shape)").splitlines()[-1] == "(6, 8)"
+        code = code.replace('.plot(x="time", hue="origin")', ".load()")
+    told = run_installed(code + "\nprint(daily.dims, daily.shape, round(float(daily.mean()), 1))").splitlines()[-1]
+    assert told == "('origin', 'time') (3, 365) 55.2", told
     exported = zarr.open_group(tmp_path / "exported.zarr", mode="r")
     np.testing.assert_array_equal(exported["tracks/tracks/position"][:], positions(0, 200))  # type: ignore[index]
     np.testing.assert_array_equal(exported["again/x"][:], np.arange(5))  # type: ignore[index]
-    assert exported["converted/tas"].shape == (365, 6, 8)  # type: ignore[union-attr]
+    assert exported["converted/temp"].shape == (3, 8760)  # type: ignore[union-attr]
     assert txstore.Repository(tmp_path / "data.tx").verify().faults == []
 
 

@@ -71,7 +71,7 @@ def _look(world: World, promised: list[str], *, lost_power: bool) -> Found:
         for path in world.quarantined:
             assert repo.engine.storage.exists(path), f"{path} is gone, and a repair deletes nothing"
         if found.ids:
-            _check_faults(repo, world, found, lost_power=lost_power)
+            _check_faults(repo, world, found, promised, lost_power=lost_power)
         return found
 
 
@@ -199,12 +199,21 @@ def _repair(world: World, promised: list[str]) -> None:
 
 
 def _check_faults(
-    repo: txstore.Repository, world: World, found: Found, *, lost_power: bool, tidy: bool = False
+    repo: txstore.Repository,
+    world: World,
+    found: Found,
+    promised: list[str],
+    *,
+    lost_power: bool,
+    tidy: bool = False,
 ) -> None:
     """A loss of power may leave three kinds of faults, and no others.
 
     Commits above a hole, which nobody has acknowledged; the guard of a repository in which nothing was to survive; and,
     until the next process that writes has made things `tidy`, half of the record of a transaction without a name.
+
+    Of what was not to survive, all values may be there, but not all that is stored around them: raises
+    `CorruptionError`, as reading a value does that is not there.
     """
     if world.unsure:
         return
@@ -218,6 +227,8 @@ def _check_faults(
 
     faults = [fault for fault in repo.verify().faults if not (lost_power and is_legitimate(fault))]
     faults = [fault for fault in faults if not (world.unguarded and fault.path == names.GUARD)]
+    if lost_power and faults and all(_is_scratch(fault.path, world, promised) for fault in faults):
+        raise txstore.CorruptionError(faults[0].path, reason=faults[0].reason)
     assert faults == [], f"verify reports {[str(fault) for fault in faults]}"
 
 
@@ -283,9 +294,10 @@ def _go_on(world: World, *, lost_power: bool) -> None:
             world.vacuum(world.open(), keep=2)
     with Process():
         repo = world.open()
-        found = _history(repo, world, world.promised(durable_only=lost_power))
+        promised = world.promised(durable_only=lost_power)
+        found = _history(repo, world, promised)
         _compare(repo, world, found, every=False)
-        _check_faults(repo, world, found, lost_power=lost_power, tidy=True)
+        _check_faults(repo, world, found, promised, lost_power=lost_power, tidy=True)
         _check_staging(repo)
         if world.vacuums:
             assert repo.usage().orphan == 0, "a vacuum has left something behind"
