@@ -32,6 +32,8 @@ TEST := .venv/$(TAG)-test
 DEMO := .venv/$(TAG)-demo
 BENCH := .venv/$(TAG)-bench
 ZARR2 := .venv/$(ZARR2_TAG)-zarr2
+TORCH := .venv/$(ZARR2_TAG)-torch
+TENSORFLOW := .venv/$(ZARR2_TAG)-tensorflow
 PLAIN := .venv/$(TAG)-plain
 
 # Where there is a compiler, a warning or a failed build of the C is an error; where there is none, the twins serve.
@@ -55,13 +57,14 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 test-plain check format demo bench bench-processes bench-remote torture histories fuzz crash reliability sanitize pythons clean
+.PHONY: help test test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders torture histories fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make test        the tests, then the unit and conformance tests without the C'
 	@echo 'make test-all    make test on each Python found: $(TXSTORE_PYTHONS)'
 	@echo 'make test-zarr2  the tests that need zarr 2'
+	@echo 'make test-torch  the tests of loaders with PyTorch; make test-tensorflow: with TensorFlow'
 	@echo 'make test-plain  readers without txstore: a plain copy beside a writer, 500 times, and references'
 	@echo 'make check       ruff, mypy --strict, the layers'
 	@echo 'make format      ruff format, and the fixes that ruff can make'
@@ -69,6 +72,7 @@ help:
 	@echo 'make bench       the benchmarks: a table, and JSON'
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
+	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make fuzz        every decoder on ten million damaged inputs'
@@ -99,6 +103,16 @@ $(ZARR2)/stamp: $(SOURCES)
 	$(ZARR2)/bin/python -m pip install --quiet --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
+# Of PyTorch this version: it is one whose Linux build for processors without a GPU is to be had.
+LOADERS := pytest pytest-asyncio pytest-timeout hypothesis --editable .
+$(TORCH)/stamp: $(SOURCES)
+	$(call environment,$(TORCH),$(OLDEST),'torch==2.13.0' $(LOADERS))
+	touch $@
+
+$(TENSORFLOW)/stamp: $(SOURCES)
+	$(call environment,$(TENSORFLOW),$(OLDEST),tensorflow-cpu $(LOADERS))
+	touch $@
+
 # Readers that have no txstore: what they can do is what these packages can.
 $(PLAIN)/stamp: Makefile
 	$(call environment,$(PLAIN),$(PYTHON),zarr fsspec s3fs xarray pandas fastparquet)
@@ -113,6 +127,13 @@ test-all:
 
 test-zarr2: $(ZARR2)/stamp
 	$(ZARR2)/bin/python -m pytest --confcutdir=tests/zarr2 tests/zarr2 $(PYTEST_ARGS)
+
+test-torch: $(TORCH)/stamp
+	$(TORCH)/bin/python -m pytest tests/loaders $(PYTEST_ARGS)
+
+# Not part of CI: an installation of some hundred megabytes for one thin module.
+test-tensorflow: $(TENSORFLOW)/stamp
+	$(TENSORFLOW)/bin/python -m pytest tests/loaders $(PYTEST_ARGS)
 
 PLAIN_READS ?= 500
 test-plain: $(TEST)/stamp $(PLAIN)/stamp
@@ -142,6 +163,9 @@ bench-processes: $(BENCH)/stamp
 # A repository on S3, beside zarr's FsspecStore and Icechunk on the same server.
 bench-remote: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only remote
+
+bench-loaders: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks --only loaders
 
 # $(call stress,NAME,FLAGS): the program fails by itself when a sanitizer has reported anything.
 define stress

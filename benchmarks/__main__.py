@@ -19,7 +19,19 @@ from rich.markup import escape
 from rich.table import Table
 
 import txstore
-from benchmarks import arrays, commits, following, large, locks, maintenance, processes, readers, remote, verify
+from benchmarks import (
+    arrays,
+    commits,
+    following,
+    large,
+    loaders,
+    locks,
+    maintenance,
+    processes,
+    readers,
+    remote,
+    verify,
+)
 from benchmarks.harness import Row, Setting
 from txstore._native import index, local
 
@@ -30,6 +42,7 @@ BENCHMARKS = {
     **commits.BENCHMARKS,
     **large.BENCHMARKS,
     **following.BENCHMARKS,
+    **loaders.BENCHMARKS,
     **locks.BENCHMARKS,
     **maintenance.BENCHMARKS,
     **processes.BENCHMARKS,

@@ -168,6 +168,15 @@ class SourceError(TxStoreError, ValueError):
         super().__init__(f"{url}: {reason}")
 
 
+class SchemaError(TxStoreError, ValueError):
+    """Arrays do not hold samples as they are asked for: the message names everything that is wrong."""
+
+    def __init__(self, url: str, faults: Sequence[str]) -> None:
+        self.url = url
+        self.faults = tuple(faults)
+        super().__init__(f"{url}: {'; '.join(self.faults)}. Change what is asked for, or choose another commit")
+
+
 class SourceChangedError(SourceError):
     """A file that values lie in is not the one that was referred to: import the references again."""
 

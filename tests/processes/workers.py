@@ -21,9 +21,11 @@ TIMEOUT = 120
 class Worker:
     """One process. Daemonic: none outlives the tests."""
 
+    daemon = True
+
     def __init__(self, function: Callable[..., Any], *arguments: Any, context: Any = SPAWN) -> None:
         self._pipe, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=_run, args=(theirs, function, arguments), daemon=True)
+        self.process = context.Process(target=_run, args=(theirs, function, arguments), daemon=self.daemon)
         self.process.start()
         theirs.close()
 

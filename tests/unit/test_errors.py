@@ -18,6 +18,7 @@ EXAMPLES = [
     errors.CorruptionError("packs/00/00", reason="a wrong checksum", offset=64, key="a/c/0"),
     errors.SnapshotExpiredError("main@7"),
     errors.BackupError("/backup.tx", "it holds something else"),
+    errors.SchemaError("/data.tx", ["there is no array at 'x'"]),
     errors.SourceError("/old.zarr", "nothing is here"),
     errors.SourceChangedError("s3://bucket/x.nc", "9 bytes, version 1", "it is 9 bytes, version 2"),
     errors.ExportError("/new.zarr", "it holds something"),

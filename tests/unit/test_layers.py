@@ -23,6 +23,7 @@ LAYERS = [
     "demo_scenes",
     "demo_picture",
     "__init__",
+    "loaders",
     "bridges",
     "synchronized",
     "repository",

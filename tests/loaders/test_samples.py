@@ -1,0 +1,125 @@
+"""What samples are of: one commit, and arrays that fit together."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.loaders.training_data import numbers_of, write
+from txstore.bridges.sample_cache import CachedSamples
+from txstore.loaders import Field, Samples, SampleStream
+
+
+def test_what_does_not_fit_is_said_at_construction_all_of_it(repo):
+    write(repo, 20)
+    with repo.transaction() as store:
+        zarr.create_array(store, name="short", data=np.arange(7), chunks=(7,))
+    with pytest.raises(txstore.SchemaError) as caught:
+        Samples(repo, {"x": "x", "label": "short", "gone": "no/such"}, expect={"x": ("f8", (3,)), "z": ("i4", ())})
+    assert len(caught.value.faults) == 4
+    for part in ("'no/such'", "'x' has 20", "'label' has 7", "float64", "'z' is expected"):
+        assert part in str(caught.value)
+
+
+def test_arrays_without_a_dimension_have_no_samples(repo):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="scalar", data=np.array(3.0))
+    with pytest.raises(txstore.SchemaError, match="no dimension"):
+        Samples(repo, "scalar")
+
+
+def test_a_group_is_no_array_and_nothing_is_not_enough(repo):
+    with repo.transaction() as store:
+        zarr.create_group(store, path="g")
+    with pytest.raises(txstore.SchemaError, match="no array at 'g'"):
+        Samples(repo, ["g"])
+    with pytest.raises(ValueError, match="at least one array"):
+        Samples(repo, [])
+
+
+def test_the_schema_of_one_commit_is_what_the_next_one_has_to_be(repo):
+    write(repo, 20)
+    schema = Samples(repo, ["x", "y"]).schema
+    assert schema == {"x": Field(np.dtype("f4"), (3,)), "y": Field(np.dtype("i8"), ())}
+    write(repo, 40)
+    assert len(Samples(repo, ["x", "y"], expect=schema)) == 40
+
+
+def test_no_repository_is_no_empty_set_of_samples(tmp_path):
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        Samples(tmp_path / "none.tx", "x")
+
+
+def test_the_commit_is_found_once_and_handed_on(repo):
+    first = write(repo, 24)
+    samples = Samples(repo, ["x", "y"])
+    write(repo, 16, generation=1)
+    again = pickle.loads(pickle.dumps(samples))
+    for one in (samples, again, Samples(repo.url, ["x", "y"], at=samples.commit.id)):
+        assert one.commit.id == first.id
+        assert sorted(numbers_of(SampleStream(one))) == list(range(24))
+    assert len(Samples(repo, ["x"])) == 16
+
+
+def test_a_commit_that_a_vacuum_gave_up_is_an_error_and_no_missing_chunk(repo):
+    write(repo, 24)
+    pickled = pickle.dumps(Samples(repo, ["x", "y"]))
+    for generation in range(3):
+        write(repo, 24, generation=generation)
+    repo.vacuum(keep=1)
+    with pytest.raises(txstore.SnapshotExpiredError):
+        next(iter(SampleStream(pickle.loads(pickled))))
+
+
+def test_blocks_end_where_chunks_of_all_arrays_do(repo):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="a", shape=(100, 10), dtype="f4", chunks=(4, 10))
+        zarr.create_array(store, name="b", shape=(100,), dtype="i8", chunks=(6,))
+        zarr.create_array(store, name="c", shape=(100,), dtype="i8", chunks=(50,))
+        zarr.create_array(store, name="d", shape=(100, 10), dtype="f4", chunks=(2, 10), shards=(10, 10))
+    assert Samples(repo, ["a", "b"]).block_length(10_000) == 12
+    assert Samples(repo, ["a", "c"]).block_length(10_000) == 100
+    assert Samples(repo, ["a", "c"]).block_length(1_000) == 4  # that of the larger samples
+    assert Samples(repo, "d").block_length(1_000) == 10
+    assert Samples(repo, "d").block_length(200) == 2
+    assert sorted(SampleStream(Samples(repo, ["a", "c"]), window=1_000).order.as_dict()) == [
+        "block", "samples", "seed", "shuffle", "window",
+    ]  # fmt: skip
+
+
+def test_samples_by_their_number(repo):
+    write(repo, 50)
+    cached = CachedSamples(Samples(repo, ["x", "y"]), 400)
+    assert numbers_of(cached.take([49, 3, -1, 3, 17])) == [49, 3, 49, 3, 17]
+    taken = cached.take([3])[0]
+    taken["x"][:] = 7  # its own
+    assert numbers_of(cached.take([3])) == [3]
+    assert len(cached._kept) == 2
+    again = pickle.loads(pickle.dumps(cached))
+    assert not again._kept
+    assert numbers_of(again.take(range(50))) == list(range(50))
+    with pytest.raises(IndexError, match="no sample 50"):
+        cached.take([50])
+
+
+def test_a_chunk_is_read_once_for_several_samples(repo, monkeypatch):
+    write(repo, 64)
+    samples = Samples(repo, ["x", "y"])
+    cached = CachedSamples(samples, 200)  # one block
+    read = []
+    kept = cached._block_at
+    monkeypatch.setattr(cached, "_block_at", lambda number: read.append(number) or kept(number))
+    cached.take([1, 9, 2, 10, 3, 11])
+    assert read == [0, 1]
+
+
+def test_no_framework_is_imported_before_it_is_asked_for():
+    code = "import sys, txstore.loaders as loaders; print(sorted({'torch', 'tensorflow'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,201 @@
+"""PyTorch: loaders with workers, ranks, epochs, and what is resumed."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.loaders.training_data import committing, numbers_of, write
+from tests.processes.test_descriptors import AT_MOST, held
+from tests.processes.workers import Worker, ended
+from txstore.loaders import Samples
+
+torch = pytest.importorskip("torch")
+from torch.utils.data import DataLoader  # noqa: E402
+
+from txstore.loaders import TorchDataset, TorchIterableDataset  # noqa: E402
+
+COUNT = 203
+#: Bytes: four chunks of 8 samples of 20 bytes.
+WINDOW = 640
+RANKS, WORKERS = 2, 4
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:This DataLoader will create.*")
+
+
+@pytest.fixture
+def samples(repo):
+    write(repo, COUNT)
+    return Samples(repo, ["x", "y"])
+
+
+def epochs_of_rank(url: str, commit: str, rank: int, method: str, epochs: int) -> list[list[int]]:
+    """What one rank gets in each epoch: told by what torchrun sets."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    dataset = TorchIterableDataset(Samples(url, ["x", "y"], at=commit), window=WINDOW)
+    next(iter(dataset))  # zarr's threads and ours are there before workers are forked
+    loader = DataLoader(
+        dataset, batch_size=7, num_workers=WORKERS, multiprocessing_context=method, persistent_workers=True
+    )
+    found = []
+    for epoch in range(epochs):
+        dataset.set_epoch(epoch)
+        found.append(numbers_of(loader))
+    return found
+
+
+class Rank(Worker):
+    """A process that may have workers of its own."""
+
+    daemon = False
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(epochs_of_rank, *arguments)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_each_sample_once_an_epoch_of_one_commit_while_others_are_made(samples, repo, method):
+    ranks = [Rank(repo.url, samples.commit.id, rank, method, 2) for rank in range(RANKS)]
+    with ended(*ranks), committing(repo.url):
+        found = [rank.result() for rank in ranks]
+    for epoch in range(2):
+        both = [rank[epoch] for rank in found]
+        assert sorted(both[0] + both[1]) == list(range(COUNT))
+    assert found[0][0] != found[0][1]
+    assert repo.head().slot > samples.commit.slot
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_batches_of_the_dataset_itself(samples, workers):
+    dataset = TorchIterableDataset(samples, batch_size=16, window=WINDOW, num_shards=1, shard_index=0)
+    batches = list(DataLoader(dataset, batch_size=None, num_workers=workers))
+    assert all(isinstance(batch["x"], torch.Tensor) and batch["x"].dtype == torch.float32 for batch in batches)
+    assert sorted(numbers_of(batches)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3, 5])
+@pytest.mark.parametrize("own_batches", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_resumed_after_any_batch(samples, workers, own_batches, drop_last):
+    if own_batches and drop_last:
+        pytest.skip("PyTorch drops nothing from batches that the dataset makes")
+
+    def loader(state=None):
+        dataset = TorchIterableDataset(
+            samples, batch_size=16 if own_batches else None, window=WINDOW, num_shards=2, shard_index=1
+        )
+        dataset.set_epoch(2)
+        if state is not None:
+            dataset.load_state_dict(state)
+        return DataLoader(dataset, batch_size=None if own_batches else 16, num_workers=workers, drop_last=drop_last)
+
+    whole = [numbers_of([batch]) for batch in loader()]
+    for taken in sorted({0, 1, 2, min(workers + 1, len(whole)), len(whole) - 1, len(whole)}):
+        interrupted = loader()
+        batches = iter(interrupted)
+        before = [numbers_of([next(batches)]) for _ in range(taken)]
+        saved = io.BytesIO()
+        torch.save(interrupted.dataset.state_after(interrupted, taken), saved)
+        del batches  # with what its workers have read ahead
+        saved.seek(0)
+        after = [numbers_of([batch]) for batch in loader(torch.load(saved, weights_only=True))]
+        assert before == whole[:taken]
+        assert sorted(map(tuple, before + after)) == sorted(map(tuple, whole))
+
+
+def test_resumed_twice(samples):
+    def loader(state=None):
+        dataset = TorchIterableDataset(samples, window=WINDOW)
+        if state is not None:
+            dataset.load_state_dict(state)
+        return DataLoader(dataset, batch_size=8, num_workers=2)
+
+    found, state = [], None
+    for taken in (3, 5, None):
+        one = loader(state)
+        for number, batch in enumerate(one):
+            found += numbers_of([batch])
+            if number + 1 == taken:
+                break
+        if taken is not None:
+            state = one.dataset.state_after(one, taken)
+    assert sorted(found) == list(range(COUNT))
+
+
+def test_what_workers_read_is_not_what_the_parent_stands_at(samples):
+    dataset = TorchIterableDataset(samples, window=WINDOW)
+    loader = DataLoader(dataset, batch_size=8, num_workers=1)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="state_after"):
+        dataset.state_dict()
+    with pytest.raises(ValueError, match="more than the 26"):
+        dataset.state_after(loader, 27)
+    both = DataLoader(TorchIterableDataset(samples, batch_size=4), batch_size=4)
+    with pytest.raises(ValueError, match="batch_size=None"):
+        both.dataset.state_after(both, 1)
+
+
+def test_ranks_are_what_torchrun_says_or_what_is_given(samples, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    told = TorchIterableDataset(samples).stream
+    assert (told.shard_index, told.num_shards) == (1, 3)
+    given = TorchIterableDataset(samples, num_shards=8, shard_index=7).stream
+    assert (given.shard_index, given.num_shards) == (7, 8)
+    with pytest.raises(ValueError, match="or neither"):
+        TorchIterableDataset(samples, num_shards=8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_by_number(samples, workers):
+    dataset = TorchDataset(samples, cache=400)
+    assert len(dataset) == COUNT
+    assert numbers_of([dataset[5], dataset[-1]]) == [5, COUNT - 1]
+    assert sorted(numbers_of(DataLoader(dataset, batch_size=7, shuffle=True, num_workers=workers))) == list(
+        range(COUNT)
+    )
+
+
+def descriptors_in_workers(url: str, method: str) -> tuple[int, int]:
+    """The most that a worker holds of the repository, and how many samples came."""
+    dataset = TorchIterableDataset(Samples(url, ["x"]), window=8 << 10)
+    loader = DataLoader(_Held(dataset, url), batch_size=None, num_workers=2, multiprocessing_context=method)
+    most, numbers = 0, []
+    for sample, descriptors in loader:
+        most = max(most, descriptors)
+        numbers.append(int(sample["x"]))
+    assert sorted(numbers) == list(range(len(dataset.samples)))
+    return max(most, len(held(url))), len(numbers)
+
+
+class _Held(torch.utils.data.IterableDataset):
+    def __init__(self, dataset: TorchIterableDataset, url: str) -> None:
+        self.dataset, self.url = dataset, url
+
+    def __iter__(self):
+        most = 0
+        for number, sample in enumerate(self.dataset):
+            if number % 50 == 0:
+                most = len(held(self.url))
+            yield sample, most
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize("packs", [10_000])
+def test_descriptors_are_few_however_many_packs_there_are(tmp_path: Path, packs: int):
+    repo = txstore.Repository(tmp_path / "data.tx", durability="none")
+    with repo.transaction("create") as store:
+        zarr.create_array(store, name="x", shape=(packs,), chunks=(1,), dtype="i8", compressors=None, filters=None)
+    for number in range(packs):
+        with repo.begin() as transaction:
+            transaction[f"x/c/{number}"] = np.int64(number).tobytes()
+    for method in ("fork", "spawn"):
+        most, count = descriptors_in_workers(repo.url, method)
+        assert most <= AT_MOST
+        assert count == packs

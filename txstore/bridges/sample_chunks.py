@@ -1,0 +1,68 @@
+"""Reading blocks of one array to where their samples go.
+
+Whole chunks are fetched and given to zarr's codecs, many at a time: what they return is put in its place, without the
+selection, the event loop and the copy that zarr's indexing has for each chunk. Arrays that have shards, another format
+or dtypes of variable length are indexed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import zarr
+from numpy.typing import NDArray
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import default_buffer_prototype
+
+#: Where a block begins and ends, and to which rows of the result it goes.
+Block = tuple[tuple[int, int], Any]
+
+
+async def read_blocks(array: zarr.Array[Any], blocks: Sequence[Block], result: NDArray[Any]) -> None:
+    """Put the samples of blocks in their rows of `result`."""
+    if array.metadata.zarr_format == 3 and array.shards is None and array.dtype.kind in "biufc":
+        await _decode_chunks(array, blocks, result)
+    else:
+        for (start, stop), rows in blocks:
+            result[rows] = await array.async_array.getitem(slice(start, stop))
+
+
+async def _decode_chunks(array: zarr.Array[Any], blocks: Sequence[Block], result: NDArray[Any]) -> None:
+    prototype = default_buffer_prototype()
+    metadata: Any = array.metadata
+    chunks = array.chunks
+    spec = ArraySpec(chunks, metadata.dtype, metadata.fill_value, array.async_array.config, prototype)
+    regions = list(itertools.product(*map(_parts, array.shape[1:], chunks[1:])))
+    keys: list[str] = []
+    targets: list[tuple[Any, Any]] = []  # which part of a chunk, and where it goes
+    for (start, stop), rows in blocks:
+        for first, inside, outside in _rows_of_chunks(start, stop, rows, chunks[0]):
+            for region in regions:
+                keys.append(metadata.encode_chunk_key((first, *(number for number, _ in region))))
+                within = tuple(slice(part.stop - part.start) for _, part in region)
+                targets.append(((inside, *within), (outside, *(part for _, part in region))))
+    fetched = await asyncio.gather(*((array.store_path / key).get(prototype) for key in keys))
+    decoded = await array.async_array.codec_pipeline.decode([(chunk, spec) for chunk in fetched])
+    for values, (inside, outside) in zip(decoded, targets, strict=True):
+        result[outside] = metadata.fill_value if values is None else values.as_numpy_array()[inside]
+
+
+def _parts(length: int, chunk: int) -> list[tuple[int, slice]]:
+    """Return the chunks along a dimension: their numbers, and what they cover of it."""
+    return [(number, slice(first, min(first + chunk, length))) for number, first in enumerate(range(0, length, chunk))]
+
+
+def _rows_of_chunks(start: int, stop: int, rows: Any, chunk: int) -> list[tuple[int, slice, Any]]:
+    """Return the chunks along the first dimension: their numbers, what is asked for of each, and where it goes."""
+    found = []
+    for number in range(start // chunk, -(-stop // chunk)):
+        first, last = max(start, number * chunk), min(stop, (number + 1) * chunk)
+        inside = slice(first - number * chunk, last - number * chunk)
+        if isinstance(rows, slice):
+            found.append((number, inside, slice(rows.start + first - start, rows.start + last - start)))
+        else:
+            found.append((number, inside, rows[first - start : last - start]))
+    return found
