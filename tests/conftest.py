@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import txstore
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.load_profile("ci")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # the shell has started us in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

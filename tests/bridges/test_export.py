@@ -123,7 +123,8 @@ def test_what_is_interrupted_can_not_be_opened_and_is_gone_on_with(filled: txsto
         # What a crash may have left half-written, or a disk has damaged since:
         half, other = out / "a/x/c/0", out / "a/x/c/1"
         half.write_bytes(half.read_bytes()[:-1])
-        other.write_bytes(bytes(len(other.read_bytes())))
+        if other.exists():  # threads write, and how far they have come is theirs
+            other.write_bytes(bytes(len(other.read_bytes())))
         done = filled.export(out)
         assert 0 < done.written < done.bytes
         assert files(out) == dict(filled.mapping())
