@@ -379,6 +379,8 @@ def test_what_parquet_cannot_say(
     with repo.transaction() as store:
         arguments = {"shape": (4, 4), "chunks": (2, 2), "dtype": "i4", **arguments}
         zarr.open_group(store).create_array("g/x", **arguments)
+    if "big-endian" in words and b'"big"' not in bytes(repo.mapping()["g/x/zarr.json"]):
+        pytest.skip("this zarr writes the records of its own machine, whatever it is told")
     with pytest.raises(txstore.ExportError, match=f"'g/x'.*{words}.*JSON"):
         repo.references(tmp_path / "x.parquet", tag="v1", create_tag=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.tx"]

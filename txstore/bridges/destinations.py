@@ -110,7 +110,8 @@ class LocalDestination:
     def delete(self, keys: Sequence[str]) -> None:
         parents = set()
         for key in keys:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            # A directory: another thread has just put what comes instead in the place of the file.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 os.unlink(self._path(key))
             parents.add(os.path.dirname(self._path(key)))
         for parent in sorted(parents, key=len, reverse=True):
