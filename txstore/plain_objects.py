@@ -85,7 +85,7 @@ class PlainEngine:
             if entry["type"] == "directory":
                 found.append(Object(name.rpartition("/")[2], 0, None))
             else:
-                found.append(Object(name.rpartition("/")[2], int(entry["size"] or 0), modified(entry)))
+                found.append(Object(name.rpartition("/")[2], int(entry["size"] or 0), _modified(entry)))
         return found
 
     def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
@@ -176,7 +176,7 @@ class MemoryEngine(PlainEngine):
                 self._fs.store.pop(self._file(path), None)
 
 
-def modified(entry: dict[str, Any]) -> float | None:
+def _modified(entry: dict[str, Any]) -> float | None:
     """Return when an entry of a listing was written, in seconds since 1970; None if it does not say."""
     for name in ("mtime", "last_modified", "LastModified", "modified", "updated", "created", "last_write_time"):
         value = entry.get(name)

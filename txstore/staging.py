@@ -128,14 +128,10 @@ class Staging(Hierarchy):
         return view
 
     def _staged_view(self, key: str, link: Link) -> memoryview | None:
-        if self._committed is None:
-            try:
-                value = self.read(link)
-                return memoryview(value) if link.kind == format.FRAME_VALUE else self._read_outside(value)
-            except (OSError, TransactionStateError):
-                if self._committed is None:  # else it was committed just now
-                    raise
-        return self._committed.get_view(key)
+        stored = self._stored(link)
+        if isinstance(stored, Snapshot):
+            return stored.get_view(key)
+        return memoryview(stored) if link.kind == format.FRAME_VALUE else self._read_outside(stored)
 
     def _read_outside(self, record: bytes) -> memoryview:
         return self.base.sources.read(_decode_record(record))
@@ -145,13 +141,18 @@ class Staging(Hierarchy):
             return None
         if link.kind == format.FRAME_VALUE:
             return link.length
+        stored = self._stored(link)
+        return stored.size_of(key) if isinstance(stored, Snapshot) else _decode_record(stored).length
+
+    def _stored(self, link: Link) -> bytes | Snapshot:
+        """Return what is staged, as `read` does; once that is committed, the snapshot that has it."""
         if self._committed is None:
             try:
-                return _decode_record(self.read(link)).length
+                return self.read(link)
             except (OSError, TransactionStateError):
                 if self._committed is None:  # else it was committed just now
                     raise
-        return self._committed.size_of(key)
+        return self._committed
 
     def is_foreign(self, key: str) -> bool:
         """Tell whether a value is known to lie outside, be it staged or the base's."""

@@ -24,7 +24,7 @@ def test_the_examples_run(tmp_path, framework):
     found = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/training.md").read_text(encoding="utf-8"), re.S | re.M)
     wanted = [code for code in found if "# needs " not in code or f"# needs {framework}\n" in code]
     assert len(wanted) >= 6 + (framework is not None)
-    code = "\n".join(wanted).replace("/tmp/group", str(tmp_path / "group"))
+    code = "\n".join(wanted).replace("/shared/group", str(tmp_path / "group"))
     ran = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=TIMEOUT,

@@ -15,22 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txstore
-from tests.loaders.training_data import committing, numbers_of, write
+from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of, write
 from tests.processes.test_descriptors import AT_MOST, held
 from tests.processes.workers import SPAWN, Worker, ended
+from tests.waiting import wait_until
 from txstore.bridges import sample_reading
 from txstore.bridges.sample_order import Order
 from txstore.loaders import Samples, SampleStream
-
-COUNT = 203
-#: Bytes: four chunks of 8 samples of 20 bytes.
-WINDOW = 640
-
-
-@pytest.fixture
-def samples(repo):
-    write(repo, COUNT)
-    return Samples(repo, ["x", "y"])
 
 
 @given(
@@ -151,8 +142,9 @@ def test_no_more_is_read_ahead_than_one_window(samples, monkeypatch):
     assert len(begun) <= 2
     for _ in range(40):  # the second window is in use
         next(items)
+    wait_until(lambda: len(begun) == 3)
+    items.close()  # waits for what is being read
     assert len(begun) == 3
-    items.close()
 
 
 @pytest.mark.parametrize("batch_size", [None, 7])

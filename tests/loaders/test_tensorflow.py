@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.loaders.training_data import committing, numbers_of, write
-from txstore.loaders import Samples
+from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of
 
 tf = pytest.importorskip("tensorflow")
 
 from txstore.loaders import tensorflow_dataset  # noqa: E402
-
-COUNT = 203
-#: Bytes: four chunks of 8 samples of 20 bytes.
-WINDOW = 640
-
-
-@pytest.fixture
-def samples(repo):
-    write(repo, COUNT)
-    return Samples(repo, ["x", "y"])
 
 
 def items(dataset):

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.loaders.training_data import committing, numbers_of, write
+from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of
 from tests.processes.test_descriptors import AT_MOST, held
 from tests.processes.workers import Worker, ended
 from txstore.loaders import Samples
@@ -21,18 +21,9 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from txstore.loaders import TorchDataset, TorchIterableDataset  # noqa: E402
 
-COUNT = 203
-#: Bytes: four chunks of 8 samples of 20 bytes.
-WINDOW = 640
 RANKS, WORKERS = 2, 4
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:This DataLoader will create.*")
-
-
-@pytest.fixture
-def samples(repo):
-    write(repo, COUNT)
-    return Samples(repo, ["x", "y"])
 
 
 def epochs_of_rank(url: str, commit: str, rank: int, method: str, epochs: int) -> list[list[int]]:

@@ -13,6 +13,11 @@ import zarr
 import txstore
 from tests.processes.workers import SPAWN, Worker, ended
 
+#: Samples.
+COUNT = 203
+#: Bytes: four chunks of 8 samples of 20 bytes.
+WINDOW = 640
+
 
 def write(repo: txstore.Repository, count: int, *, chunk: int = 8, generation: int = 0) -> txstore.Commit:
     """Commit `count` samples: "x" is (number, number, generation), "y" the number; chunks have 8 samples."""

@@ -6,7 +6,6 @@ import importlib
 import os
 import struct
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,13 +75,6 @@ def descriptors_of(path: object) -> list[int]:
         except FileNotFoundError:  # of the listing itself
             continue
     return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def run_threads(*functions: Callable[[], object]) -> None:

@@ -22,9 +22,9 @@ from tests.processes.lock_clients import (
     native,
     open_table,
     take_byte,
-    wait_until,
 )
 from tests.processes.workers import run_together
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
 

@@ -9,7 +9,6 @@ import stat
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,8 @@ import txstore
 from tests.conflicts.faults import watch
 from tests.conformance.upkeep import content, floor_of, put, rewrite, staged, tree
 from tests.processes.steps import BeforeEach, forked, status_of
-from tests.processes.workers import QUICK, TIMEOUT, Worker, ended
+from tests.processes.workers import QUICK, Worker, ended
+from tests.waiting import wait_until
 from txstore.errors import SnapshotExpiredError
 
 pytestmark = [
@@ -30,20 +30,13 @@ pytestmark = [
 ROUNDS = int(os.environ.get("TXSTORE_VACUUM_ROUNDS", "1"))
 
 
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 # --- readers
 
 
 def read_and_wait(url: str, slot: int, ready: str, go: str) -> None:
     snapshot = txstore.Repository(url).mapping(at=slot)
     Path(ready).touch()
-    until(Path(go).exists)
+    wait_until(Path(go).exists)
     assert sorted(snapshot) == [f"a/c/{i}" for i in range(10)]
     for key in snapshot:
         assert len(snapshot[key]) == 96
@@ -58,7 +51,7 @@ def test_a_reader_in_another_process(repo, signs):
     rewrite(repo, 10)
     ready, go = signs
     with forked(read_and_wait, repo.url, 5, *signs) as reader:
-        until(Path(ready).exists)
+        wait_until(Path(ready).exists)
         repo.optimize()
         assert repo.vacuum(keep=1).floor == 5
         Path(go).touch()
@@ -70,7 +63,7 @@ def test_a_reader_in_another_process(repo, signs):
 def test_a_reader_that_is_killed_or_stopped(repo, signs, number):
     rewrite(repo, 10)
     with forked(read_and_wait, repo.url, 5, *signs) as reader:
-        until(Path(signs[0]).exists)
+        wait_until(Path(signs[0]).exists)
         os.kill(reader, number)
         status = status_of(reader)
         assert os.WIFSTOPPED(status) == (number == signal.SIGSTOP)
@@ -93,12 +86,12 @@ def test_a_forked_reader_pins_for_itself(repo, signs):
     def child() -> None:
         assert arrays[0][:4].tolist() == [0, 1, 2, 3]
         ready.touch()
-        until(go.exists)
+        wait_until(go.exists)
         assert arrays[0][:].tolist() == list(range(40))
 
     del store
     with forked(child) as reader:
-        until(ready.exists)
+        wait_until(ready.exists)
         arrays.clear()
         with repo.transaction() as store:
             zarr.open_array(store, path="x")[:] = 0
@@ -156,7 +149,7 @@ def test_a_reader_who_may_not_write(signs, tmp_path_factory):
             read_and_wait(repo.url, 5, ready, go)
 
         with forked(child) as reader:
-            until(Path(ready).exists)
+            wait_until(Path(ready).exists)
             assert repo.vacuum(keep=1).floor == 5, "its pin needs no write permission"
             Path(go).touch()
             assert status_of(reader) == 0

@@ -11,6 +11,7 @@ import zarr
 
 import txstore
 from tests.remote.proxy import Proxy
+from tests.waiting import wait_until
 from txstore import pack_cache, remote_commits
 
 CHUNKS = 100_000
@@ -65,12 +66,6 @@ def test_a_small_commit(open_repo, proxy, monkeypatch):
         counts = settled(proxy)
         assert counts["writes"] <= 2, proxy.log
         assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def test_a_commit_after_others(open_repo, proxy):

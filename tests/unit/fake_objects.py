@@ -138,13 +138,3 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
-    tick = threading.Event()
-    for _ in range(10_000):
-        if condition():
-            return
-        tick.wait(0.001)
-    raise AssertionError("it did not happen within ten seconds")

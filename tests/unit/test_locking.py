@@ -12,6 +12,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.waiting import wait_until
 from txstore.errors import LockTimeoutError, TransactionStateError
 from txstore.locking import TransactionLocks
 from txstore.regions import APPEND, METADATA
@@ -357,10 +358,3 @@ def test_threads_that_lock_first_at_the_same_time_are_one_owner(table, monkeypat
         list(pool.map(acquire, ["a", "b"]))
     assert table.owners == 1
     locks.close()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.001)

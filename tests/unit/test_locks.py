@@ -20,6 +20,7 @@ import pytest
 
 import txstore.locks
 from tests.processes.workers import QUICK
+from tests.waiting import wait_until
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.file_systems import file_system_type
 from txstore.lock_file import HEADER, KIND_NUMBERS, LOCK_BASE, MAGIC, MEMBERS, Header
@@ -203,13 +204,6 @@ def start(directory) -> Iterator[Callable[..., Peer]]:
 @pytest.fixture
 def peer(start, kind) -> Peer:
     return start(kind)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.002)
 
 
 # --- exclusion

@@ -18,8 +18,8 @@ from tests.processes.lock_clients import (
     native,
     open_table,
     run_threads,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
 

@@ -13,7 +13,8 @@ from random import Random
 import pytest
 
 from tests.processes.steps import forked, status_of
-from tests.unit.fake_objects import FakeObjects, Gate, Values, new_cache, until
+from tests.unit.fake_objects import FakeObjects, Gate, Values, new_cache
+from tests.waiting import wait_until
 from txstore import remote_packs
 from txstore.cache_directory import CacheDirectory
 from txstore.encoding import crc32c
@@ -113,7 +114,7 @@ def test_values_in_a_row_ten_at_a_time_take_about_ten_requests(objects: FakeObje
         def before(path: str) -> None:
             if not waited:
                 waited.append(path)
-                until(lambda: len(done) + len(reader._waiting) + 1 >= count)
+                wait_until(lambda: len(done) + len(reader._waiting) + 1 >= count)
 
         return before
 
@@ -229,7 +230,7 @@ def test_threads_that_wait_share_the_next_requests(objects: FakeObjects) -> None
         first = pool.submit(values.view, 0)
         assert gate.reached.wait(10)
         others = [pool.submit(values.view, i) for i in chosen]
-        until(lambda: len(values.pack.reader._waiting) == len(chosen))
+        wait_until(lambda: len(values.pack.reader._waiting) == len(chosen))
         assert len(objects.requests) == 1
         gate.open()
         for one in [first, *others]:
@@ -271,7 +272,7 @@ def test_an_error_reaches_all_that_wait_and_nobody_after_them(objects: FakeObjec
         first = pool.submit(values.view, 0)
         assert gate.reached.wait(10)
         others = [pool.submit(values.view, i) for i in (5, 9)]
-        until(lambda: len(values.pack.reader._waiting) == 2)
+        wait_until(lambda: len(values.pack.reader._waiting) == 2)
         gate.open()
         assert first.result(10) == values.values[0]
         for one in others:
@@ -298,7 +299,7 @@ def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects:
         first = pool.submit(values.view, 0)
         assert gate.reached.wait(10)
         others = [pool.submit(values.view, i) for i in (5, 9, 7)]
-        until(lambda: len(values.pack.reader._waiting) == 3)
+        wait_until(lambda: len(values.pack.reader._waiting) == 3)
         gate.open()
         with pytest.raises(Interrupted):
             first.result(10)
@@ -337,9 +338,9 @@ def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
         assert gate.reached.wait(10)
         thread = threading.Thread(target=wait, name="interrupted")
         thread.start()
-        until(lambda: len(values.pack.reader._waiting) == 1)
+        wait_until(lambda: len(values.pack.reader._waiting) == 1)
         other = pool.submit(values.view, 9)
-        until(lambda: len(values.pack.reader._waiting) == 2)
+        wait_until(lambda: len(values.pack.reader._waiting) == 2)
         interrupt.set()
         if not has_the_turn:
             thread.join(10)
