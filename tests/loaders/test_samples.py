@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import subprocess
 import sys
@@ -21,7 +22,11 @@ def test_what_does_not_fit_is_said_at_construction_all_of_it(repo):
     with repo.transaction() as store:
         zarr.create_array(store, name="short", data=np.arange(7), chunks=(7,))
     with pytest.raises(txstore.SchemaError) as caught:
-        Samples(repo, {"x": "x", "label": "short", "gone": "no/such"}, expect={"x": ("f8", (3,)), "z": ("i4", ())})
+        Samples(
+            repo,
+            {"x": "x", "label": "short", "gone": "no/such"},
+            expect={"x": ("f8", (3,)), "z": ("i4", ()), "gone": ("i4", ())},
+        )
     assert len(caught.value.faults) == 4
     for part in ("'no/such'", "'x' has 20", "'label' has 7", "float64", "'z' is expected"):
         assert part in str(caught.value)
@@ -106,6 +111,30 @@ def test_samples_by_their_number(repo):
     assert numbers_of(again.take(range(50))) == list(range(50))
     with pytest.raises(IndexError, match="no sample 50"):
         cached.take([50])
+
+
+def test_many_arrays_are_opened_together_and_so_are_their_chunks(repo, monkeypatch):
+    names = [f"x{n}" for n in range(20)]
+    with repo.transaction() as store:
+        for name in names:
+            zarr.create_array(store, name=name, data=np.arange(8), chunks=(4,))
+    under_way, most = 0, 0
+    get = txstore.TxStore.get
+
+    async def slow(self, key, *arguments, **options):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)  # what an object store takes
+        under_way -= 1
+        return await get(self, key, *arguments, **options)
+
+    monkeypatch.setattr(txstore.TxStore, "get", slow)
+    samples = Samples(repo, names)
+    assert most >= len(names)
+    most = 0
+    assert {int(value) for value in CachedSamples(samples).take([5])[0].values()} == {5}
+    assert most >= len(names)
 
 
 def test_a_chunk_is_read_once_for_several_samples(repo, monkeypatch):

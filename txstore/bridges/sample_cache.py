@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
+from zarr.core.sync import sync
+
 from txstore import forking
+from txstore.bridges.sample_order import Window
+from txstore.bridges.sample_reading import read_window
 from txstore.bridges.samples import Sample, Samples
 
 #: Bytes of decoded blocks that are kept in a process.
@@ -49,8 +53,9 @@ class CachedSamples:
             if number in self._kept:
                 self._kept.move_to_end(number)
                 return self._kept[number]
-        where = slice(number * self._block, (number + 1) * self._block)
-        read = {name: array[where] for name, array in self._samples.arrays.items()}
+        start, stop = number * self._block, min((number + 1) * self._block, len(self._samples))
+        block = Window(((start, stop),), (slice(0, stop - start),), stop - start)
+        read = sync(read_window(self._samples.arrays, block))
         with self._lock:
             self._kept[number] = read
             most = max(1, self._size // (self._block * self._samples.sample_bytes))

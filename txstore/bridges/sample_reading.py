@@ -59,10 +59,11 @@ def windows_read(arrays: Mapping[str, zarr.Array[Any]], windows: Iterator[Window
 
 
 def _run(loop: asyncio.AbstractEventLoop, arrays: Mapping[str, zarr.Array[Any]], window: Window) -> Sample:
-    return loop.run_until_complete(_read(arrays, window))
+    return loop.run_until_complete(read_window(arrays, window))
 
 
-async def _read(arrays: Mapping[str, zarr.Array[Any]], window: Window) -> Sample:
+async def read_window(arrays: Mapping[str, zarr.Array[Any]], window: Window) -> Sample:
+    """Return the samples of a window as one batch: all arrays, and 8 MiB or one block of them, are read together."""
     batch = {name: np.empty((window.length, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
     size = sum(values.nbytes for values in batch.values()) // window.length
     together: list[Block] = []

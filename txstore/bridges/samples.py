@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
+from zarr.api.asynchronous import open_array
+from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 
 from txstore.commits import MAIN, Commit
 from txstore.errors import RepositoryNotFoundError, SchemaError
 from txstore.repository import Repository
+from txstore.store import TxStore
 
 #: One sample, or a batch of them: by name, what the arrays hold.
 Sample = dict[str, Any]
@@ -93,14 +97,11 @@ class Samples:
             raise SchemaError(repository.url, ["nothing was committed yet"])
         self.url = repository.url
         self.commit: Commit = store.base
-        found, faults = {}, []
-        for name, path in paths.items():
-            try:
-                found[name] = zarr.open_array(store, path=path, mode="r")
-            except (BaseZarrError, FileNotFoundError):
-                faults.append(f"there is no array at {path!r}")
-        self.arrays: dict[str, zarr.Array[Any]] = found
-        faults += _faults(found, expect)
+        found = dict(zip(paths, sync(_open(store, list(paths.values()))), strict=True))
+        self.arrays: dict[str, zarr.Array[Any]] = {name: array for name, array in found.items() if array is not None}
+        faults = [f"there is no array at {paths[name]!r}" for name, array in found.items() if array is None]
+        gone = paths.keys() - self.arrays.keys()
+        faults += _faults(self.arrays, {name: each for name, each in (expect or {}).items() if name not in gone})
         if faults:
             raise SchemaError(f"{self.url}, commit {self.commit}", faults)
 
@@ -145,6 +146,19 @@ def _named(arrays: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     if not paths:
         raise ValueError("samples are of at least one array: give its path")
     return paths
+
+
+async def _open(store: TxStore, paths: Sequence[str]) -> list[zarr.Array[Any] | None]:
+    """Return the arrays, None where there is none. One trip to zarr's event loop, however many they are."""
+    opened = await asyncio.gather(
+        *(open_array(store=store, path=path, mode="r") for path in paths), return_exceptions=True
+    )
+    arrays: list[zarr.Array[Any] | None] = []
+    for one in opened:
+        if isinstance(one, BaseException) and not isinstance(one, BaseZarrError | FileNotFoundError):
+            raise one
+        arrays.append(None if isinstance(one, BaseException) else zarr.Array(one))
+    return arrays
 
 
 def _schema(arrays: Mapping[str, zarr.Array[Any]]) -> dict[str, Field]:
