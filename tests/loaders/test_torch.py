@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import io
 import os
-from pathlib import Path
+import pickle
 
-import numpy as np
 import pytest
-import zarr
 
 import txstore
-from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of
-from tests.processes.test_descriptors import AT_MOST, held
+from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of, write
 from tests.processes.workers import Worker, ended
 from txstore.loaders import Samples
 
@@ -119,6 +118,82 @@ def test_resumed_twice(samples):
     assert sorted(found) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_resumed_epoch_that_is_complete_is_iterated_over_again_from_its_beginning(samples, workers, persistent):
+    if persistent and not workers:
+        pytest.skip("nobody persists")
+
+    def loader():
+        return DataLoader(
+            TorchIterableDataset(samples, window=WINDOW), batch_size=8, num_workers=workers,
+            persistent_workers=persistent,
+        )  # fmt: skip
+
+    first = loader()
+    before = numbers_of(batch for batch, _ in zip(first, range(5), strict=False))
+    resumed = loader()
+    resumed.dataset.load_state_dict(first.dataset.state_after(first, 5))
+    assert sorted(before + numbers_of(resumed)) == list(range(COUNT))
+    for _ in range(2):
+        assert sorted(numbers_of(resumed)) == list(range(COUNT))
+    before = numbers_of(batch for batch, _ in zip(resumed, range(7), strict=False))
+    again = loader()
+    again.dataset.load_state_dict(resumed.dataset.state_after(resumed, 7))
+    assert sorted(before + numbers_of(again)) == list(range(COUNT))
+
+
+def test_an_interrupted_resumed_epoch_is_resumed_at_the_same_place_by_all_workers(samples):
+    dataset = TorchIterableDataset(samples, window=WINDOW)
+    loader = DataLoader(dataset, batch_size=8, num_workers=2)
+    before = numbers_of(batch for batch, _ in zip(loader, range(9), strict=False))
+    dataset.load_state_dict(dataset.state_after(loader, 9))
+    for _ in range(3):
+        next(iter(loader))
+    assert sorted(before + numbers_of(loader)) == list(range(COUNT))
+
+
+def test_a_state_of_nothing_yet_is_resumed_from_the_beginning(samples):
+    dataset = TorchIterableDataset(samples, window=WINDOW)
+    dataset.load_state_dict(TorchIterableDataset(samples, window=WINDOW).state_dict())
+    loader = DataLoader(dataset, batch_size=8, num_workers=2)
+    for _ in range(2):
+        assert sorted(numbers_of(loader)) == list(range(COUNT))
+
+
+def test_workers_that_persist_do_not_go_on_with_what_they_had_when_a_state_is_loaded(samples):
+    dataset = TorchIterableDataset(samples, window=WINDOW)
+    loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True)
+    before = numbers_of(batch for batch, _ in zip(loader, range(5), strict=False))
+    dataset.load_state_dict(dataset.state_after(loader, 5))
+    with pytest.raises(ValueError, match="make another DataLoader"):
+        next(iter(loader))
+    another = DataLoader(dataset, batch_size=8, num_workers=2)
+    assert sorted(before + numbers_of(another)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_workers_of_a_copy_learn_the_epoch(samples, copied):
+    dataset = copied(TorchIterableDataset(samples, window=WINDOW))
+    loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+    first = numbers_of(loader)
+    dataset.set_epoch(1)
+    second = numbers_of(loader)
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(COUNT))
+
+
+def test_what_reading_raises_in_a_worker_says_what_it_is(samples, repo):
+    pickled = pickle.dumps(TorchIterableDataset(samples, window=WINDOW))
+    samples.arrays.clear()  # nobody reads this commit any more
+    gc.collect()
+    for generation in range(3):
+        write(repo, COUNT, generation=generation)
+    repo.vacuum(keep=1)
+    with pytest.raises(txstore.SnapshotExpiredError, match="is no longer kept"):
+        numbers_of(DataLoader(pickle.loads(pickled), batch_size=8, num_workers=2))
+
+
 def test_what_workers_read_is_not_what_the_parent_stands_at(samples):
     dataset = TorchIterableDataset(samples, window=WINDOW)
     loader = DataLoader(dataset, batch_size=8, num_workers=1)
@@ -127,6 +202,8 @@ def test_what_workers_read_is_not_what_the_parent_stands_at(samples):
         dataset.state_dict()
     with pytest.raises(ValueError, match="more than the 26"):
         dataset.state_after(loader, 27)
+    with pytest.raises(ValueError, match="batches is -1"):
+        dataset.state_after(loader, -1)
     both = DataLoader(TorchIterableDataset(samples, batch_size=4), batch_size=4)
     with pytest.raises(ValueError, match="batch_size=None"):
         both.dataset.state_after(both, 1)
@@ -141,6 +218,20 @@ def test_ranks_are_what_torchrun_says_or_what_is_given(samples, monkeypatch):
     assert (given.shard_index, given.num_shards) == (7, 8)
     with pytest.raises(ValueError, match="or neither"):
         TorchIterableDataset(samples, num_shards=8)
+    monkeypatch.delenv("RANK")
+    with pytest.raises(ValueError, match="only one is set"):
+        TorchIterableDataset(samples)
+
+
+def test_ranks_are_those_of_the_process_group(samples, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        stream = TorchIterableDataset(samples).stream
+    finally:
+        torch.distributed.destroy_process_group()
+    assert (stream.shard_index, stream.num_shards) == (0, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -151,42 +242,3 @@ def test_by_number(samples, workers):
     assert sorted(numbers_of(DataLoader(dataset, batch_size=7, shuffle=True, num_workers=workers))) == list(
         range(COUNT)
     )
-
-
-def descriptors_in_workers(url: str, method: str) -> tuple[int, int]:
-    """The most that a worker holds of the repository, and how many samples came."""
-    dataset = TorchIterableDataset(Samples(url, ["x"]), window=8 << 10)
-    loader = DataLoader(_Held(dataset, url), batch_size=None, num_workers=2, multiprocessing_context=method)
-    most, numbers = 0, []
-    for sample, descriptors in loader:
-        most = max(most, descriptors)
-        numbers.append(int(sample["x"]))
-    assert sorted(numbers) == list(range(len(dataset.samples)))
-    return max(most, len(held(url))), len(numbers)
-
-
-class _Held(torch.utils.data.IterableDataset):
-    def __init__(self, dataset: TorchIterableDataset, url: str) -> None:
-        self.dataset, self.url = dataset, url
-
-    def __iter__(self):
-        most = 0
-        for number, sample in enumerate(self.dataset):
-            if number % 50 == 0:
-                most = len(held(self.url))
-            yield sample, most
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-@pytest.mark.parametrize("packs", [10_000])
-def test_descriptors_are_few_however_many_packs_there_are(tmp_path: Path, packs: int):
-    repo = txstore.Repository(tmp_path / "data.tx", durability="none")
-    with repo.transaction("create") as store:
-        zarr.create_array(store, name="x", shape=(packs,), chunks=(1,), dtype="i8", compressors=None, filters=None)
-    for number in range(packs):
-        with repo.begin() as transaction:
-            transaction[f"x/c/{number}"] = np.int64(number).tobytes()
-    for method in ("fork", "spawn"):
-        most, count = descriptors_in_workers(repo.url, method)
-        assert most <= AT_MOST
-        assert count == packs

@@ -85,10 +85,19 @@ class SampleStream:
             self._loaded, self._reached = {}, {}
 
     def __iter__(self) -> Iterator[Sample]:
-        return self.shard(self.shard_index, self.num_shards)
+        return self._completed(self.shard(self.shard_index, self.num_shards), self._epoch)
+
+    def _completed(self, items: Generator[Sample, None, None], epoch: int) -> Generator[Sample, None, None]:
+        yield from items
+        if epoch == self._epoch:
+            self.forget_loaded()
+
+    def forget_loaded(self) -> None:
+        """Begin at the beginning of the epoch the next time: what was loaded has been handed out."""
+        self._loaded = {}
 
     def shard(self, index: int, count: int) -> Generator[Sample, None, None]:
-        """Iterate over one shard of the epoch: what `iter` does for that of this stream."""
+        """Iterate over one shard of the epoch, from where the state that was loaded says, each time."""
         check_shard(index, count)
         begin = self.begin_of(index, count)
         if count != self._reached_of:
@@ -117,8 +126,6 @@ class SampleStream:
                 if epoch == self._epoch:
                     self._reached[index] = reached
                 yield item
-        if epoch == self._epoch and self._loaded:  # complete: who iterates over it again, begins at its beginning
-            self._loaded[index] = 0
 
     # --- resuming
 

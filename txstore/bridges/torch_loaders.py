@@ -7,14 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import distributed, multiprocessing
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from txstore.bridges.sample_cache import CACHE, CachedSamples
 from txstore.bridges.sample_stream import WINDOW, SampleStream
 from txstore.bridges.samples import Sample, Samples
 
-#: What the processes of one `DataLoader` share: the epoch, and whether any worker has begun to iterate.
-_EPOCH, _STARTED = 0, 1
+#: What the processes of one `DataLoader` share: the epoch; whether any worker has begun to iterate; how many states
+#: were loaded; whether the epoch that was resumed is iterated over again, from its beginning.
+_EPOCH, _STARTED, _LOADS, _AGAIN = range(4)
+#: Of more arrays, workers send tensors by name. By descriptor, PyTorch takes one for each tensor that is under way, and
+#: when there are no more of them, batches are lost without an error.
+_SENT_BY_DESCRIPTOR = 16
 
 
 class TorchIterableDataset(IterableDataset[Sample]):
@@ -28,8 +33,9 @@ class TorchIterableDataset(IterableDataset[Sample]):
     shuffle, seed, window
         As of `SampleStream`.
     num_shards, shard_index : int, optional
-        How many ranks there are, and which one this is: by default what `torchrun` says (`WORLD_SIZE` and `RANK`), or
-        one. The workers of the loader divide the shard of their rank among themselves.
+        How many ranks there are, and which one this is: by default what `torch.distributed` says, if it is initialized,
+        or `torchrun` (`WORLD_SIZE` and `RANK`), or one. The workers of the loader divide the shard of their rank among
+        themselves.
     """
 
     def __init__(
@@ -46,13 +52,22 @@ class TorchIterableDataset(IterableDataset[Sample]):
         if (num_shards is None) != (shard_index is None):
             raise ValueError("give num_shards= and shard_index=, or neither")
         if num_shards is None or shard_index is None:
-            num_shards, shard_index = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+            num_shards, shard_index = _ranks()
         self.stream = SampleStream(
             samples, batch_size=batch_size, shuffle=shuffle, seed=seed, window=window, num_shards=num_shards,
             shard_index=shard_index,
         )  # fmt: skip
         # Workers may outlive an epoch (`persistent_workers`), and have a copy of this object.
-        self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._shared = torch.zeros(4, dtype=torch.int64).share_memory_()
+        self._loads = 0
+        self._finished: torch.Tensor | None = None  # which workers have come to the end of the epoch that was resumed
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has workers of its own. In a worker that was spawned, memory is that of the parent."""
+        self.__dict__.update(state)
+        for shared in (self._shared, self._finished):
+            if shared is not None and not shared.is_shared():
+                shared.share_memory_()
 
     @property
     def samples(self) -> Samples:
@@ -60,6 +75,9 @@ class TorchIterableDataset(IterableDataset[Sample]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, in all workers: to be called before each but the first."""
+        if epoch != self.stream.epoch:
+            self._finished = None
+            self._shared[_AGAIN] = 0
         self.stream.set_epoch(epoch)
         self._shared[_EPOCH] = epoch
 
@@ -68,9 +86,25 @@ class TorchIterableDataset(IterableDataset[Sample]):
         stream.set_epoch(int(self._shared[_EPOCH]))
         if worker is None:
             return iter(stream)
+        return self._of_worker(worker.id, worker.num_workers)
+
+    def _of_worker(self, worker: int, workers: int) -> Iterator[Sample]:
+        # A generator also for what it raises: from `__iter__` itself, that would end a worker without a word.
+        stream, epoch = self.stream, self.stream.epoch
+        if self._loads != self._shared[_LOADS]:
+            raise ValueError(
+                "a state was loaded after these workers had started: make another DataLoader, they persist in this one"
+            )
         self._shared[_STARTED] = 1
-        workers = worker.num_workers
-        return stream.shard(stream.shard_index * workers + worker.id, stream.num_shards * workers)
+        if self._finished is not None and self._finished.all():
+            self._shared[_AGAIN] = 1
+            stream.forget_loaded()
+        _send_by_name(self.samples)
+        yield from stream.shard(stream.shard_index * workers + worker, stream.num_shards * workers)
+        if self._finished is None:
+            stream.forget_loaded()  # what this worker itself was given
+        elif epoch == int(self._shared[_EPOCH]):
+            self._finished[worker] = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this process stands. `torchdata`'s `StatefulDataLoader` asks each worker.
@@ -95,6 +129,8 @@ class TorchIterableDataset(IterableDataset[Sample]):
         stream, workers = self.stream, max(1, loader.num_workers)
         epoch, count = int(self._shared[_EPOCH]), stream.num_shards * workers
         stream.set_epoch(epoch)
+        if self._shared[_AGAIN]:
+            stream.forget_loaded()
         shards = range(stream.shard_index * workers, (stream.shard_index + 1) * workers)
         size = loader.batch_size or stream.batch_size or 1
         begins = [stream.begin_of(shard, count) for shard in shards]
@@ -111,14 +147,39 @@ class TorchIterableDataset(IterableDataset[Sample]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: to be called before the loader is iterated over.
 
-        Raises `ValueError` if it is of another commit, order or rank.
+        Raises `ValueError` if it is of another commit, order or rank. Workers that persist from before do so, too.
         """
         self.stream.load_state_dict(state)
         self._shared[_EPOCH] = self.stream.epoch
+        if get_worker_info() is not None:  # `StatefulDataLoader` gives each worker what is its own
+            self._finished = None
+            return
+        self._loads += 1
+        self._shared[_LOADS] = self._loads
+        self._shared[_AGAIN] = 0
+        workers = len(state["positions"])
+        self._finished = torch.zeros(workers, dtype=torch.bool).share_memory_() if workers else None
+
+
+def _ranks() -> tuple[int, int]:
+    """Return how many ranks there are, and which one this process is."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size(), distributed.get_rank()
+    if ("WORLD_SIZE" in os.environ) != ("RANK" in os.environ):
+        raise ValueError("of WORLD_SIZE and RANK only one is set: give num_shards= and shard_index=")
+    return int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+
+
+def _send_by_name(samples: Samples) -> None:
+    """Let this worker send tensors without a descriptor for each, if there are many."""
+    if len(samples.arrays) > _SENT_BY_DESCRIPTOR and multiprocessing.get_sharing_strategy() == "file_descriptor":
+        multiprocessing.set_sharing_strategy("file_system")
 
 
 def _dealt(having: Sequence[int], taken: int) -> list[int]:
     """Return how many batches came from each worker: a loader asks them in turn, and passes those that have no more."""
+    if taken < 0:
+        raise ValueError(f"batches is {taken}: it has to be how many the loader has handed out")
     if taken > sum(having):
         raise ValueError(f"{taken} batches are more than the {sum(having)} that are left of the epoch")
     low, high = 0, max(having)
@@ -149,7 +210,9 @@ class TorchDataset(Dataset[Sample]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Sample:
-        return self._cached.take([index])[0]
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        if get_worker_info() is not None:
+            _send_by_name(self.samples)
         return self._cached.take(indices)
