@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,10 @@ def commit_again_and_again(begun: Any, stop: Any, path: Path) -> int:
 
 
 @contextmanager
-def committing(path: Path) -> Iterator[None]:
+def committing(path: Path, function: Callable[..., int] = commit_again_and_again) -> Iterator[None]:
     """Let another process commit while the block runs."""
     begun, stop = SPAWN.Event(), SPAWN.Event()
-    writer = Worker(commit_again_and_again, begun, stop, path)
+    writer = Worker(function, begun, stop, path)
     with ended(writer):
         assert begun.wait(60)
         yield
