@@ -132,6 +132,8 @@ class Fixed(Constraint):
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", _path(self.path))
         object.__setattr__(self, "properties", _names("properties", self.properties))
+        if self.values is not None and not isinstance(self.values, Mapping):
+            raise TypeError(f"values is a dict, not {self.values!r}")
         unknown = [name for name in self.properties if name not in _PROPERTIES]
         if unknown or not self.properties:
             raise ValueError(f"{list(self.properties)!r} can't be fixed: choose from {', '.join(_PROPERTIES)}")
