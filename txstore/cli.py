@@ -177,6 +177,28 @@ def show(
     new_console().print(table)
 
 
+@app.command()
+@reporting_errors
+def constraints(
+    path: PathArgument,
+    at: Annotated[
+        str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what every commit has to keep."""
+    repo = Repository(path)
+    declared = repo.mapping(at=None if at is None else find_commit(repo, at).slot).constraints
+    if as_json:
+        print_json({name: {"kind": each.kind, **each.as_dict()} for name, each in sorted(declared.items())})
+        return
+    table = new_table("name", "kind", "what")
+    for name, each in sorted(declared.items()):
+        what = "; ".join(f"{field}: {json.dumps(content)}" for field, content in each.as_dict().items())
+        table.add_row(as_text(name), each.kind, as_text(what))
+    new_console().print(table)
+
+
 # --- asking
 
 

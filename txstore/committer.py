@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from txstore import conflicts, format, index
+from txstore import conflicts, constraints, format, index
 from txstore.commits import Commits, Stored
 from txstore.conflicts import Writes
 from txstore.documents import kind_of_node
 from txstore.errors import SnapshotExpiredError
 from txstore.format import DataPack, PackName, RunName, Section, Statistics
 from txstore.keys import ancestors, directory_prefix, is_document
+from txstore.outcome import Outcome
 from txstore.publishing import Contents, Publisher
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging
@@ -56,6 +57,7 @@ class Committer:
             properties=properties,
         )
         self.unchanged: set[str] = set()
+        self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # on which head, and what its header says then
 
     @property
     def offered(self) -> bool:
@@ -65,17 +67,18 @@ class Committer:
     def run(self) -> Stored | None:
         """Return the new commit; None if all that is staged is as in the base.
 
-        Raises `ConflictError`, and what `Publisher.prepare` and `publish` raise; then nothing was published (or, with
-        `CommitUnknownError`, that is not known), and what is staged is still there.
+        Raises `ConflictError`, `ConstraintError`, and what `Publisher.prepare` and `publish` raise; then nothing was
+        published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
         """
         # 1. The transaction's own run follows its values. What equals the base is left out.
         own, statistics = self._append_own_run()
-        if own is None:
+        if own is None and not self.staging.constraints:
             return None
 
-        # 2. Conflicts with all that is known by now are found before anybody has to wait for us.
+        # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us.
         if self.commits.takes_turns:
             self._catch_up()
+        self._keep_constraints(self.head)
 
         # 3. Every now and then, the newest runs of the head are merged.
         merged = self._append_merged_run(self.head)
@@ -155,20 +158,38 @@ class Committer:
         self.head = head
         return head
 
+    def _keep_constraints(self, head: Snapshot) -> Mapping[str, Any]:
+        """I11: return the constraints that the commit carries on top of `head`, all of which it keeps."""
+        if self._kept is None or self._kept[0] is not head:
+            changes = self.staging.constraints
+            written = {} if head.stored is None else head.stored.header.constraints
+            if changes or written:
+                declared = constraints.merge(changes, self.base.constraints, head.constraints)
+                constraints.check(declared, Outcome(self.staging, self.unchanged, head))
+                if changes:
+                    written = constraints.encode(declared.constraints)
+            self._kept = head, written
+        return self._kept[1]
+
     # --- the header, for one slot
 
-    def _contents(self, own: Section, merged: _Merged | None, head: Snapshot, statistics: Statistics) -> Contents:
+    def _contents(
+        self, own: Section | None, merged: _Merged | None, head: Snapshot, statistics: Statistics
+    ) -> Contents:
         self.fence()
+        kept = self._keep_constraints(head)
         seq = head.seq + 1
-        sections, runs = [own], list(head.run_names)
+        sections, runs = [], list(head.run_names)
         if merged is not None and (at := find_runs(merged.inputs, runs)) is not None:
             # Its inputs still stand side by side: nobody else has merged them meanwhile.
             runs[at : at + len(merged.inputs)] = [merged.run]
             sections.append(merged.section)
-        entries = statistics.keys_set + statistics.keys_deleted
-        own_run = RunName(None, seq, own.offset, own.length, entries, seq)
+        if own is not None:
+            entries = statistics.keys_set + statistics.keys_deleted
+            runs.insert(0, RunName(None, seq, own.offset, own.length, entries, seq))
+            sections.insert(0, own)
         required = format.FEATURE_FOREIGN if self.staging.staged.may_be_foreign else 0
-        return Contents(tuple(sections), (own_run, *runs), statistics, required=required)
+        return Contents(tuple(sections), tuple(runs), statistics, required=required, constraints=kept)
 
 
 class _Counter:

@@ -6,7 +6,7 @@ Facts are attributes; the message is built from them and says what to do next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def shown_keys(keys: Sequence[str]) -> str:
@@ -44,6 +44,31 @@ class ConflictError(TxStoreError):
         super().__init__(
             f"{reason}: {shown_keys(self.keys)}. Retry on the new head: repo.run(fn) does, or rollback() and open "
             "everything again from store.latest()"
+        )
+
+
+class Violation(NamedTuple):
+    """Where a commit would break a constraint."""
+
+    constraint: str
+    where: str  # a path or key
+    reason: str
+
+
+class ConstraintError(TxStoreError):
+    """The commit would break constraints of the repository: mend what is staged, and commit again.
+
+    Nothing was published, and what was staged is still there. `violations` are tuples of `constraint` (its name),
+    `where` (a path or key) and `reason`.
+    """
+
+    def __init__(self, violations: Sequence[Violation]) -> None:
+        self.violations = tuple(violations)
+        shown = "; ".join(f"{name}: {where or '/'!r}: {reason}" for name, where, reason in self.violations[:5])
+        more = f"; and {len(self.violations) - 5} more" if len(self.violations) > 5 else ""
+        super().__init__(
+            f"{shown}{more}. Nothing was published, and what is staged is still there: mend it and commit again, or "
+            "rollback(). repo.constraints says what is declared"
         )
 
 

@@ -47,7 +47,8 @@ FRAMES_OF_KEYS = (FRAME_TOMBSTONE, *REF_OF_FRAME)
 FRAME_OF_REF = {ref: frame for frame, ref in REF_OF_FRAME.items()}
 
 FEATURE_FOREIGN = 1 << 0  # required: a run may hold refs of kind `REF_FOREIGN`
-REQUIRED_FEATURES_KNOWN = FEATURE_FOREIGN
+FEATURE_CONSTRAINTS = 1 << 1  # required: whoever commits has to check the constraints of the parent
+REQUIRED_FEATURES_KNOWN = FEATURE_FOREIGN | FEATURE_CONSTRAINTS
 FEATURE_NOT_SYNCED = 1 << 0  # optional
 
 HEAD = struct.Struct("<8sII16s16sQ4x")
@@ -64,7 +65,7 @@ assert HEAD.size == FOOTER.size == 60
 assert FRAME.size == 28
 assert HEADER.size == 120
 
-_BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING = range(1, 10)
+_BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING, _CONSTRAINTS = range(1, 11)
 
 
 def encode_head(pack_id: bytes, repository_id: bytes, number: int = 0, first: int = 0) -> bytes:
@@ -328,6 +329,7 @@ class Header:
     floor: int = 0
     required: int = 0
     optional: int = 0
+    constraints: Mapping[str, Any] = field(default_factory=dict)  # by name: what `constraints` writes of them
 
     @property
     def name(self) -> PackName:
@@ -343,14 +345,15 @@ class Header:
             self.repository_id, self.id, self.parent_id, self.parent_hash,
             self.slot, self.seq, self.floor, self.time,
         )  # fmt: skip
-        properties = json.dumps(dict(self.properties), sort_keys=True).encode() if self.properties else b""
+        properties = _encode_json(self.properties)
+        last = _encode_fields((_CONSTRAINTS, _encode_json(self.constraints)))
         packs = b"".join(map(_encode_data_pack, self.packs))
         if native is not None:
             return fixed + native.encode(
                 self.branch, self.author, self.message, properties,
                 self.statistics.as_tuple(), self.sections, self.runs, packs, self.pending,
-            )  # fmt: skip
-        typed = (
+            ) + last  # fmt: skip
+        typed = _encode_fields(
             (_BRANCH, self.branch.encode()),
             (_AUTHOR, self.author.encode()),
             (_MESSAGE, self.message.encode()),
@@ -361,7 +364,7 @@ class Header:
             (_PACKS, packs),
             (_PENDING, encode_varint(self.pending) if self.pending else b""),
         )
-        return fixed + b"".join(FIELD.pack(tag, len(content)) + content for tag, content in typed if content)
+        return fixed + typed + last
 
     @classmethod
     def decode(cls, data: bytes) -> Header:
@@ -406,12 +409,21 @@ class Header:
             runs=tuple(_decode_runs(typed.get(_RUNS, b""))),
             packs=tuple(_decode_data_packs(typed.get(_PACKS, b""))),
             pending=Reader(typed.get(_PENDING, b"\0")).varint(),
+            constraints=json_object(typed.get(_CONSTRAINTS, b"{}")) if required & FEATURE_CONSTRAINTS else {},
         )  # fmt: skip
 
 
 def header_hash(encoded: bytes) -> bytes:
     """Return the hash by which a child names its parent's header."""
     return blake2b(encoded, digest_size=16).digest()
+
+
+def _encode_fields(*typed: tuple[int, bytes]) -> bytes:
+    return b"".join(FIELD.pack(tag, len(content)) + content for tag, content in typed if content)
+
+
+def _encode_json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(content), sort_keys=True).encode() if content else b""
 
 
 def _text(typed: Mapping[int, bytes], tag: int) -> str:

@@ -43,6 +43,7 @@ class Contents(NamedTuple):
     statistics: Statistics = Statistics()
     floor: int = 0  # at least the parent's
     required: int = 0  # features that a reader has to know, besides those of the parent
+    constraints: Mapping[str, Any] | None = None  # None: those of the parent
 
 
 class Publisher:
@@ -206,6 +207,10 @@ class Publisher:
 
     def _write_header(self, parent: Stored | None, contents: Contents) -> Stored:
         slot, seq, floor = (0, 1, 0) if parent is None else parent.next
+        required = contents.required | (0 if parent is None else parent.header.required)
+        constraints = contents.constraints
+        if constraints is None:
+            constraints = {} if parent is None else parent.header.constraints
         header = Header(
             repository_id=self.commits.identity.id,
             id=self.writer.id,
@@ -224,7 +229,8 @@ class Publisher:
             packs=tuple([pack for pack, _ in self.packs]),
             pending=self.commits.pending(parent) if self.durable else 0,
             floor=max(floor, contents.floor),
-            required=contents.required | (0 if parent is None else parent.header.required),
+            required=required | (format.FEATURE_CONSTRAINTS if constraints else 0),
+            constraints=constraints,
             optional=0 if self.durable else format.FEATURE_NOT_SYNCED,
         )
         encoded = header.encode()

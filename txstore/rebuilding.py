@@ -329,7 +329,7 @@ def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | 
         slot, seq,
         time=1 if parent is None else parent.header.time + 1,
         branch="main",
-        message="header rebuilt by verify: time, author and message are lost",
+        message="header rebuilt by verify: time, author, message and constraints declared here are lost",
         statistics=Statistics(
             len(values), len(refs) - len(values), len(run.prefixes), sum(entry[5] for entry in values)
         ),
@@ -341,6 +341,7 @@ def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | 
         packs=tuple(packs),
         floor=0 if parent is None else parent.header.floor,
         required=required | (0 if parent is None else parent.header.required),
+        constraints={} if parent is None else parent.header.constraints,
     )  # fmt: skip
     encoded = header.encode()
     end = position + len(section)

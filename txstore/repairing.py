@@ -133,7 +133,8 @@ class _Repairer:
             if found is None and child is None:
                 found, action = (
                     rebuilding.new_end(commits, path, slot, size, parent),
-                    "header made anew: its frames and its run are whole; time, author and message are lost",
+                    "header made anew: its frames and its run are whole; time, author, message are lost, and "
+                    "constraints that it declared",
                 )
             if found is None:
                 return None

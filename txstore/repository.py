@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore.backup import Backup, back_up
 from txstore.commits import MAIN, Commit, Commits
+from txstore.constraints import Constraint, Constraints
 from txstore.engine import Engine, Position
 from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.faults import Report
@@ -304,6 +305,42 @@ class Repository:
         """Names of commits: a `MutableMapping` from name to `Commit`, where a name is given once."""
         self._existing()
         return Tags(self.engine)
+
+    @property
+    def constraints(self) -> Constraints:
+        """What has to be so at every commit, by name: a `MutableMapping` to the kinds in `txstore.constraints`.
+
+        To set one here makes a commit that declares it, to delete one a commit that drops it; to declare it together
+        with the arrays, use `store.constraints` in a transaction. From then on, every commit is checked, whoever makes
+        it, and one that would break a constraint raises `ConstraintError`. See docs/constraints.md.
+
+        Examples
+        --------
+        >>> import tempfile, txstore, zarr
+        >>> from txstore.constraints import EqualLength
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     x = zarr.create_array(store, name="x", shape=(0, 3), chunks=(8, 3), dtype="f4")
+        ...     y = zarr.create_array(store, name="y", shape=(0,), chunks=(8,), dtype="i4")
+        ...     store.constraints["samples"] = EqualLength(["x", "y"])
+        >>> try:
+        ...     with repo.transaction() as store:
+        ...         zarr.open_array(store, path="y").resize((5,))
+        ... except txstore.ConstraintError as error:
+        ...     print(error.violations[0].reason)
+        its first dimension is 5, and that of 'x' 0
+        """
+        return Constraints(self._declared, self._declare)
+
+    def _declared(self) -> Mapping[str, Constraint]:
+        self._existing()
+        return self.engine.newest().constraints
+
+    def _declare(self, name: str, constraint: Constraint | None) -> None:
+        self._existing()
+        message = f"constraint {name!r} {'dropped' if constraint is None else 'declared'}"
+        with self.engine.begin(message=message) as transaction:
+            transaction.declare(name, constraint)
 
     def verify(
         self, progress: Callable[[int, int], None] | None = None, *, repair: bool = False, sources: bool = False

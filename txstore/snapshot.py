@@ -11,6 +11,8 @@ from typing import Never
 
 from txstore import format
 from txstore.commits import Commit, Commits, Stored
+from txstore.constraints import Constraint
+from txstore.constraints import decode as decode_constraints
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.foreign import ForeignRange
 from txstore.format import PackName, RunName
@@ -99,6 +101,11 @@ class Snapshot(Hierarchy):
     def floor(self) -> int:
         """The lowest slot that was kept when the commit was made."""
         return 0 if self.stored is None else self.stored.header.floor
+
+    @cached_property
+    def constraints(self) -> Mapping[str, Constraint]:
+        """What was declared to be so at every commit, by name. Raises `UnsupportedFormatError` if it is not known."""
+        return {} if self.stored is None else decode_constraints(self.url, self.stored.header.constraints)
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.url} {self.commit or '(empty)'}>"

@@ -42,6 +42,8 @@ from txstore.tails import Tail
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from txstore.constraints import Constraint
+
 _READ_MARKS = 1 << 16
 
 NOBODY = -1  # the number of a process that has not staged anything in somebody else's transaction
@@ -99,6 +101,7 @@ class Staging(Hierarchy):
         self._is_over = False
         self._is_closed = False  # nobody stages any more, and it is settled whose frames count
         self.has_failed = False  # a write of this process: its part must not look complete
+        self.constraints: dict[str, Constraint | None] = {}  # declared, or (None) dropped, by the owner
         self._read_marks: bytearray | None = None
         self._read_keys: set[str] = set()  # exact, since others stage into the transaction
         self._committed: Snapshot | None = None
@@ -519,10 +522,10 @@ class Staging(Hierarchy):
 
     @property
     def count(self) -> int:
-        """How many keys and prefixes are set or deleted."""
+        """How many keys and prefixes are set or deleted, and constraints declared or dropped."""
         if not self._is_over:
             self._look_at_others()
-        return len(self.staged)
+        return len(self.staged) + len(self.constraints)
 
     @property
     def prefixes(self) -> list[str]:
@@ -715,6 +718,7 @@ class Staging(Hierarchy):
                 writer.drop()
         self._writer = self._commit_writer = None
         self.staged.clear()
+        self.constraints.clear()
 
     def seal(self) -> None:
         """Say that this process has done all that it meant to do (I8). It may go on all the same.
@@ -779,7 +783,7 @@ class Staging(Hierarchy):
         try:
             count = self.count
         except (OSError, TransactionStateError):  # what others have staged can't be read now
-            count = len(self.staged)
+            count = len(self.staged) + len(self.constraints)
         try:
             if count:
                 warnings.warn(

@@ -18,6 +18,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
 from txstore.commits import MAIN, Commit
+from txstore.constraints import Constraints
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
 from txstore.opening import Access
@@ -30,6 +31,7 @@ from txstore.sources import Given, allowed
 if TYPE_CHECKING:
     from typing import Self
 
+    from txstore.constraints import Constraint
     from txstore.repository import Repository
     from txstore.snapshot import Snapshot
     from txstore.transaction import Changes, Transaction
@@ -197,6 +199,17 @@ class TxStore(Store):
         `participants` says which process has staged which of the keys.
         """
         return self._writer().transaction.changes()
+
+    @property
+    def constraints(self) -> Constraints:
+        """What has to be so at every commit, by name. In a writable store: see `Repository.constraints`.
+
+        What is set or deleted there is declared, or dropped, by the commit of this transaction.
+        """
+        return Constraints(lambda: self.mapping.constraints, self._declare)
+
+    def _declare(self, name: str, constraint: Constraint | None) -> None:
+        self._writer().transaction.declare(name, constraint)
 
     def _writer(self) -> Session:
         self._check_writable()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from txstore import forking, format
 from txstore.commits import MAIN, Commits, Stored
 from txstore.committer import Committer
+from txstore.constraints import Constraint, Constraints, encode
 from txstore.errors import (
     CommitUnknownError,
     ConflictError,
@@ -92,6 +93,7 @@ class Changes(TypedDict):
     deleted: list[str]
     deleted_below: list[str]  # paths that were cleared as a whole
     participants: dict[str, list[str]]  # which process has staged which of the keys
+    constraints: list[str]  # that were declared or dropped
 
 
 def begin_staging(
@@ -216,8 +218,37 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     @property
     def staged_count(self) -> int:
-        """How many keys and prefixes are set or deleted here and not committed."""
+        """How many keys and prefixes are set or deleted here, and constraints declared, and not committed."""
         return 0 if self.state == "committed" else self._staging.count
+
+    @property
+    def constraints(self) -> Constraints:
+        """What has to be so at every commit, by name: see `Repository.constraints`.
+
+        What is set or deleted is declared, or dropped, by the commit that this transaction becomes.
+        """
+        return Constraints(self._declared, self.declare)
+
+    def _declared(self) -> Mapping[str, Constraint]:
+        if self.state == "committed":
+            return self.base.constraints
+        changed = {**self.base.constraints, **self._staging.constraints}
+        return {name: each for name, each in changed.items() if each is not None}
+
+    def declare(self, name: str, constraint: Constraint | None) -> None:
+        """Declare a constraint, or drop the one with this name."""
+        if self.is_named or self.is_participant:
+            raise TransactionStateError(
+                "constraints are declared in a transaction without a name, by the process that began it: "
+                "repo.constraints[...] = ... makes one",
+                state="foreign",
+            )
+        settled = None if constraint is None else constraint.settled(self._staging)
+        if settled is not None:
+            encode({**self._declared(), name: settled})  # says now if they can't be written
+        with self._lock:
+            self._check_open()
+            self._staging.constraints[name] = settled
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
@@ -378,7 +409,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def changes(self) -> Changes:
         """Return what is staged, and by whom."""
-        found: Changes = {"set": [], "deleted": [], "deleted_below": [], "participants": {}}
+        found: Changes = {"set": [], "deleted": [], "deleted_below": [], "participants": {}, "constraints": []}
         if self.state == "committed":
             return found
         self._staging.follow_others()
@@ -386,6 +417,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             found["deleted" if link.kind == format.FRAME_TOMBSTONE else "set"].append(key)
             found["participants"].setdefault(self._staging.label(link.participant), []).append(key)
         found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.prefixes]
+        found["constraints"] = sorted(self._staging.constraints)
         return found
 
     # --- several processes
@@ -559,6 +591,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         ConflictError
             Somebody else committed what this transaction relies on, or several of its processes wrote the same keys
             without knowing of each other; what is staged is still there.
+        ConstraintError
+            What is staged would break a constraint; it is still there.
         ParticipantLostError
             A process that staged into it died before it was done; `allow_lost` takes what it has staged.
         CommitUnknownError

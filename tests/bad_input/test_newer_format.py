@@ -65,7 +65,7 @@ USES = {
     [
         ({"txstore": 2}, "format version 2"),
         ({"txstore": 2, "checksum_kind": "sha256", "checksum": "?"}, "format version 2"),
-        ({"required": 2}, "required features 0x2"),
+        ({"required": 4}, "required features 0x4"),
         ({"required": 1 << 40}, "required features 0x10000000000"),
         ({"slots": "put-if-absent"}, "slots taken by 'put-if-absent'"),
     ],
@@ -90,8 +90,8 @@ def test_optional_features_and_unknown_members_are_ignored(path):
 @pytest.mark.parametrize(
     ("at", "new", "found"),
     [
-        (8, b"\x02", "required features 0x2"),
-        (8, b"\x03", "required features 0x2"),
+        (8, b"\x04", "required features 0x4"),
+        (8, b"\x07", "required features 0x4"),
         (15, b"\x80", "required features 0x8000000000000000"),
         (4, b"\x02", "a header of kind 2"),
         (6, b"\x02", "checksums of kind 2"),
@@ -117,7 +117,7 @@ def test_a_newer_footer(path):
 
 
 def test_verify_reports_it(path):
-    rewrite_header(path, 8, b"\x02")
+    rewrite_header(path, 8, b"\x04")
     fault = txstore.Repository(path).verify().faults[0]
     assert fault.path == "commits/main/0000000000"
     assert "upgrade txstore" in fault.reason

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import txstore
 import txstore.demo
 from txstore.cli import app
+from txstore.constraints import OnlyGrows
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 
@@ -301,6 +302,21 @@ def test_digits_are_a_slot_unless_they_are_many(filled: txstore.Repository) -> N
 @pytest.mark.parametrize("commit", ["7", "999999999", "9999999999", "abcdefabcdef", "v2", "a/b", ""])
 def test_show_what_is_not_there(filled: txstore.Repository, commit: str) -> None:
     assert_refused(run("show", filled.url, commit), commit)
+
+
+# -- constraints -------------------------------------------------------------------------------------------------------
+
+
+def test_constraints(filled: txstore.Repository) -> None:
+    filled.constraints["grown"] = OnlyGrows("storm/position")
+    assert run_json("constraints", filled.url) == {
+        "grown": {"kind": "only grows", "path": "storm/position"},
+    }
+    assert run_json("constraints", filled.url, "--at", "v1") == {}
+    lines = run("constraints", filled.url).stdout.splitlines()
+    assert [line.split() for line in lines[2:]] == [
+        ["grown", "only", "grows", "path:", '"storm/position"'],
+    ]
 
 
 # -- verify ------------------------------------------------------------------------------------------------------------

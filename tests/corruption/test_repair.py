@@ -380,7 +380,7 @@ def test_a_newer_format_is_left_alone(path):
     content = bytearray(file.read_bytes())
     footer = format.Footer.decode(bytes(content[-64:]))
     header = bytearray(content[footer.header_offset : -64])
-    header[8] = 2  # a required feature
+    header[8] = 128  # a required feature
     new = format.Footer(len(header), footer.header_offset, len(content), footer.pack_id, encoding.crc32c(bytes(header)))
     file.write_bytes(bytes(content[: footer.header_offset]) + bytes(header) + new.encode())
     before = tree(path)

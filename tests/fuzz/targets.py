@@ -15,10 +15,12 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.mutations import mutated, mutated_json
-from txstore import encoding, format, names
+from txstore import constraints, encoding, format, names
 from txstore._native import header as native_header
 from txstore._native import index, index_twin
+from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
 from txstore.encoding import CHECKSUM, MalformedError, crc32c
+from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.foreign import FileVersion, ForeignRange
 from txstore.format import DataPack, Footer, Header, PackName, Predecessor, RunName, Section, Statistics
 from txstore.records import Hint, RepositoryFormat, Tag, TransactionRecord
@@ -72,7 +74,29 @@ _HEADERS = (
         Statistics(3, 2, 1, 4096, 2), (Section(1, 64, 512), Section(1, 1024, 99)), _RUNS, (), 3, 2, 1, 1,
     ),
     Header(ID, OTHER_ID, ID, ID, 1 << 40, 1 << 41, 5, "b", runs=_RUNS[:1], packs=(DataPack(PackName(ID), 4096),)),
+    Header(ID, OTHER_ID, ID, ID, 2, 3, 5, "b", required=format.FEATURE_CONSTRAINTS, constraints={"a": {"kind": "b"}}),
 )  # fmt: skip
+
+
+_CONSTRAINTS = tuple(
+    json.dumps({"kind": each.kind, **each.as_dict()}).encode()
+    for each in (
+        EqualLength(["x", "g/y"]),
+        Fixed("x", ["dtype", "chunks"], {"dtype": "int32", "chunks": {"name": "regular"}}),
+        RequiredAttributes("", ["units"]),
+        RequiredAttributes("x", {"units": ["m", None]}),
+        OnlyGrows("x"),
+        Complete("g/y"),
+    )
+)
+
+
+def _constraint(data: bytes) -> Constraint:
+    return constraints.decode("data.tx", {"name": encoding.json_object(data)})["name"]
+
+
+def _is_sound_constraint(constraint: Constraint) -> bool:
+    return constraints.decode("data.tx", constraints.encode({"name": constraint}))["name"] == constraint
 
 
 def _header_in_python(data: bytes) -> Header:
@@ -221,6 +245,10 @@ TARGETS = (
             ForeignRange(FileVersion("file:///a", 0, ""), 0, 0).encode(),
         ),
         ForeignRange.decode, is_sealed=False, is_sound=_is_sound_range,
+    ),
+    Target(
+        "constraint", _CONSTRAINTS, _constraint, is_sealed=False, mutate=mutated_json, is_sound=_is_sound_constraint,
+        allowed=(*ALLOWED, CorruptionError, UnsupportedFormatError),
     ),
     Target(
         "frame",

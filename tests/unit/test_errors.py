@@ -9,6 +9,7 @@ from txstore import errors
 
 EXAMPLES = [
     errors.ConflictError(["a/c/0"], reason="because", base=1, head=2),
+    errors.ConstraintError([errors.Violation("aligned", "a", "its first dimension is 1, and that of 'b' 2")]),
     errors.StaleArrayError("a", reason="it changed"),
     errors.LockTimeoutError(["a/c/0"], "process 7"),
     errors.LocksUnavailableError("/data.tx", "none here"),

@@ -34,13 +34,16 @@ branches = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", fullmatch=True)
 pack_names = st.builds(PackName, ids, branches, numbers)
 runs = st.builds(RunName, st.none() | pack_names, *[numbers] * 5)
 headers = st.builds(
-    Header,
+    lambda constraints, **rest: Header(
+        **rest, constraints=constraints, required=format.FEATURE_CONSTRAINTS if constraints else 0
+    ),
+    constraints=st.dictionaries(text, json_values, max_size=2),
     repository_id=ids, id=ids, parent_id=ids, parent_hash=ids, slot=numbers, seq=numbers, time=numbers, floor=numbers,
     branch=text, author=text, message=text, properties=st.dictionaries(text, json_values, max_size=4),
     statistics=st.builds(Statistics, *[numbers] * 5),
     sections=st.lists(st.builds(Section, *[numbers] * 3), max_size=3).map(tuple),
     runs=st.lists(runs, max_size=4).map(tuple),
-    required=st.just(0), optional=u64, pending=numbers,
+    optional=u64, pending=numbers,
 )  # fmt: skip
 footers = st.builds(
     lambda length, offset, pack, checksum: Footer(length, offset, offset + length + 64, pack, checksum),

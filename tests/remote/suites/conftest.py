@@ -96,6 +96,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
 }
 #: fsspec's memory is one process's own.
 OF_ONE_PROCESS = {
+    "test_a_child_declares_nothing_and_breaks_nothing",
     "test_a_snapshot_stays_at_its_commit_in_another_process",
     "test_a_writer_of_a_repository_that_does_not_exist_is_independent_in_another_process",
     "test_another_process_writes_into_the_same_transaction",

@@ -1,0 +1,3 @@
+"""`tests/conflicts/test_constraints.py`, on what `conftest.py` says."""
+
+from tests.conflicts.test_constraints import *
