@@ -25,8 +25,8 @@ _ASKED = os.environ.get("TXSTORE_REMOTE", "1")
 RUNS_ALL = _ASKED == "all"
 #: Of how many tests one runs on a server by default.
 ONE_OF = {
-    "memory": 16, "s3-obstore": 64, "s3-s3fs": 128, "azure-adlfs": 256, "azure-obstore": 256, "sftp": 128, "gcs": 256,
-    "smb": 32,
+    "memory": 16, "s3-obstore": 64, "s3-s3fs": 128, "azure-adlfs": 256, "azure-obstore": 256, "sftp": 128,
+    "gcs-gcsfs": 256, "gcs-obstore": 256, "smb": 32,
 }  # fmt: skip
 
 _FILES = "looks at files, or damages them"
