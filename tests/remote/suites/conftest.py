@@ -19,7 +19,7 @@ import txstore
 from tests.conformance.upkeep import below
 from tests.remote.conftest import STORES, with_engine
 from tests.remote.servers import Server
-from txstore import opening
+from txstore import object_client, opening
 
 _ASKED = os.environ.get("TXSTORE_REMOTE", "1")
 RUNS_ALL = _ASKED == "all"
@@ -145,9 +145,16 @@ def _runs(item: pytest.Item) -> bool:
     return name not in reasons and store in _stores_of(f"{item.path.name}::{item.name.replace(store, '')}")
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what is imported stays: `collected` need not look through it each time
+
+
 @pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
+def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test has dropped is gone when it ends."""
+    # Some libraries make clients so large that to look through those of other tests takes longer than a test.
+    monkeypatch.setattr(object_client, "MOST_ENGINES", 2)
     yield
     gc.collect()
 
