@@ -136,8 +136,14 @@ def _gcs(target: Target, options: dict[str, Any]) -> Connection | None:
     options.pop("access", None)
     bucket, prefix = object_urls.bucket_and_prefix(target.address)
     arguments: dict[str, Any] = {"bucket": bucket, "prefix": prefix}
+    endpoint = "https://storage.googleapis.com"
     if token == "anon":
         arguments["skip_signature"] = True
+        if options.get("endpoint_url"):
+            endpoint = str(options.pop("endpoint_url")).rstrip("/")
+            account = {"gcs_base_url": endpoint, "client_email": "", "private_key": "", "private_key_id": ""}
+            # Older versions know no other way to say it.
+            arguments["service_account_key"] = json.dumps({**account, "disable_oauth": True})
     elif isinstance(token, Mapping) and token.get("type") == "service_account":
         arguments["service_account_key"] = json.dumps(dict(token))
     elif isinstance(token, str) and os.path.isfile(token):
@@ -146,7 +152,7 @@ def _gcs(target: Target, options: dict[str, Any]) -> Connection | None:
         arguments["application_credentials"] = os.environ["GOOGLE_APPLICATION_CREDENTIALS"]
     else:
         return None  # gcsfs knows more kinds
-    return Connection("GCSStore", arguments, "https://storage.googleapis.com", lists_after=True)
+    return Connection("GCSStore", arguments, endpoint, lists_after=True)
 
 
 def build(target: Target) -> Engine:

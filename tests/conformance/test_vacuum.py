@@ -33,6 +33,8 @@ STRIDE = 1 if "TXSTORE_VACUUM_ROUNDS" in os.environ else 3
 class Steps:
     """Copies of a repository, each opened twice; before one more storage operation of the first, something happens."""
 
+    operations = 1  # that one step may stand for
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.repo = self.open("data.tx")
@@ -47,7 +49,7 @@ class Steps:
             self.copy(name)
             watched, other = self.open(name), self.open(name)
             self.count, self._is_over = 0, False
-            watch(watched).before = _Each(self._before)
+            self.watch(watched)
             yield watched, other
             self.remove(name)
 
@@ -60,10 +62,13 @@ class Steps:
     def remove(self, name: str) -> None:
         shutil.rmtree(self._folder / name)
 
+    def watch(self, repo: txstore.Repository) -> None:
+        watch(repo).before = _Each(self.before_each)
+
     def end(self) -> None:
         self._is_over = True
 
-    def _before(self, *_: object) -> None:
+    def before_each(self, *_: object) -> None:
         if not self._is_over:
             self.count += 1
             if self.count == self.step + 1:
@@ -129,7 +134,8 @@ def test_older_than_and_both(open_repo):
     assert repo.vacuum(older_than=times[4] + timedelta(microseconds=1), dry_run=True).floor == 5
     assert repo.vacuum(older_than=times[4], keep=2, dry_run=True).floor == 4
     assert repo.vacuum(older_than=times[4], keep=8, dry_run=True).floor == 2
-    assert repo.vacuum(older_than=timedelta(0), dry_run=True).floor == 9
+    future = timedelta(seconds=-2)  # the clocks of some servers tell whole seconds
+    assert repo.vacuum(older_than=future, dry_run=True).floor == 9
     assert repo.vacuum(older_than=times[4]).floor == 4
     assert [commit.slot for commit in repo.log()] == [10, 9, 8, 7, 6, 5, 4]
 
@@ -603,7 +609,7 @@ def test_interrupted_at_every_step(steps):
         left.add(len([path for path in tree(other) if path.startswith(("commits/", "packs/", "floor/"))]))
         assert staged(other) == []
     assert max(left) - min(left) <= 2
-    assert steps.count > 40
+    assert steps.count > 40 // steps.operations
 
 
 def test_two_at_once(steps, no_lock):
@@ -619,7 +625,7 @@ def test_two_at_once(steps, no_lock):
         repo.vacuum(keep=4)
         assert content(other) == model
         assert other.verify().faults == []
-    assert steps.count > 30
+    assert steps.count > 30 // steps.operations
 
 
 def test_a_commit_at_every_step_of_a_vacuum(steps, no_lock):
@@ -643,7 +649,7 @@ def test_a_commit_at_every_step_of_a_vacuum(steps, no_lock):
         open_one.commit()
         assert content(other) == model | {"open": b"1"}
         assert other.verify().faults == []
-    assert steps.count > 30
+    assert steps.count > 30 // steps.operations
 
 
 def test_a_vacuum_at_every_step_of_a_commit(steps, no_lock):
@@ -659,7 +665,7 @@ def test_a_vacuum_at_every_step_of_a_commit(steps, no_lock):
             model["z"] = b"1"
         assert content(other) == model | {"mine": b"1"}
         assert other.verify().faults == []
-    assert steps.count > 15
+    assert steps.count > 15 // steps.operations
 
 
 def test_a_reader_that_comes_at_every_step_of_a_vacuum(steps, no_lock):
@@ -683,7 +689,7 @@ def test_a_reader_that_comes_at_every_step_of_a_vacuum(steps, no_lock):
             assert {key: bytes(reader[key]) for key in reader} == old
         read += len(readers)
         told += not readers
-    assert read > 3
+    assert read > 3 // steps.operations
     assert told
 
 
@@ -712,7 +718,7 @@ def test_the_newest_is_found_while_a_vacuum_passes(steps, no_lock):
         assert len(repo.mapping()) == 10
         assert len(repo.begin()) == 10
         assert len(repo.snapshot().mapping) == 10
-    assert steps.count > 5
+    assert steps.count > 5 // steps.operations
 
 
 def test_a_vacuum_between_the_search_and_the_pin(open_repo):

@@ -51,10 +51,13 @@ def seqs(repo: txstore.Repository) -> dict[str, int | None]:
 
 
 def tree(repo: txstore.Repository) -> dict[str, int]:
-    """Return the files of a repository and their lengths, but for locks and what is staged."""
+    """Return the files of a repository and their lengths, but for locks and what is staged.
+
+    On object stores hints are left out, too: they are written in the background, a second after their commit.
+    """
     objects = getattr(repo.engine.storage, "objects", None)
     if objects is not None:
-        return {path: size for path, size in below(objects) if path.partition("/")[0] not in _NOT_COUNTED}
+        return {path: size for path, size in below(objects) if path.partition("/")[0] not in (*_NOT_COUNTED, "heads")}
     root = Path(repo.url)
     found = {}
     for directory, _, files in os.walk(root):

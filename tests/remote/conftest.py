@@ -23,7 +23,8 @@ STORES = {
     "azure-adlfs": ("azure", "fsspec"),
     "azure-obstore": ("azure", "obstore"),
     "sftp": ("sftp", "fsspec"),
-    "gcs": ("gcs", "fsspec"),
+    "gcs-gcsfs": ("gcs", "fsspec"),
+    "gcs-obstore": ("gcs", "obstore"),
     "smb": ("smb", "fsspec"),
 }
 # TXSTORE_SERVERS=smb,s3 chooses those of them; without, Samba is left out, which takes the most to be installed.

@@ -159,11 +159,18 @@ def azurite() -> list[str]:
     """Return the command of Azurite, which .ci/run installs."""
     for place in (os.environ.get("TXSTORE_AZURITE"), str(ROOT / "build/azurite/node_modules/.bin/azurite-blob")):
         if place and os.path.exists(place):
-            return [place]
+            return with_node(place)
     found = shutil.which("azurite-blob")
     if found is None:
         raise Unavailable("Azurite is missing: npm install --prefix build/azurite azurite")
-    return [found]
+    return with_node(found)
+
+
+def with_node(program: str) -> list[str]:
+    node = shutil.which("node")
+    if node is None:
+        raise Unavailable("node is missing, which runs Azurite")
+    return [node, "--require", str(Path(__file__).with_name("azurite.js")), program]
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def calls(store: ObjectStore) -> list[Callable[[], object]]:
     ]
 
 
-@pytest.fixture(params=["s3-fsspec", "s3-obstore", "azure-fsspec", "azure-obstore", "gcs-fsspec"])
+@pytest.fixture(params=["s3-fsspec", "s3-obstore", "azure-fsspec", "azure-obstore", "gcs-fsspec", "gcs-obstore"])
 def cloud(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Server:
     name, _, engine = request.param.partition("-")
     return with_engine(server_of(name), engine)

@@ -140,6 +140,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         ("abfs://c@n.dfs.core.windows.net/p", {"account_key": "k"}, {"account_name": "n", "container_name": "c"}),
         ("az://c", {"account_name": "n", "anon": True}, {"skip_signature": True}),
         ("gs://b/a", {"token": "anon"}, {"skip_signature": True, "bucket": "b", "prefix": "a/"}),
+        ("gs://b/a", {"token": "anon", "endpoint_url": "http://h"}, {"skip_signature": True}),
         ("gs://b/a", {"token": {"type": "service_account"}}, {"service_account_key": '{"type": "service_account"}'}),
     ],
 )  # fmt: skip
@@ -161,7 +162,7 @@ def test_options_in_terms_of_obstore(bare, url, options, expected):
         ("az://c/a", {"account_name": "n", "credential": object()}),
         ("gs://b/a", {}),
         ("gs://b/a", {"token": "cloud"}),
-        ("gs://b/a", {"token": "anon", "endpoint_url": "http://h"}),
+        ("gs://b/a", {"token": {"type": "service_account"}, "endpoint_url": "http://h"}),
         ("memory://a", {}),
     ],
 )

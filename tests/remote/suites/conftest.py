@@ -16,16 +16,17 @@ from pathlib import Path
 import pytest
 
 import txstore
+from tests.conformance.upkeep import below
 from tests.remote.conftest import STORES, with_engine
 from tests.remote.servers import Server
-from txstore import opening
+from txstore import object_client, opening
 
 _ASKED = os.environ.get("TXSTORE_REMOTE", "1")
 RUNS_ALL = _ASKED == "all"
 #: Of how many tests one runs on a server by default.
 ONE_OF = {
-    "memory": 16, "s3-obstore": 64, "s3-s3fs": 128, "azure-adlfs": 256, "azure-obstore": 256, "sftp": 128, "gcs": 256,
-    "smb": 32,
+    "memory": 16, "s3-obstore": 64, "s3-s3fs": 128, "azure-adlfs": 256, "azure-obstore": 256, "sftp": 128,
+    "gcs-gcsfs": 256, "gcs-obstore": 256, "smb": 32,
 }  # fmt: skip
 
 _FILES = "looks at files, or damages them"
@@ -38,6 +39,9 @@ _HINT = "the hint is not written with each commit"
 _IN_MEMORY = "what is staged is in memory"
 
 LEFT_OUT: dict[str, dict[str, str]] = {
+    "test_late_writes.py": {
+        "test_late_writes_after_a_failed_write_are_refused": "only an upload can fail: see test_late_writes.py here",
+    },
     "test_optimize.py": {
         "test_a_second_time_finds_nothing_whatever_the_runs_weighed": _FILES,
         "test_damage_is_not_copied": _FILES,
@@ -94,6 +98,9 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "test_where_pins_are_no_matter_of_this_system": _PINS,
     },
 }
+#: Servers that look through all they hold at each request: what a test leaves there would make the next ones slower,
+#: and after a thousand of them Azurite takes longer to answer than its clients wait.
+EMULATED = {"s3", "azure", "gcs"}
 #: fsspec's memory is one process's own.
 OF_ONE_PROCESS = {
     "test_a_child_declares_nothing_and_breaks_nothing",
@@ -139,9 +146,16 @@ def _runs(item: pytest.Item) -> bool:
     return name not in reasons and store in _stores_of(f"{item.path.name}::{item.name.replace(store, '')}")
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what is imported stays: `collected` need not look through it each time
+
+
 @pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
+def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test has dropped is gone when it ends."""
+    # Some libraries make clients so large that to look through those of other tests takes longer than a test.
+    monkeypatch.setattr(object_client, "MOST_ENGINES", 2)
     yield
     gc.collect()
 
@@ -176,6 +190,11 @@ def open_repo(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         return repo
 
     yield open_repo
-    for repo in opened:
-        if repo.exists():
-            assert repo.verify().faults == []
+    try:
+        for repo in opened:
+            if repo.exists():
+                assert repo.verify().faults == []
+    finally:
+        if server.name in EMULATED:
+            objects = open_objects(top, server.storage_options)
+            objects.delete([path for path, _ in below(objects)])

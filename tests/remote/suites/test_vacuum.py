@@ -10,9 +10,13 @@ from tests.conformance.test_vacuum import *
 from tests.conformance.test_vacuum import Steps
 from tests.conformance.upkeep import below
 
+REQUESTS = ("get", "get_range", "get_ranges", "get_tail", "list", "list_after", "now", "put", "create", "delete")
+
 
 class ObjectSteps(Steps):
-    """The same, of repositories on an object store, which are copied object by object."""
+    """The same, of repositories on an object store, which are copied object by object: a step is a request."""
+
+    operations = 2
 
     def __init__(self, open_repo: Callable[..., txstore.Repository]) -> None:
         self.open = open_repo
@@ -25,6 +29,18 @@ class ObjectSteps(Steps):
 
     def remove(self, name: str) -> None:
         """The server is there for the tests alone."""
+
+    def watch(self, repo: txstore.Repository) -> None:
+        objects = repo.engine.storage.objects
+        for name in REQUESTS:
+            setattr(objects, name, self._watched(getattr(objects, name)))
+
+    def _watched(self, request: Callable[..., object]) -> Callable[..., object]:
+        def watched(*args: object) -> object:
+            self.before_each()
+            return request(*args)
+
+        return watched
 
 
 @pytest.fixture
