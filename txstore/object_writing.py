@@ -112,7 +112,9 @@ class ObjectWriter:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise OSError(f"an upload of this transaction failed before: {self._error}") from self._error
+            raise OSError(
+                f"an upload of this transaction failed before ({self._error}): call rollback(), then write again"
+            ) from self._error
         if self._process != os.getpid():
             raise OSError("this transaction was begun before the fork: its uploads are the parent's")
         if self._lease is not None:

@@ -283,4 +283,4 @@ def test_a_mapping_that_was_committed_still_shows_what_it_wrote(repo: txstore.Re
     assert "x/zarr.json" not in mapping
     assert sorted(mapping) == ["key", "zarr.json"]
     assert mapping.staged_count == 0
-    assert mapping.changes() == {"set": [], "deleted": [], "deleted_below": [], "participants": {}}
+    assert not any(mapping.changes().values())
