@@ -104,7 +104,7 @@ $(ZARR2)/stamp: $(SOURCES)
 	touch $@
 
 # Of PyTorch this version: it is one whose Linux build for processors without a GPU is to be had.
-LOADERS := pytest pytest-asyncio pytest-timeout hypothesis --editable .
+LOADERS := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis --editable .
 $(TORCH)/stamp: $(SOURCES)
 	$(call environment,$(TORCH),$(OLDEST),'torch==2.13.0' $(LOADERS))
 	touch $@
@@ -129,11 +129,11 @@ test-zarr2: $(ZARR2)/stamp
 	$(ZARR2)/bin/python -m pytest --confcutdir=tests/zarr2 tests/zarr2 $(PYTEST_ARGS)
 
 test-torch: $(TORCH)/stamp
-	$(TORCH)/bin/python -m pytest tests/loaders $(PYTEST_ARGS)
+	$(TORCH)/bin/python -m pytest $(PARALLEL) tests/loaders $(PYTEST_ARGS)
 
 # Not part of CI: an installation of some hundred megabytes for one thin module.
 test-tensorflow: $(TENSORFLOW)/stamp
-	$(TENSORFLOW)/bin/python -m pytest tests/loaders $(PYTEST_ARGS)
+	$(TENSORFLOW)/bin/python -m pytest $(PARALLEL) tests/loaders $(PYTEST_ARGS)
 
 PLAIN_READS ?= 500
 test-plain: $(TEST)/stamp $(PLAIN)/stamp
