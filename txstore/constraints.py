@@ -63,6 +63,40 @@ class Constraint(ABC):
 
 
 @dataclass(frozen=True)
+class _OfArray(Constraint):
+    """What has to be so of one array, which has to exist."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", _path(self.path))
+
+    @abstractmethod
+    def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
+        """Yield what is wrong with the array as it will be."""
+
+    def is_touched(self, outcome: Outcome) -> bool:
+        """Tell whether a commit may break it."""
+        return outcome.rewrites(self.path)
+
+    def faults(self, outcome: Outcome, *, is_new: bool) -> Faults:
+        if not is_new and not self.is_touched(outcome):
+            return
+        array = outcome.after(self.path)
+        if array is None or array.kind != "array":
+            yield self.path, _not_an_array(array)
+        else:
+            yield from self.faults_of(array, outcome, is_new=is_new)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(fields["path"])
+
+
+@dataclass(frozen=True)
 class EqualLength(Constraint):
     """These arrays exist, and their first dimensions are equal: they count the same samples.
 
@@ -113,7 +147,7 @@ _PROPERTIES = {
 
 
 @dataclass(frozen=True)
-class Fixed(Constraint):
+class Fixed(_OfArray):
     """The array exists, and has the dtype, codecs or chunk grid that it had when this was declared.
 
     Parameters
@@ -125,12 +159,11 @@ class Fixed(Constraint):
     """
 
     kind = "fixed"
-    path: str
     properties: Sequence[str] = tuple(_PROPERTIES)
     values: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", _path(self.path))
+        super().__post_init__()
         object.__setattr__(self, "properties", _names("properties", self.properties))
         if self.values is not None and not isinstance(self.values, Mapping):
             raise TypeError(f"values is a dict, not {self.values!r}")
@@ -146,13 +179,7 @@ class Fixed(Constraint):
             raise NodeNotFoundError(self.path, wanted="array", found="absent" if array is None else array.kind)
         return Fixed(self.path, self.properties, {name: _property(array, name) for name in self.properties})
 
-    def faults(self, outcome: Outcome, *, is_new: bool) -> Faults:
-        if not is_new and not outcome.rewrites(self.path):
-            return
-        array = outcome.after(self.path)
-        if array is None or array.kind != "array":
-            yield self.path, _not_an_array(array)
-            return
+    def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
         for name, value in (self.values or {}).items():
             found = _property(array, name)
             if found != value:
@@ -225,7 +252,7 @@ class RequiredAttributes(Constraint):
 
 
 @dataclass(frozen=True)
-class OnlyGrows(Constraint):
+class OnlyGrows(_OfArray):
     """The array exists, and none of its dimensions ever becomes smaller. It is not deleted and made anew, either.
 
     Parameters
@@ -234,18 +261,8 @@ class OnlyGrows(Constraint):
     """
 
     kind = "only grows"
-    path: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", _path(self.path))
-
-    def faults(self, outcome: Outcome, *, is_new: bool) -> Faults:
-        if not is_new and not outcome.rewrites(self.path):
-            return
-        array = outcome.after(self.path)
-        if array is None or array.kind != "array":
-            yield self.path, _not_an_array(array)
-            return
+    def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
         before = None if is_new else outcome.before(self.path)
         if before is None:
             return
@@ -255,16 +272,9 @@ class OnlyGrows(Constraint):
         if len(old) != len(new) or any(n < o for o, n in zip(old, new, strict=True)):
             yield self.path, f"its shape would go from {old} to {new}"
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        return cls(fields["path"])
-
 
 @dataclass(frozen=True)
-class Complete(Constraint):
+class Complete(_OfArray):
     """The array exists, and each of its chunks (of a sharded array: each shard) is stored.
 
     Zarr does not store chunks that are all fill value, unless it is told to: with `zarr.config`'s
@@ -276,16 +286,11 @@ class Complete(Constraint):
     """
 
     kind = "complete"
-    path: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", _path(self.path))
+    def is_touched(self, outcome: Outcome) -> bool:
+        return outcome.touches_below(self.path)
 
-    def faults(self, outcome: Outcome, *, is_new: bool) -> Faults:
-        array = outcome.after(self.path)
-        if array is None or array.kind != "array":
-            yield self.path, _not_an_array(array)
-            return
+    def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
         try:
             grid = array.grid()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -306,13 +311,6 @@ class Complete(Constraint):
             return iter(()) if is_same else grid.keys(grid.everything())
         in_grid = (key for key in deleted if not array.node.drops(below(array.key, key)))
         return chain(in_grid, grid.keys(grid.outside(before.node.shape)))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        return cls(fields["path"])
 
 
 def _not_an_array(found: Described | None) -> str:

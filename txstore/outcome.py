@@ -103,6 +103,10 @@ class Outcome:
             key in self._staging.staged and key not in self._unchanged for key in documents
         )
 
+    def touches_below(self, path: str) -> bool:
+        """Tell whether anything of a node, or below it, is set or deleted."""
+        return self.clears_below(path) or any(True for _ in self._staged_below(path))
+
     def remakes(self, path: str) -> bool:
         """Tell whether a node is deleted as a whole, whatever is there afterwards."""
         return any(self._staging.is_below_deleted(document_key(path, name)) for name in NODE_DOCUMENTS)
@@ -121,8 +125,11 @@ class Outcome:
 
     def deleted_below(self, path: str) -> Iterator[str]:
         """Yield the keys below a path that are deleted one by one, also those that were not there."""
-        prefix = directory_prefix(path)
-        for key in self._staging.staged.between(prefix, after_prefix(prefix)):
+        for key in self._staged_below(path):
             link = self._staging.staged.get(key)
             if link is not None and link.kind == format.FRAME_TOMBSTONE:
                 yield key
+
+    def _staged_below(self, path: str) -> Iterator[str]:
+        prefix = directory_prefix(path)
+        return self._staging.staged.between(prefix, after_prefix(prefix))
