@@ -13,6 +13,7 @@ from tests.remote import servers
 from tests.remote.proxy import Proxy
 from tests.remote.servers import Server
 from txstore import object_client, obstore_objects
+from txstore.draining import drain_zarr
 from txstore.objects import ObjectStore, open_objects
 
 #: What a test over `objects` runs on: a server, and what its requests are made with.
@@ -94,9 +95,11 @@ def proxy(server_of: Callable[[str], Server]) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Requests that fail are soon given up."""
     monkeypatch.setattr(object_client, "RETRY_SECONDS", 0.2)
+    yield
+    drain_zarr()  # or reads of other chunks would go on, no longer so quick, and the next test's commit wait for them
 
 
 #: What on the other Pythons is tried as well: what the packages of each can do.
