@@ -72,13 +72,12 @@ class Committer:
         """
         # 1. The transaction's own run follows its values. What equals the base is left out.
         own, statistics = self._append_own_run()
-        if own is None and not self.staging.constraints:
+        if own is None and constraints.changes_nothing(self.staging.constraints, self.base.written_constraints):
             return None
 
         # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us.
         if self.commits.takes_turns:
-            self._catch_up()
-        self._keep_constraints(self.head)
+            self._keep_constraints(self._catch_up())
 
         # 3. Every now and then, the newest runs of the head are merged.
         merged = self._append_merged_run(self.head)
@@ -161,13 +160,11 @@ class Committer:
     def _keep_constraints(self, head: Snapshot) -> Mapping[str, Any]:
         """I11: return the constraints that the commit carries on top of `head`, all of which it keeps."""
         if self._kept is None or self._kept[0] is not head:
-            changes = self.staging.constraints
-            written = {} if head.stored is None else head.stored.header.constraints
-            if changes or written:
-                declared = constraints.merge(changes, self.base.constraints, head.constraints)
-                constraints.check(declared, Outcome(self.staging, self.unchanged, head))
-                if changes:
-                    written = constraints.encode(declared.constraints)
+            changes, there = self.staging.constraints, head.written_constraints
+            constraints.check_unmoved(changes, self.base.written_constraints, there)
+            written = constraints.changed(changes, there)
+            if written:
+                constraints.check(head.url, written, there, Outcome(self.staging, self.unchanged, head))
             self._kept = head, written
         return self._kept[1]
 

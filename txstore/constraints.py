@@ -7,12 +7,13 @@ changes, since of all else the commits before it were checked. No I/O of its own
 
 from __future__ import annotations
 
+import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from txstore.documents import below
 from txstore.errors import (
@@ -23,9 +24,9 @@ from txstore.errors import (
     UnsupportedFormatError,
     Violation,
 )
-from txstore.keys import check_name, directory_prefix
+from txstore.keys import check_name, directory_prefix, is_document
 from txstore.listing import Hierarchy
-from txstore.outcome import Described, Outcome, describe
+from txstore.outcome import Described, Outcome, describe, written_by_zarr
 
 if TYPE_CHECKING:
     from txstore.grids import Grid
@@ -165,8 +166,8 @@ class Fixed(_OfArray):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "properties", _names("properties", self.properties))
-        if self.values is not None and not isinstance(self.values, Mapping):
-            raise TypeError(f"values is a dict, not {self.values!r}")
+        if self.values is not None and set(self.values) != set(self.properties):
+            raise ValueError(f"values is a dict that says what each of {list(self.properties)!r} is")
         unknown = [name for name in self.properties if name not in _PROPERTIES]
         if unknown or not self.properties:
             raise ValueError(f"{list(self.properties)!r} can't be fixed: choose from {', '.join(_PROPERTIES)}")
@@ -177,12 +178,15 @@ class Fixed(_OfArray):
         array = describe(view.get_view, self.path)
         if array is None or array.kind != "array":
             raise NodeNotFoundError(self.path, wanted="array", found="absent" if array is None else array.kind)
-        return Fixed(self.path, self.properties, {name: _property(array, name) for name in self.properties})
+        return Fixed(self.path, self.properties, {name: _property(array.document, name) for name in self.properties})
 
     def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
         for name, value in (self.values or {}).items():
-            found = _property(array, name)
-            if found != value:
+            found = _property(array.document, name)
+            # zarr writes a document in its own words whenever it changes it: with defaults that others leave out.
+            if _text(found) != _text(value) and _in_zarrs_words(array, name, found) != _in_zarrs_words(
+                array, name, value
+            ):
                 yield self.path, f"its {name} would be {_shown(found)}, and must be {_shown(value)}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -193,11 +197,24 @@ class Fixed(_OfArray):
         return cls(fields["path"], tuple(fields["values"]), fields["values"])
 
 
-def _property(array: Described, name: str) -> Any:
-    for keys in _PROPERTIES[name]:
-        if keys[0] in array.document:
-            return [array.document.get(key) for key in keys] if len(keys) > 1 else array.document[keys[0]]
-    return None
+def _keys_of(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    return _PROPERTIES[name]["chunk_grid" not in document]
+
+
+def _property(document: Mapping[str, Any], name: str) -> Any:
+    keys = _keys_of(document, name)
+    return [document.get(key) for key in keys] if len(keys) > 1 else document.get(keys[0])
+
+
+def _in_zarrs_words(array: Described, name: str, value: Any) -> str:
+    """Return what zarr would write of a property that the array's document says in other words."""
+    keys = _keys_of(array.document, name)
+    values = value if len(keys) > 1 and isinstance(value, list) else [value]
+    document = {**array.document, **dict(zip(keys, values, strict=False))}
+    try:
+        return _text(_property(written_by_zarr(array.key, document), name))
+    except (ImportError, ValueError, TypeError, KeyError, AttributeError):  # zarr does not understand it, or is zarr 2
+        return _text(value)
 
 
 @dataclass(frozen=True)
@@ -220,8 +237,7 @@ class RequiredAttributes(Constraint):
         object.__setattr__(self, "path", _path(self.path))
         if isinstance(self.attributes, Mapping):
             _names("attributes", tuple(self.attributes))
-            # As they will be read again: tuples become lists. Raises `TypeError` for what is not JSON.
-            object.__setattr__(self, "attributes", json.loads(json.dumps(dict(self.attributes))))
+            object.__setattr__(self, "attributes", dict(self.attributes))
         else:
             object.__setattr__(self, "attributes", _names("attributes", self.attributes))
         if not self.attributes:
@@ -237,7 +253,7 @@ class RequiredAttributes(Constraint):
         for name in self.attributes:
             if name not in node.attributes:
                 yield self.path, f"attribute {name!r} is missing"
-            elif isinstance(self.attributes, Mapping) and node.attributes[name] != self.attributes[name]:
+            elif isinstance(self.attributes, Mapping) and _text(node.attributes[name]) != _text(self.attributes[name]):
                 found, wanted = node.attributes[name], self.attributes[name]
                 yield self.path, f"attribute {name!r} would be {_shown(found)}, and must be {_shown(wanted)}"
 
@@ -266,7 +282,7 @@ class OnlyGrows(_OfArray):
         before = None if is_new else outcome.before(self.path)
         if before is None:
             return
-        if outcome.remakes(self.path):
+        if outcome.remakes(self.path) or before.key != array.key:
             yield self.path, "the array would be deleted and made anew"
         old, new = before.node.shape, array.node.shape
         if len(old) != len(new) or any(n < o for o, n in zip(old, new, strict=True)):
@@ -288,28 +304,32 @@ class Complete(_OfArray):
     kind = "complete"
 
     def is_touched(self, outcome: Outcome) -> bool:
-        return outcome.touches_below(self.path)
+        deleted = next(outcome.deleted_below(self.path), None)
+        return deleted is not None or outcome.rewrites(self.path) or outcome.clears_below(self.path)
 
     def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
         try:
             grid = array.grid()
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ImportError, ValueError, TypeError, KeyError, AttributeError) as error:
             yield self.path, f"its document can't be understood: {error!r}"
             return
+        missing: set[str] = set()
         for key in grid.keys(grid.everything()) if is_new else self._concerned(outcome, array, grid):
-            if key not in outcome:
+            if key not in outcome and key not in missing:
+                missing.add(key)
                 yield key, "the chunk is not stored (zarr leaves out what is all fill value: write_empty_chunks)"
 
     def _concerned(self, outcome: Outcome, array: Described, grid: Grid) -> Iterator[str]:
         """Return the chunks that may be missing after a commit, if none was before it."""
         before = outcome.before(self.path)
-        deleted = outcome.deleted_below(self.path)
         if before is None or outcome.clears_below(self.path) or outcome.restructures(self.path):
             return grid.keys(grid.everything())
-        if array.node.chunks is None:  # no regular grid
-            is_same = before.content == array.content and next(deleted, None) is None
-            return iter(()) if is_same else grid.keys(grid.everything())
-        in_grid = (key for key in deleted if not array.node.drops(below(array.key, key)))
+        deleted = list(outcome.deleted_below(self.path))
+        indices = [array.node.index_of(below(array.key, key)) for key in deleted if not is_document(key)]
+        if None in indices or (array.node.chunks is None and before.content != array.content):
+            return grid.keys(grid.everything())  # no regular grid, or chunks have names of another kind
+        chunks = set(grid.keys(index for index in indices if index is not None))
+        in_grid = (key for key in deleted if key in chunks and not array.node.drops(below(array.key, key)))
         return chain(in_grid, grid.keys(grid.outside(before.node.shape)))
 
 
@@ -328,9 +348,15 @@ def _paths(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    found = () if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
+    if not isinstance(names, Iterable) or isinstance(names, str) or not all(isinstance(name, str) for name in found):
         raise TypeError(f"{what} is a list of strings, not {names!r}")
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(found))
+
+
+def _text(value: Any) -> str:
+    """Return JSON to compare by: there 1 is not true, and NaN is NaN."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _shown(value: Any) -> str:
@@ -344,21 +370,28 @@ KINDS: Mapping[str, type[Constraint]] = {
 
 # --- what headers say
 
-
-def encode(constraints: Mapping[str, Constraint]) -> dict[str, Any]:
-    """Return what the header of a commit says. Raises `TypeError` or `ValueError` if it can't be written there."""
-    found = {name: {"kind": each.kind, **each.as_dict()} for name, each in sorted(constraints.items())}
-    length = len(json.dumps(found).encode())
-    if length > MAX_BYTES:
-        raise ValueError(
-            f"all constraints together have {length} bytes, and every commit carries them: at most {MAX_BYTES} are "
-            "possible"
-        )
-    return found
+#: Constraints as they are written, by name.
+Written = Mapping[str, Any]
 
 
-def decode(url: str, written: Mapping[str, Any]) -> dict[str, Constraint]:
-    """Return the constraints of a header.
+def encode(constraint: Constraint) -> dict[str, Any]:
+    """Return what is written of a constraint, and can be read again.
+
+    Raises `TypeError` or `ValueError` for what is no JSON, or no constraint that every writer can check.
+    """
+    try:
+        written: dict[str, Any] = json.loads(json.dumps({"kind": constraint.kind, **constraint.as_dict()}))
+    except RecursionError:
+        raise ValueError(f"{type(constraint).__name__} is nested too deeply to be written") from None
+    if type(constraint) is not KINDS.get(written["kind"]):
+        kinds = ", ".join(f"constraints.{kind.__name__}" for kind in KINDS.values())
+        raise TypeError(f"{constraint!r} can't be checked by every writer: use one of {kinds}")
+    KINDS[written["kind"]].from_dict(written)
+    return written
+
+
+def decode(url: str, written: Written) -> dict[str, Constraint]:
+    """Return the constraints of a header: new objects, whatever is done to them.
 
     Raises `UnsupportedFormatError` for one that this version can't check, `CorruptionError` for what is none.
     """
@@ -367,7 +400,7 @@ def decode(url: str, written: Mapping[str, Any]) -> dict[str, Constraint]:
         try:
             kind = KINDS.get(fields["kind"])
             if kind is not None:
-                found[name] = kind.from_dict(fields)
+                found[name] = kind.from_dict(copy.deepcopy(fields))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptionError(url, reason=f"constraint {name!r} of a commit is none: {error!r}") from error
         if kind is None:
@@ -378,31 +411,40 @@ def decode(url: str, written: Mapping[str, Any]) -> dict[str, Constraint]:
 
 # --- the commit
 
-#: What a transaction declares, or (None) drops.
-Changes = Mapping[str, Constraint | None]
+#: What a transaction declares, as it is written, or (None) drops.
+Changes = Mapping[str, Any]
 
 
-class Declared(NamedTuple):
-    constraints: Mapping[str, Constraint]
-    new: frozenset[str]  # declared by the commit itself
+def changed(changes: Changes, written: Written) -> Written:
+    """Return what is written after changes. Raises `ValueError` if it is too much."""
+    found = {name: each for name, each in {**written, **changes}.items() if each is not None}
+    length = len(_text(found))
+    if changes and length > MAX_BYTES:
+        raise ValueError(
+            f"all constraints together have {length} bytes, and every commit carries them: at most {MAX_BYTES} are "
+            "possible"
+        )
+    return found
 
 
-def merge(changes: Changes, base: Mapping[str, Constraint], head: Mapping[str, Constraint]) -> Declared:
-    """Return what a commit on top of `head` has to keep. Raises `ConflictError` if others declared what it does."""
-    taken = [name for name in changes if base.get(name) != head.get(name)]
+def changes_nothing(changes: Changes, written: Written) -> bool:
+    return all(_text(each) == _text(written.get(name)) for name, each in changes.items())
+
+
+def check_unmoved(changes: Changes, base: Written, head: Written) -> None:
+    """Raise `ConflictError` if others have declared or dropped what these changes do, in another way."""
+    taken = [name for name, each in changes.items() if _text(base.get(name)) != _text(head.get(name)) != _text(each)]
     if taken:
         raise ConflictError(taken, reason="another commit declared or dropped these constraints")
-    kept = {name: each for name, each in {**head, **changes}.items() if each is not None}
-    return Declared(kept, frozenset(name for name in changes if kept.get(name) != head.get(name)))
 
 
-def check(declared: Declared, outcome: Outcome) -> None:
-    """Raise `ConstraintError` if the outcome of a commit is not as it is declared to be."""
-    violations = [
-        Violation(name, where, reason)
-        for name, each in declared.constraints.items()
-        for where, reason in islice(each.faults(outcome, is_new=name in declared.new), MAX_NAMED)
-    ]
+def check(url: str, written: Written, head: Written, outcome: Outcome) -> None:
+    """Raise `ConstraintError` if the outcome of a commit that carries `written`, on top of `head`, breaks any."""
+    violations = []
+    for name, each in decode(url, written).items():
+        is_new = _text(written[name]) != _text(head.get(name))
+        for where, reason in islice(each.faults(outcome, is_new=is_new), MAX_NAMED):
+            violations.append(Violation(name, where, reason))
     if violations:
         raise ConstraintError(violations)
 
@@ -423,8 +465,7 @@ class Constraints(MutableMapping[str, Constraint]):
     def __setitem__(self, name: str, constraint: Constraint) -> None:
         check_name("constraint", name)
         if not isinstance(constraint, Constraint):
-            kinds = ", ".join(f"constraints.{kind.__name__}" for kind in KINDS.values())
-            raise TypeError(f"{constraint!r} is no constraint: use one of {kinds}")
+            raise TypeError(f"{constraint!r} is no constraint: use one of those in txstore.constraints")
         self._declare(name, constraint)
 
     def __delitem__(self, name: str) -> None:

@@ -56,10 +56,10 @@ class Violation(NamedTuple):
 
 
 class ConstraintError(TxStoreError):
-    """The commit would break constraints of the repository: mend what is staged, and commit again.
+    """The commit would break constraints of the repository: nothing was published.
 
-    Nothing was published, and what was staged is still there. `violations` are tuples of `constraint` (its name),
-    `where` (a path or key) and `reason`.
+    What was staged is still there after `commit()` raised this, to be mended; a `with` block that it leaves rolls back.
+    `violations` are tuples of `constraint` (its name), `where` (a path or key) and `reason`.
     """
 
     def __init__(self, violations: Sequence[Violation]) -> None:
@@ -67,8 +67,8 @@ class ConstraintError(TxStoreError):
         shown = "; ".join(f"{name}: {where or '/'!r}: {reason}" for name, where, reason in self.violations[:5])
         more = f"; and {len(self.violations) - 5} more" if len(self.violations) > 5 else ""
         super().__init__(
-            f"{shown}{more}. Nothing was published, and what is staged is still there: mend it and commit again, or "
-            "rollback(). repo.constraints says what is declared"
+            f"{shown}{more}. Nothing was published. Where a `with` block has not rolled back, what was staged is still "
+            "there, to be mended and committed again. repo.constraints says what is declared"
         )
 
 

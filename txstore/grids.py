@@ -52,7 +52,7 @@ class Grid:
         return (prefix + self.encode(chunk) for chunk in chunks)
 
     def everything(self) -> Iterable[Chunk]:
-        return product(*(range(axis.count) for axis in self.axes))
+        return _lazy_product([range(axis.count) for axis in self.axes])
 
     def touched(self, selection: Any) -> Iterable[Chunk]:
         """Return the chunks of a numpy selection. Index arrays count as orthogonal: that covers points, too."""
@@ -103,7 +103,9 @@ class Grid:
             for axis, extent in zip(self.axes, shape, strict=True)
         ]
         for number, (whole, count) in enumerate(zip(kept, counts, strict=True)):
-            yield from product(*map(range, kept[:number]), range(whole, count), *map(range, counts[number + 1 :]))
+            yield from _lazy_product(
+                [*map(range, kept[:number]), range(whole, count), *map(range, counts[number + 1 :])]
+            )
 
     def _per_axis(self, axes: Sequence[_Axis], selection: Any) -> Iterator[Sequence[int]]:
         """Yield the chunks that a selection touches along each axis."""
@@ -141,6 +143,16 @@ class Grid:
 
     def _outside_error(self, reason: str) -> IndexError:
         return IndexError(f"{self.path!r} has shape {self.shape}: {reason}")
+
+
+def _lazy_product(ranges: Sequence[range]) -> Iterator[Chunk]:
+    """Yield what `itertools.product` does, which first makes tuples of them all: an axis may have a billion chunks."""
+    if not ranges:
+        yield ()
+        return
+    for first in _lazy_product(ranges[:-1]):
+        for last in ranges[-1]:
+            yield (*first, last)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,17 @@ def describe(get: Callable[[str], bytes | memoryview | None], path: str) -> Desc
     return None
 
 
+def written_by_zarr(key: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an array's document as zarr writes it. Raises `ImportError` with zarr 2, and what zarr raises."""
+    from zarr.core.buffer.core import default_buffer_prototype  # late: most commits compare nothing
+    from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+
+    name = key.rpartition("/")[2]
+    kind = ArrayV3Metadata if name == "zarr.json" else ArrayV2Metadata
+    written = kind.from_dict(dict(document)).to_buffer_dict(default_buffer_prototype())[name]
+    return _object(written.to_bytes())
+
+
 def _object(content: bytes | memoryview | None) -> dict[str, Any]:
     try:
         found = json.loads(bytes(content or b"{}"))
@@ -103,10 +114,6 @@ class Outcome:
             key in self._staging.staged and key not in self._unchanged for key in documents
         )
 
-    def touches_below(self, path: str) -> bool:
-        """Tell whether anything of a node, or below it, is set or deleted."""
-        return self.clears_below(path) or any(True for _ in self._staged_below(path))
-
     def remakes(self, path: str) -> bool:
         """Tell whether a node is deleted as a whole, whatever is there afterwards."""
         return any(self._staging.is_below_deleted(document_key(path, name)) for name in NODE_DOCUMENTS)
@@ -125,11 +132,8 @@ class Outcome:
 
     def deleted_below(self, path: str) -> Iterator[str]:
         """Yield the keys below a path that are deleted one by one, also those that were not there."""
-        for key in self._staged_below(path):
+        prefix = directory_prefix(path)
+        for key in self._staging.staged.between(prefix, after_prefix(prefix)):
             link = self._staging.staged.get(key)
             if link is not None and link.kind == format.FRAME_TOMBSTONE:
                 yield key
-
-    def _staged_below(self, path: str) -> Iterator[str]:
-        prefix = directory_prefix(path)
-        return self._staging.staged.between(prefix, after_prefix(prefix))

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Never
+from typing import Any, Never
 
 from txstore import format
 from txstore.commits import Commit, Commits, Stored
@@ -102,10 +102,15 @@ class Snapshot(Hierarchy):
         """The lowest slot that was kept when the commit was made."""
         return 0 if self.stored is None else self.stored.header.floor
 
-    @cached_property
+    @property
+    def written_constraints(self) -> Mapping[str, Any]:
+        """What was declared to be so at every commit, by name, as it is written."""
+        return {} if self.stored is None else self.stored.header.constraints
+
+    @property
     def constraints(self) -> Mapping[str, Constraint]:
         """What was declared to be so at every commit, by name. Raises `UnsupportedFormatError` if it is not known."""
-        return {} if self.stored is None else decode_constraints(self.url, self.stored.header.constraints)
+        return decode_constraints(self.url, self.written_constraints)
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.url} {self.commit or '(empty)'}>"

@@ -12,7 +12,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import forking, format, late_work, names
 from txstore.chains import Link
@@ -41,8 +41,6 @@ from txstore.tails import Tail
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from txstore.constraints import Constraint
 
 _READ_MARKS = 1 << 16
 
@@ -101,7 +99,7 @@ class Staging(Hierarchy):
         self._is_over = False
         self._is_closed = False  # nobody stages any more, and it is settled whose frames count
         self.has_failed = False  # a write of this process: its part must not look complete
-        self.constraints: dict[str, Constraint | None] = {}  # declared, or (None) dropped, by the owner
+        self.constraints: dict[str, Any] = {}  # declared by the owner, as they are written, or (None) dropped
         self._read_marks: bytearray | None = None
         self._read_keys: set[str] = set()  # exact, since others stage into the transaction
         self._committed: Snapshot | None = None
@@ -395,6 +393,11 @@ class Staging(Hierarchy):
     @property
     def is_named(self) -> bool:
         return self.record.name is not None
+
+    @property
+    def committed(self) -> Snapshot | None:
+        """The commit that the transaction has become."""
+        return self._committed
 
     @property
     def is_over(self) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from txstore import forking, format
+from txstore import constraints, forking, format
 from txstore.commits import MAIN, Commits, Stored
 from txstore.committer import Committer
-from txstore.constraints import Constraint, Constraints, encode
+from txstore.constraints import Constraint, Constraints
 from txstore.errors import (
     CommitUnknownError,
     ConflictError,
@@ -230,10 +230,13 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return Constraints(self._declared, self.declare)
 
     def _declared(self) -> Mapping[str, Constraint]:
-        if self.state == "committed":
-            return self.base.constraints
-        changed = {**self.base.constraints, **self._staging.constraints}
-        return {name: each for name, each in changed.items() if each is not None}
+        committed = self._staging.committed
+        if committed is not None:
+            return committed.constraints
+        return constraints.decode(self._staging.url, self._written())
+
+    def _written(self, **more: Any) -> Mapping[str, Any]:
+        return constraints.changed({**self._staging.constraints, **more}, self.base.written_constraints)
 
     def declare(self, name: str, constraint: Constraint | None) -> None:
         """Declare a constraint, or drop the one with this name."""
@@ -243,12 +246,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 "repo.constraints[...] = ... makes one",
                 state="foreign",
             )
-        settled = None if constraint is None else constraint.settled(self._staging)
-        if settled is not None:
-            encode({**self._declared(), name: settled})  # says now if they can't be written
+        written = None if constraint is None else constraints.encode(constraint.settled(self._staging))
+        self._written(**{name: written})  # says now if it is too much
         with self._lock:
             self._check_open()
-            self._staging.constraints[name] = settled
+            self._staging.constraints[name] = written
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""

@@ -31,7 +31,7 @@ from tests.conflicts.arrays import (
     values,
 )
 from tests.processes.steps import forked, status_of
-from txstore import ConflictError, ConstraintError, TransactionStateError, constraints, format
+from txstore import ConflictError, ConstraintError, TransactionStateError, constraints, documents, format
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
 from txstore.errors import NodeNotFoundError, UnsupportedFormatError
 from txstore.publishing import Publisher
@@ -62,7 +62,8 @@ def clear(path: str) -> Step:
 
 
 def grown_whole(store: txstore.TxStore) -> None:
-    array(store, config={"write_empty_chunks": True}).append(np.zeros(6, "i4"))
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        array(store).append(np.zeros(6, "i4"))
 
 
 CASES = (
@@ -131,6 +132,20 @@ CASES = (
     Case("complete: a scalar",
          lambda store: zarr.create_array(store, name="x", data=np.int32(3)), Complete("x"), without("x/c"),
          ("x/c", "the chunk is not stored")),
+    Case("complete: what is no chunk goes", both(full(), lambda store: store.__setitem__("x/0", b"1")), Complete("x"),
+         without("x/0")),
+    Case("complete: so many that only the first is looked for", full(), Complete("x"), resize(4 << 40),
+         ("x/c/2", "the chunk is not stored")),
+    Case("grows: in the other format", create(zarr_format=2), OnlyGrows("x"),
+         both(without("x/.zarray"), without("x/.zattrs"), create()), ("x", "deleted and made anew")),
+    Case("attributes: true is not 1", both(create(), attributes(flag=True)), RequiredAttributes("x", {"flag": True}),
+         attributes(flag=1), ("x", "attribute 'flag' would be 1, and must be true")),
+    Case("attributes: NaN", both(create(), attributes(missing=float("nan"))),
+         RequiredAttributes("x", {"missing": float("nan")}), append(1)),
+    Case("fixed: a document in other words than zarr's",
+         both(create(), edit_document("x/zarr.json", codecs=[{"name": "bytes", "configuration": {"endian": "little"}},
+                                                             {"name": "zstd", "configuration": {"level": 3}}])),
+         Fixed("x"), append(1)),
     Case("complete: other arrays", both(full(), create("z")), Complete("x"), delete("z")),
 )  # fmt: skip
 
@@ -273,6 +288,94 @@ def test_all_that_is_broken_is_named(repo):
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+def test_what_is_handed_out_is_a_copy(repo):
+    commit(repo, create(), attributes(units="K"))
+    repo.constraints["units"] = RequiredAttributes("x", {"units": "K"})
+    kept = repo.snapshot()
+    store = repo.transaction()
+    for handle in (store, kept, repo):
+        handle.constraints["units"].attributes["units"] = "m"
+    attributes(units="m")(store)
+    with pytest.raises(ConstraintError):
+        store.commit()
+    store.rollback()
+    edited = repo.constraints["units"]
+    edited.attributes["units"] = "m"
+    with pytest.raises(ConstraintError):
+        repo.constraints["units"] = edited
+    assert repo.constraints["units"] == RequiredAttributes("x", {"units": "K"})
+
+
+def test_what_every_writer_can_not_check_is_not_declared(repo):
+    class Mine(OnlyGrows):
+        kind = "mine"
+
+    class Same(OnlyGrows):
+        """Would be another one when it is read."""
+
+    commit(repo, create())
+    for wrong in (Mine("x"), Same("x")):
+        with pytest.raises(TypeError, match="every writer"):
+            repo.constraints["a"] = wrong
+    for values_ in ({}, {"foo": 1}, {"dtype": "int32"}):
+        with pytest.raises(ValueError, match="values is a dict"):
+            Fixed("x", values=values_)
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises((ValueError, RecursionError)):
+        repo.constraints["a"] = RequiredAttributes("x", {"a": nested})
+    assert not repo.constraints
+
+
+def test_chunks_with_names_of_another_kind(repo, monkeypatch):
+    """Which chunk a key is can't be told then, but which key a chunk has."""
+    commit(repo, full())
+    repo.constraints["whole"] = Complete("x")
+    monkeypatch.setattr(documents.Node, "index_of", lambda *_: None)
+    with pytest.raises(ConstraintError, match="x/c/1"):
+        commit(repo, without("x/c/1"))
+
+
+def test_what_changes_nothing_is_no_commit(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    repo.constraints["aligned"] = EqualLength(["x", "y"])
+    with repo.transaction() as store:
+        store.constraints["a"] = OnlyGrows("x")
+        del store.constraints["a"]
+    assert repo.head().slot == 1
+
+
+def test_two_drop_the_same(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    stores = [repo.transaction(f"{number}") for number in range(2)]
+    for number, store in enumerate(stores):
+        del store.constraints["aligned"]
+        store[f"other/c/{number}"] = b"1"
+    for store in stores:
+        store.commit()
+    assert not repo.constraints
+
+
+def test_a_transaction_that_was_committed_says_what_it_declared(repo):
+    commit(repo, XY)
+    mapping = repo.begin()
+    mapping.constraints["aligned"] = ALIGNED
+    mapping.commit()
+    assert dict(mapping.constraints) == {"aligned": ALIGNED}
+
+
+def test_dropped_and_broken_in_one_commit(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    with repo.transaction() as store:
+        append(1)(store)
+        del store.constraints["aligned"]
+    assert values(repo) == [1] * 9
+
+
 def test_rolled_back_it_is_not_declared(repo):
     commit(repo, XY)
     with pytest.raises(RuntimeError), repo.transaction() as store:
@@ -295,7 +398,7 @@ def test_names_that_are_none(repo, name):
 def test_bad_declarations(repo):
     commit(repo, XY)
     for wrong in (
-        lambda: EqualLength("xy"), lambda: EqualLength(["x", 3]), lambda: OnlyGrows(3),
+        lambda: EqualLength("xy"), lambda: EqualLength(["x", 3]), lambda: EqualLength(3), lambda: OnlyGrows(3),
         lambda: RequiredAttributes("x", "units"), lambda: repo.constraints.__setitem__("a", "x"),
     ):  # fmt: skip
         with pytest.raises(TypeError):

@@ -96,7 +96,7 @@ def _constraint(data: bytes) -> Constraint:
 
 
 def _is_sound_constraint(constraint: Constraint) -> bool:
-    return constraints.decode("data.tx", constraints.encode({"name": constraint}))["name"] == constraint
+    return constraints.decode("data.tx", {"name": constraints.encode(constraint)})["name"] == constraint
 
 
 def _header_in_python(data: bytes) -> Header:
