@@ -326,7 +326,7 @@ class Complete(_OfArray):
             return grid.keys(grid.everything())
         deleted = list(outcome.deleted_below(self.path))
         indices = [array.node.index_of(below(array.key, key)) for key in deleted if not is_document(key)]
-        if None in indices or (array.node.chunks is None and before.content != array.content):
+        if None in indices:
             return grid.keys(grid.everything())  # no regular grid, or chunks have names of another kind
         chunks = set(grid.keys(index for index in indices if index is not None))
         in_grid = (key for key in deleted if key in chunks and not array.node.drops(below(array.key, key)))

@@ -289,21 +289,21 @@ def test_all_that_is_broken_is_named(repo):
 
 
 def test_what_is_handed_out_is_a_copy(repo):
-    commit(repo, create(), attributes(units="K"))
-    repo.constraints["units"] = RequiredAttributes("x", {"units": "K"})
+    commit(repo, create(), attributes(units=["K"]))
+    repo.constraints["units"] = RequiredAttributes("x", {"units": ["K"]})
     kept = repo.snapshot()
     store = repo.transaction()
     for handle in (store, kept, repo):
-        handle.constraints["units"].attributes["units"] = "m"
-    attributes(units="m")(store)
+        handle.constraints["units"].attributes["units"][0] = "m"
+    attributes(units=["m"])(store)
     with pytest.raises(ConstraintError):
         store.commit()
     store.rollback()
     edited = repo.constraints["units"]
-    edited.attributes["units"] = "m"
+    edited.attributes["units"][0] = "m"
     with pytest.raises(ConstraintError):
         repo.constraints["units"] = edited
-    assert repo.constraints["units"] == RequiredAttributes("x", {"units": "K"})
+    assert repo.constraints["units"] == RequiredAttributes("x", {"units": ["K"]})
 
 
 def test_what_every_writer_can_not_check_is_not_declared(repo):
