@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from txstore import conflicts, constraints, format, index
+from txstore import conflicts, declarations, format, index
 from txstore.commits import Commits, Stored
 from txstore.conflicts import Writes
 from txstore.documents import kind_of_node
@@ -72,7 +72,7 @@ class Committer:
         """
         # 1. The transaction's own run follows its values. What equals the base is left out.
         own, statistics = self._append_own_run()
-        if own is None and constraints.changes_nothing(self.staging.constraints, self.base.written_constraints):
+        if own is None and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints):
             return None
 
         # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us.
@@ -161,10 +161,10 @@ class Committer:
         """I11: return the constraints that the commit carries on top of `head`, all of which it keeps."""
         if self._kept is None or self._kept[0] is not head:
             changes, there = self.staging.constraints, head.written_constraints
-            constraints.check_unmoved(changes, self.base.written_constraints, there)
-            written = constraints.changed(changes, there)
+            declarations.check_unmoved(changes, self.base.written_constraints, there)
+            written = declarations.changed(changes, there)
             if written:
-                constraints.check(head.url, written, there, Outcome(self.staging, self.unchanged, head))
+                declarations.check(head.url, written, there, Outcome(self.staging, self.unchanged, head))
             self._kept = head, written
         return self._kept[1]
 

@@ -7,34 +7,21 @@ changes, since of all else the commits before it were checked. No I/O of its own
 
 from __future__ import annotations
 
-import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from txstore.documents import below
-from txstore.errors import (
-    ConflictError,
-    ConstraintError,
-    CorruptionError,
-    NodeNotFoundError,
-    UnsupportedFormatError,
-    Violation,
-)
-from txstore.keys import check_name, directory_prefix, is_document
+from txstore.errors import NodeNotFoundError
+from txstore.keys import directory_prefix, is_document
 from txstore.listing import Hierarchy
 from txstore.outcome import Described, Outcome, describe, written_by_zarr
 
 if TYPE_CHECKING:
     from txstore.grids import Grid
-
-#: Of each constraint, so many violations are named.
-MAX_NAMED = 10
-#: Every commit carries all constraints in its header.
-MAX_BYTES = 1 << 16
 
 #: What is wrong, and where: a path or key, and the reason.
 Faults = Iterator[tuple[str, str]]
@@ -184,7 +171,7 @@ class Fixed(_OfArray):
         for name, value in (self.values or {}).items():
             found = _property(array.document, name)
             # zarr writes a document in its own words whenever it changes it: with defaults that others leave out.
-            if _text(found) != _text(value) and _in_zarrs_words(array, name, found) != _in_zarrs_words(
+            if as_text(found) != as_text(value) and _in_zarrs_words(array, name, found) != _in_zarrs_words(
                 array, name, value
             ):
                 yield self.path, f"its {name} would be {_shown(found)}, and must be {_shown(value)}"
@@ -212,9 +199,9 @@ def _in_zarrs_words(array: Described, name: str, value: Any) -> str:
     values = value if len(keys) > 1 and isinstance(value, list) else [value]
     document = {**array.document, **dict(zip(keys, values, strict=False))}
     try:
-        return _text(_property(written_by_zarr(array.key, document), name))
+        return as_text(_property(written_by_zarr(array.key, document), name))
     except (ImportError, ValueError, TypeError, KeyError, AttributeError):  # zarr does not understand it, or is zarr 2
-        return _text(value)
+        return as_text(value)
 
 
 @dataclass(frozen=True)
@@ -253,9 +240,10 @@ class RequiredAttributes(Constraint):
         for name in self.attributes:
             if name not in node.attributes:
                 yield self.path, f"attribute {name!r} is missing"
-            elif isinstance(self.attributes, Mapping) and _text(node.attributes[name]) != _text(self.attributes[name]):
+            elif isinstance(self.attributes, Mapping):
                 found, wanted = node.attributes[name], self.attributes[name]
-                yield self.path, f"attribute {name!r} would be {_shown(found)}, and must be {_shown(wanted)}"
+                if as_text(found) != as_text(wanted):
+                    yield self.path, f"attribute {name!r} would be {_shown(found)}, and must be {_shown(wanted)}"
 
     def as_dict(self) -> dict[str, Any]:
         if isinstance(self.attributes, Mapping):
@@ -354,7 +342,7 @@ def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return JSON to compare by: there 1 is not true, and NaN is NaN."""
     return json.dumps(value, sort_keys=True)
 
@@ -367,117 +355,3 @@ def _shown(value: Any) -> str:
 KINDS: Mapping[str, type[Constraint]] = {
     cls.kind: cls for cls in (EqualLength, Fixed, RequiredAttributes, OnlyGrows, Complete)
 }
-
-# --- what headers say
-
-#: Constraints as they are written, by name.
-Written = Mapping[str, Any]
-
-
-def encode(constraint: Constraint) -> dict[str, Any]:
-    """Return what is written of a constraint, and can be read again.
-
-    Raises `TypeError` or `ValueError` for what is no JSON, or no constraint that every writer can check.
-    """
-    try:
-        written: dict[str, Any] = json.loads(json.dumps({"kind": constraint.kind, **constraint.as_dict()}))
-    except RecursionError:
-        raise ValueError(f"{type(constraint).__name__} is nested too deeply to be written") from None
-    if type(constraint) is not KINDS.get(written["kind"]):
-        kinds = ", ".join(f"constraints.{kind.__name__}" for kind in KINDS.values())
-        raise TypeError(f"{constraint!r} can't be checked by every writer: use one of {kinds}")
-    KINDS[written["kind"]].from_dict(written)
-    return written
-
-
-def decode(url: str, written: Written) -> dict[str, Constraint]:
-    """Return the constraints of a header: new objects, whatever is done to them.
-
-    Raises `UnsupportedFormatError` for one that this version can't check, `CorruptionError` for what is none.
-    """
-    found = {}
-    for name, fields in written.items():
-        try:
-            kind = KINDS.get(fields["kind"])
-            if kind is not None:
-                found[name] = kind.from_dict(copy.deepcopy(fields))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptionError(url, reason=f"constraint {name!r} of a commit is none: {error!r}") from error
-        if kind is None:
-            known = ", ".join(map(repr, KINDS))
-            raise UnsupportedFormatError(url, found=f"a constraint of kind {fields['kind']!r}", supported=known)
-    return found
-
-
-# --- the commit
-
-#: What a transaction declares, as it is written, or (None) drops.
-Changes = Mapping[str, Any]
-
-
-def changed(changes: Changes, written: Written) -> Written:
-    """Return what is written after changes. Raises `ValueError` if it is too much."""
-    found = {name: each for name, each in {**written, **changes}.items() if each is not None}
-    length = len(_text(found))
-    if changes and length > MAX_BYTES:
-        raise ValueError(
-            f"all constraints together have {length} bytes, and every commit carries them: at most {MAX_BYTES} are "
-            "possible"
-        )
-    return found
-
-
-def changes_nothing(changes: Changes, written: Written) -> bool:
-    return all(_text(each) == _text(written.get(name)) for name, each in changes.items())
-
-
-def check_unmoved(changes: Changes, base: Written, head: Written) -> None:
-    """Raise `ConflictError` if others have declared or dropped what these changes do, in another way."""
-    taken = [name for name, each in changes.items() if _text(base.get(name)) != _text(head.get(name)) != _text(each)]
-    if taken:
-        raise ConflictError(taken, reason="another commit declared or dropped these constraints")
-
-
-def check(url: str, written: Written, head: Written, outcome: Outcome) -> None:
-    """Raise `ConstraintError` if the outcome of a commit that carries `written`, on top of `head`, breaks any."""
-    violations = []
-    for name, each in decode(url, written).items():
-        is_new = _text(written[name]) != _text(head.get(name))
-        for where, reason in islice(each.faults(outcome, is_new=is_new), MAX_NAMED):
-            violations.append(Violation(name, where, reason))
-    if violations:
-        raise ConstraintError(violations)
-
-
-# --- for users
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Constraints(MutableMapping[str, Constraint]):
-    """Constraints by their names. What is set or deleted is declared, or dropped, with a commit."""
-
-    _read: Callable[[], Mapping[str, Constraint]]
-    _declare: Callable[[str, Constraint | None], None]
-
-    def __getitem__(self, name: str) -> Constraint:
-        return self._read()[name]
-
-    def __setitem__(self, name: str, constraint: Constraint) -> None:
-        check_name("constraint", name)
-        if not isinstance(constraint, Constraint):
-            raise TypeError(f"{constraint!r} is no constraint: use one of those in txstore.constraints")
-        self._declare(name, constraint)
-
-    def __delitem__(self, name: str) -> None:
-        if name not in self:
-            raise KeyError(name)
-        self._declare(name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._read()))
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __repr__(self) -> str:
-        return f"<Constraints {dict(self)}>"

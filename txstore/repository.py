@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore.backup import Backup, back_up
 from txstore.commits import MAIN, Commit, Commits
-from txstore.constraints import Constraint, Constraints
+from txstore.constraints import Constraint
+from txstore.declarations import Constraints
 from txstore.engine import Engine, Position
 from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.faults import Report

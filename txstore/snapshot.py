@@ -12,7 +12,7 @@ from typing import Any, Never
 from txstore import format
 from txstore.commits import Commit, Commits, Stored
 from txstore.constraints import Constraint
-from txstore.constraints import decode as decode_constraints
+from txstore.declarations import decode as decode_constraints
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.foreign import ForeignRange
 from txstore.format import PackName, RunName

@@ -18,7 +18,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
 from txstore.commits import MAIN, Commit
-from txstore.constraints import Constraints
+from txstore.declarations import Constraints
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
 from txstore.opening import Access

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from txstore import constraints, forking, format
+from txstore import declarations, forking, format
 from txstore.commits import MAIN, Commits, Stored
 from txstore.committer import Committer
-from txstore.constraints import Constraint, Constraints
+from txstore.constraints import Constraint
+from txstore.declarations import Constraints
 from txstore.errors import (
     CommitUnknownError,
     ConflictError,
@@ -233,10 +234,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         committed = self._staging.committed
         if committed is not None:
             return committed.constraints
-        return constraints.decode(self._staging.url, self._written())
+        return declarations.decode(self._staging.url, self._written())
 
     def _written(self, **more: Any) -> Mapping[str, Any]:
-        return constraints.changed({**self._staging.constraints, **more}, self.base.written_constraints)
+        return declarations.changed({**self._staging.constraints, **more}, self.base.written_constraints)
 
     def declare(self, name: str, constraint: Constraint | None) -> None:
         """Declare a constraint, or drop the one with this name."""
@@ -246,7 +247,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 "repo.constraints[...] = ... makes one",
                 state="foreign",
             )
-        written = None if constraint is None else constraints.encode(constraint.settled(self._staging))
+        written = None if constraint is None else declarations.encode(constraint.settled(self._staging))
         self._written(**{name: written})  # says now if it is too much
         with self._lock:
             self._check_open()

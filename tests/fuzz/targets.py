@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.mutations import mutated, mutated_json
-from txstore import constraints, encoding, format, names
+from txstore import declarations, encoding, format, names
 from txstore._native import header as native_header
 from txstore._native import index, index_twin
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
@@ -92,11 +92,11 @@ _CONSTRAINTS = tuple(
 
 
 def _constraint(data: bytes) -> Constraint:
-    return constraints.decode("data.tx", {"name": encoding.json_object(data)})["name"]
+    return declarations.decode("data.tx", {"name": encoding.json_object(data)})["name"]
 
 
 def _is_sound_constraint(constraint: Constraint) -> bool:
-    return constraints.decode("data.tx", {"name": constraints.encode(constraint)})["name"] == constraint
+    return declarations.decode("data.tx", {"name": declarations.encode(constraint)})["name"] == constraint
 
 
 def _header_in_python(data: bytes) -> Header:

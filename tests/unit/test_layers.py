@@ -63,6 +63,7 @@ LAYERS = [
     "publishing",
     "reachable",
     "snapshot",
+    "declarations",
     "constraints",
     "outcome",
     "grids",
