@@ -234,10 +234,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         committed = self._staging.committed
         if committed is not None:
             return committed.constraints
-        return declarations.decode(self._staging.url, self._written())
-
-    def _written(self, **more: Any) -> Mapping[str, Any]:
-        return declarations.changed({**self._staging.constraints, **more}, self.base.written_constraints)
+        written = declarations.changed(self._staging.constraints, self.base.written_constraints)
+        return declarations.decode(self._staging.url, written)
 
     def declare(self, name: str, constraint: Constraint | None) -> None:
         """Declare a constraint, or drop the one with this name."""
@@ -248,7 +246,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 state="foreign",
             )
         written = None if constraint is None else declarations.encode(constraint.settled(self._staging))
-        self._written(**{name: written})  # says now if it is too much
+        changes = {**self._staging.constraints, name: written}
+        declarations.changed(changes, self.base.written_constraints)  # says now if it is too much
         with self._lock:
             self._check_open()
             self._staging.constraints[name] = written

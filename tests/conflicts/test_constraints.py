@@ -388,6 +388,15 @@ def test_rolled_back_it_is_not_declared(repo):
         del store
 
 
+@pytest.mark.parametrize("name", ["self", "name", "more", "a-b.c_1", "7"])
+def test_names(repo, name):
+    commit(repo, XY)
+    repo.constraints[name] = ALIGNED
+    assert dict(repo.constraints) == {name: ALIGNED}
+    del repo.constraints[name]
+    assert not repo.constraints
+
+
 @pytest.mark.parametrize("name", ["", "a/b", ".a", 3])
 def test_names_that_are_none(repo, name):
     commit(repo, XY)
