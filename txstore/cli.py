@@ -30,6 +30,7 @@ from txstore.cli_output import (
     printable,
     reporting_errors,
 )
+from txstore.declarations import encode
 from txstore.keys import ancestors, is_document
 from txstore.listing import Hierarchy
 from txstore.repository import Repository
@@ -190,7 +191,7 @@ def constraints(
     repo = Repository(path)
     declared = repo.mapping(at=None if at is None else find_commit(repo, at).slot).constraints
     if as_json:
-        print_json({name: {"kind": each.kind, **each.as_dict()} for name, each in sorted(declared.items())})
+        print_json({name: encode(each) for name, each in sorted(declared.items())})
         return
     table = new_table("name", "kind", "what")
     for name, each in sorted(declared.items()):

@@ -170,10 +170,7 @@ class Fixed(_OfArray):
     def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
         for name, value in (self.values or {}).items():
             found = _property(array.document, name)
-            # zarr writes a document in its own words whenever it changes it: with defaults that others leave out.
-            if as_text(found) != as_text(value) and _in_zarrs_words(array, name, found) != _in_zarrs_words(
-                array, name, value
-            ):
+            if not _is_same_property(array, name, found, value):
                 yield self.path, f"its {name} would be {_shown(found)}, and must be {_shown(value)}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -191,6 +188,13 @@ def _keys_of(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def _property(document: Mapping[str, Any], name: str) -> Any:
     keys = _keys_of(document, name)
     return [document.get(key) for key in keys] if len(keys) > 1 else document.get(keys[0])
+
+
+def _is_same_property(array: Described, name: str, found: Any, value: Any) -> bool:
+    """Compare in zarr's words, too, which it changes documents to whenever it writes them: with all defaults."""
+    if as_text(found) == as_text(value):
+        return True
+    return _in_zarrs_words(array, name, found) == _in_zarrs_words(array, name, value)
 
 
 def _in_zarrs_words(array: Described, name: str, value: Any) -> str:

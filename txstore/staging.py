@@ -528,6 +528,11 @@ class Staging(Hierarchy):
         """How many keys and prefixes are set or deleted, and constraints declared or dropped."""
         if not self._is_over:
             self._look_at_others()
+        return self._known_count
+
+    @property
+    def _known_count(self) -> int:
+        """The same, without looking at what others have staged since."""
         return len(self.staged) + len(self.constraints)
 
     @property
@@ -786,7 +791,7 @@ class Staging(Hierarchy):
         try:
             count = self.count
         except (OSError, TransactionStateError):  # what others have staged can't be read now
-            count = len(self.staged) + len(self.constraints)
+            count = self._known_count
         try:
             if count:
                 warnings.warn(

@@ -134,8 +134,8 @@ def test_older_than_and_both(open_repo):
     assert repo.vacuum(older_than=times[4] + timedelta(microseconds=1), dry_run=True).floor == 5
     assert repo.vacuum(older_than=times[4], keep=2, dry_run=True).floor == 4
     assert repo.vacuum(older_than=times[4], keep=8, dry_run=True).floor == 2
-    future = timedelta(seconds=-2)  # the clocks of some servers tell whole seconds
-    assert repo.vacuum(older_than=future, dry_run=True).floor == 9
+    now = timedelta(seconds=-2 if repo.engine.storage.is_remote else 0)  # clocks of some servers tell whole seconds
+    assert repo.vacuum(older_than=now, dry_run=True).floor == 9
     assert repo.vacuum(older_than=times[4]).floor == 4
     assert [commit.slot for commit in repo.log()] == [10, 9, 8, 7, 6, 5, 4]
 
