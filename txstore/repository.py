@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from importlib import import_module
@@ -20,7 +20,6 @@ from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoun
 from txstore.faults import Report
 from txstore.following import follow
 from txstore.named import NamedTransaction, transactions
-from txstore.names import TAGS
 from txstore.opening import Access
 from txstore.optimizing import optimize
 from txstore.pack_cache import CACHE_SIZE
@@ -30,6 +29,7 @@ from txstore.repairing import verify_and_repair
 from txstore.snapshot import Snapshot
 from txstore.source_checking import check_sources
 from txstore.sources import Given, allowed
+from txstore.tags import Tags
 from txstore.transaction import Transaction
 from txstore.usage import Usage, usage
 from txstore.vacuuming import VacuumReport, vacuum
@@ -703,43 +703,3 @@ class Repository:
 def _bridge(name: str) -> Any:
     """Return a module of the bridges. They are built on this one: it knows them by name only."""
     return import_module(f"txstore.bridges.{name}")
-
-
-class Tags(MutableMapping[str, Commit]):
-    """The tags of a repository. A tag is never moved. A vacuum keeps what is tagged until the tag is deleted."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._commits = engine.commits
-
-    def __getitem__(self, name: str) -> Commit:
-        try:
-            return self._commits.by_tag(name).commit
-        except CommitNotFoundError as error:
-            raise KeyError(name) from error
-
-    def __setitem__(self, name: str, commit: Commit | str | int) -> None:
-        stored = self._commits.at(commit.id if isinstance(commit, Commit) else commit)
-        pinned = self._engine.snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
-        try:
-            self._commits.write_tag(name, stored)
-        except FileExistsError:
-            raise ValueError(f"tag {name!r} exists; a tag is never moved: choose another name") from None
-        finally:
-            del pinned
-
-    def __delitem__(self, name: str) -> None:
-        """Delete a tag, durably. Its commit stays for as long as `vacuum` keeps it."""
-        try:
-            self._commits.delete_tag(name)
-        except CommitNotFoundError as error:
-            raise KeyError(name) from error
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._commits.storage.list(TAGS)))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        return f"<Tags {', '.join(self)}>"

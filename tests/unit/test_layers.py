@@ -27,6 +27,7 @@ LAYERS = [
     "bridges",
     "synchronized",
     "repository",
+    "tags",
     "zarr2",
     "store",
     "session",

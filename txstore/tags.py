@@ -1,0 +1,50 @@
+"""The tags of a repository, as a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+
+from txstore.commits import Commit
+from txstore.engine import Engine
+from txstore.errors import CommitNotFoundError
+from txstore.names import TAGS
+
+
+class Tags(MutableMapping[str, Commit]):
+    """The tags of a repository. A tag is never moved. A vacuum keeps what is tagged until the tag is deleted."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._commits = engine.commits
+
+    def __getitem__(self, name: str) -> Commit:
+        try:
+            return self._commits.by_tag(name).commit
+        except CommitNotFoundError as error:
+            raise KeyError(name) from error
+
+    def __setitem__(self, name: str, commit: Commit | str | int) -> None:
+        stored = self._commits.at(commit.id if isinstance(commit, Commit) else commit)
+        pinned = self._engine.snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
+        try:
+            self._commits.write_tag(name, stored)
+        except FileExistsError:
+            raise ValueError(f"tag {name!r} exists; a tag is never moved: choose another name") from None
+        finally:
+            del pinned
+
+    def __delitem__(self, name: str) -> None:
+        """Delete a tag, durably. Its commit stays for as long as `vacuum` keeps it."""
+        try:
+            self._commits.delete_tag(name)
+        except CommitNotFoundError as error:
+            raise KeyError(name) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._commits.storage.list(TAGS)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<Tags {', '.join(self)}>"
