@@ -223,9 +223,7 @@ class _HintWriter:
         self._commits = commits
         self._lock = forking.new_lock()
         self._offered: tuple[Stored, bytes] | None = None
-        self._running = False
-        self._is_idle = threading.Event()
-        self._is_idle.set()
+        self._thread: threading.Thread | None = None  # None: nothing is being written, and nothing is going to be
         self._last = -HINT_PERIOD
         forking.watch(self)
         _writers.add(self)
@@ -234,9 +232,7 @@ class _HintWriter:
         pass
 
     def after_fork_in_child(self) -> None:
-        self._offered, self._running = None, False  # its thread is the parent's
-        self._is_idle = threading.Event()
-        self._is_idle.set()
+        self._offered = self._thread = None  # they are the parent's
 
     def offer(self, stored: Stored, tail: bytes) -> None:
         with self._lock:
@@ -244,27 +240,23 @@ class _HintWriter:
 
     def start(self) -> None:
         with self._lock:
-            if self._running or self._offered is None:
+            if self._offered is None or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._running = True
-            self._is_idle.clear()
-        try:
-            threading.Thread(target=self._run, name="txstore hint", daemon=True).start()
-        except RuntimeError:  # the interpreter is ending, or there can be no more threads: the hint can do without
-            self._running = False
-            self._is_idle.set()
+            self._thread = threading.Thread(target=self._run, name="txstore hint", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the interpreter is ending, or there can be no more threads: the hint can do without
+                self._thread = None
 
-    def finish(self) -> None:
+    def finish(self, timeout: float) -> None:
         """Wait a moment for the last hint when the process ends: who commits once and ends has one, too."""
-        self._is_idle.wait(EXIT_SECONDS)
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
 
     def _run(self) -> None:
-        try:
-            while (offered := self._next()) is not None:
-                self._write(*offered)
-        finally:
-            self._running = False
-            self._is_idle.set()
+        while (offered := self._next()) is not None:
+            self._write(*offered)
 
     def _next(self) -> tuple[Stored, bytes] | None:
         wait = self._last + HINT_PERIOD - time.monotonic()
@@ -273,7 +265,7 @@ class _HintWriter:
         with self._lock:
             offered, self._offered = self._offered, None
             if offered is None:
-                self._running = False
+                self._thread = None
         return offered
 
     def _write(self, stored: Stored, tail: bytes) -> None:
@@ -286,4 +278,4 @@ class _HintWriter:
 @atexit.register
 def _finish_hints() -> None:
     for writer in list(_writers):
-        writer.finish()
+        writer.finish(EXIT_SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,15 +10,15 @@ import zarr
 
 import txstore
 from tests.remote.proxy import Proxy
-from tests.waiting import wait_until
+from tests.waiting import TIMEOUT
 from txstore import pack_cache, remote_commits
 
 CHUNKS = 100_000
-DEADLINE = 20
 
 
 @pytest.fixture
-def open_repo(s3, proxy) -> Callable[..., txstore.Repository]:
+def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
+    monkeypatch.setattr(remote_commits, "HINT_PERIOD", 0.0)  # one for each commit
     through = s3.with_options(endpoint_url=proxy.url)
     url = through.url()
     return lambda: txstore.Repository(url, storage_options=through.storage_options)
@@ -30,41 +29,34 @@ def reads(counts: dict[str, int]) -> int:
     return counts["reads"] + counts["lists"]
 
 
-def wait_for_hint(repo: txstore.Repository) -> None:
-    """Return when the hint names the head: it is written in the background."""
-    head = repo.head()
-    assert head is not None
-    deadline = time.monotonic() + DEADLINE
-    while time.monotonic() < deadline:
-        try:
-            if repo.engine.commits.read_hint("main").commit_id.hex() == head.id:
-                return
-        except FileNotFoundError:
-            pass
-        time.sleep(0.02)
-    raise AssertionError("no hint was written")
+def finish_hints(*repos: txstore.Repository) -> None:
+    for repo in repos:
+        repo.engine.commits._hints.finish(TIMEOUT)
 
 
-def settled(proxy: Proxy) -> dict[str, int]:
-    """Return the counts, those of a hint that comes a little later included."""
-    time.sleep(0.1)
+def begin(proxy: Proxy, *writers: txstore.Repository) -> None:
+    """Count from here on: what the writers still had to write in the background belongs to what was before."""
+    finish_hints(*writers)
+    proxy.log.clear()
+
+
+def counted(proxy: Proxy, *writers: txstore.Repository) -> dict[str, int]:
+    """Return the counts since `begin`, with those of what the writers write in the background."""
+    finish_hints(*writers)
     return proxy.counts()
 
 
-def test_a_small_commit(open_repo, proxy, monkeypatch):
-    monkeypatch.setattr(remote_commits, "HINT_PERIOD", 0.0)  # one for each commit
+def test_a_small_commit(open_repo, proxy):
     repo = open_repo()
     with repo.transaction() as store:
         zarr.create_array(store, name="x", shape=(1000,), chunks=(1,), dtype="i4", fill_value=-1)
     for number in range(12):
-        wait_for_hint(repo)
-        proxy.log.clear()
+        begin(proxy, repo)
         with repo.transaction(f"{number}") as store:
             array = zarr.open_array(store, path="x")
             array[number % 7] = number
-        wait_until(lambda: proxy.counts()["writes"] >= 2)
-        counts = settled(proxy)
-        assert counts["writes"] <= 2, proxy.log
+        counts = counted(proxy, repo)
+        assert counts["writes"] == 2, proxy.log  # the commit, and the hint
         assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
 
 
@@ -78,11 +70,9 @@ def test_a_commit_after_others(open_repo, proxy):
         zarr.open_array(store, path="x")[number] = number
         with other.transaction() as theirs:
             zarr.open_array(theirs, path="x")[500 + number] = number
-        wait_for_hint(other)
-        time.sleep(0.05)
-        proxy.log.clear()
+        begin(proxy, repo, other)
         store.commit()
-        counts = settled(proxy)
+        counts = counted(proxy, repo)
         assert counts["writes"] <= 2
         assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
 
@@ -93,14 +83,14 @@ def test_opening_and_reading_one_chunk_of_many(open_repo, proxy):
         zarr.create_array(store, name="x", shape=(CHUNKS,), chunks=(1,), dtype="i4", fill_value=0, compressors=None)
         for number in range(CHUNKS):
             store[f"x/c/{number}"] = number.to_bytes(4, "little")
-    wait_for_hint(repo)
+    finish_hints(repo)
     for number in (0, 12_345, CHUNKS - 1):
         pack_cache._shared._empty()  # as in a process that has read nothing
         proxy.log.clear()
         fresh = open_repo()
         array = zarr.open_array(fresh.snapshot(), path="x", mode="r")
         assert array[number] == number
-        counts = settled(proxy)
+        counts = proxy.counts()
         assert counts["writes"] == 0
         assert reads(counts) <= 6, [(each.method, each.path, each.headers.get("range")) for each in proxy.log]
 
@@ -115,15 +105,13 @@ def test_latest(open_repo, proxy):
         for number in range(commits):
             with repo.transaction() as store:
                 zarr.open_array(store, path="x")[number] = 7
-        wait_for_hint(repo)
-        time.sleep(0.05)
-        proxy.log.clear()
+        begin(proxy, repo)
         reader = reader.latest()
-        counts = settled(proxy)
+        counts = proxy.counts()
         assert counts["writes"] == 0
         assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
         assert reader.base == repo.head()
     writer = repo.transaction()
     proxy.log.clear()
     writer = writer.latest()
-    assert reads(settled(proxy)) <= 3
+    assert reads(proxy.counts()) <= 3
