@@ -144,7 +144,7 @@ class Engine:
         """
         with _joining:
             staging = _joined.get(transaction)
-            if staging is None or staging.process != os.getpid() or staging.is_over:
+            if staging is None or not staging.is_used_here or staging.is_over:
                 shared = SharedTransaction.find(self.commits, transaction, repository_id)
                 staging = _joined[transaction] = self._staging_of(shared)
             staging.join_others()

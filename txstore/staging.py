@@ -5,16 +5,13 @@ No life cycle here: `Transaction` says when this may be written, `Committer` tur
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txstore import forking, format, late_work, names
+from txstore import forking, format, names
 from txstore.chains import Link
 from txstore.commits import Commits
 from txstore.encoding import MalformedError
@@ -23,26 +20,25 @@ from txstore.errors import (
     CorruptionError,
     ParticipantLostError,
     TransactionStateError,
-    UncommittedChangesWarning,
 )
 from txstore.exits import at_exit, was_broken_off
 from txstore.foreign import ForeignRange
-from txstore.format import Frame, Predecessor
+from txstore.format import Predecessor
 from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
 from txstore.pack import Staged, Writer
 from txstore.participants import SharedTransaction, append_about
+from txstore.read_marks import ReadMarks
 from txstore.reads import NOTHING_READ, ReadLog, Reads
 from txstore.reclaiming import reclaim_staging
 from txstore.records import SERIALIZABLE, TransactionRecord
+from txstore.siblings import Siblings
 from txstore.snapshot import Snapshot
 from txstore.staged import StagedKeys
-from txstore.tails import Tail
+from txstore.storage import Storage
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-_READ_MARKS = 1 << 16
 
 NOBODY = -1  # the number of a process that has not staged anything in somebody else's transaction
 
@@ -87,8 +83,6 @@ class Staging(Hierarchy):
         self.staged = StagedKeys(0 if shared is None else NOBODY)
         self._commits = commits
         self._shared = shared
-        self._tails: dict[int, Tail] = {}
-        self._ignored: set[int] = set()  # those that were dead when this process joined
         self._lock = forking.new_lock()  # of the writer
         self._following = forking.new_rlock()
         self._writer: Writer | None = None
@@ -97,20 +91,21 @@ class Staging(Hierarchy):
         self._staged_at = self._sealed_at = -1  # the sequence of the last frame of this process, and of its last seal
         self._inherited = False  # by a fork, and not used in this process so far
         self._is_over = False
-        self._is_closed = False  # nobody stages any more, and it is settled whose frames count
         self.has_failed = False  # a write of this process: its part must not look complete
         self.constraints: dict[str, Any] = {}  # declared by the owner, as they are written, or (None) dropped
-        self._read_marks: bytearray | None = None
-        self._read_keys: set[str] = set()  # exact, since others stage into the transaction
+        self._marks = ReadMarks()
         self._committed: Snapshot | None = None
         self._read_log = ReadLog() if record.isolation == SERIALIZABLE else None
+        self._siblings = Siblings(self.staged, self._marks, self._read_log)
         forking.watch(self)
-        if commits.storage.ranges is not None:
-            late_work.expect()
+
+    @property
+    def storage(self) -> Storage:
+        return self._commits.storage
 
     @property
     def url(self) -> str:
-        return self._commits.storage.url
+        return self.storage.url
 
     # --- reading
 
@@ -223,21 +218,8 @@ class Staging(Hierarchy):
     def is_below_deleted(self, key: str) -> bool:
         return self.staged.is_below_deleted(key)
 
-    # --- what was read before it was written
-
     def _mark_read(self, key: str) -> None:
-        """Remember roughly that a key was read (a hash collision only makes I5 stricter, never laxer)."""
-        if self._shared is not None:
-            self._read_keys.add(key)
-            return
-        marks = self._read_marks
-        if marks is None:
-            marks = self._read_marks = bytearray(_READ_MARKS)
-        marks[hash(key) % _READ_MARKS] = 1
-
-    def _was_read(self, key: str) -> bool:
-        marks = self._read_marks
-        return key in self._read_keys or (marks is not None and marks[hash(key) % _READ_MARKS] == 1)
+        self._marks.add(key, exactly=self._shared is not None)
 
     def is_unchanged(self, key: str, link: Link) -> bool:
         """Tell whether a staged value is just what the base holds, and so is no write (I5)."""
@@ -248,7 +230,7 @@ class Staging(Hierarchy):
             return False
         if (found.length, found.checksum) != (link.length, link.checksum):
             return False
-        if not is_document(key) and (link.seen != format.SEEN_NOTHING or self._was_read(key)):
+        if not is_document(key) and (link.seen != format.SEEN_NOTHING or key in self._marks):
             return False
         return bytes(self.base.runs.stored(key, found)) == self.read(link)
 
@@ -294,7 +276,7 @@ class Staging(Hierarchy):
     def rely_on(self, places: Mapping[str, tuple[int, int] | None]) -> None:
         """Note what array objects hold that come from another process, or from before a fork."""
         for key, place in places.items():
-            self._read_keys.add(key)
+            self._marks.add(key, exactly=True)
             link = self.staged.get(key)
             if place is None:
                 if link is not None:
@@ -326,7 +308,7 @@ class Staging(Hierarchy):
             self._shared.check_open()  # I8: what was there when this was tested will be found by the commit
 
     def _append(self, writer: Writer, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
-        seen = self.staged.seen(key, was_read=self._was_read(key))
+        seen = self.staged.seen(key, was_read=key in self._marks)
         staged = writer.append(kind, encoded, value, seen=seen)
         self._count_staged(staged)
         if kind == format.FRAME_PREFIX:
@@ -395,6 +377,11 @@ class Staging(Hierarchy):
         return self.record.name is not None
 
     @property
+    def is_used_here(self) -> bool:
+        """Whether this process uses it, and has not just inherited it by a fork."""
+        return not self._inherited and self.process == os.getpid()
+
+    @property
     def committed(self) -> Snapshot | None:
         """The commit that the transaction has become."""
         return self._committed
@@ -448,7 +435,8 @@ class Staging(Hierarchy):
                 self._shared = SharedTransaction.find(self._commits, self.id)
                 self.is_owner = False
                 self.staged = StagedKeys(NOBODY)
-                self._tails, self._staged_at, self._sealed_at = {}, -1, -1
+                self._siblings = Siblings(self.staged, self._marks, self._read_log)
+                self._staged_at = self._sealed_at = -1
                 self._follow(joining=True)
                 self.rely_on(known)
             self.process = os.getpid()
@@ -474,36 +462,8 @@ class Staging(Hierarchy):
             self.follow_others()
 
     def _follow(self, *, joining: bool = False) -> None:
-        shared = self._shared
-        if shared is None or self._is_closed:  # what is appended now comes too late, and its writer is told so
-            return
-        for participant in shared.participants():
-            if participant == self.staged.me or participant in self._ignored:
-                continue
-            tail = self._tails.get(participant) or shared.tail(participant)
-            # Before its frames are read: of one that is dead, these are all.
-            alive = not joining or shared.is_named or participant == 0 or tail.is_alive()
-            frames: Iterable[Frame] = tail.new_frames()
-            if not alive:
-                frames = list(frames)
-                if not tail.is_sealed:
-                    self._ignored.add(participant)  # its work is to be done again: not on top of what it left
-                    continue
-            self._tails[participant] = tail
-            self._apply(tail.participant, frames)
-
-    def _apply(self, participant: int, frames: Iterable[Frame]) -> None:
-        for frame in frames:
-            key = frame.key.decode()
-            if frame.kind == format.FRAME_PREFIX:
-                self.staged.hide(key, participant, frame.sequence, frame.seen)
-            elif frame.kind in format.FRAMES_OF_KEYS:
-                link = Link(
-                    participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum
-                )
-                self.staged.add(key, link, was_read=self._was_read(key))
-            elif frame.kind in format.FRAMES_READ and self._read_log is not None:
-                self._read_log.add(frame.kind, key)
+        if self._shared is not None:
+            self._siblings.follow(self._shared, joining=joining)
 
     def announce(self, parked_locks: int) -> None:
         """Tell siblings under which owner word this process leaves locks to them."""
@@ -512,14 +472,11 @@ class Staging(Hierarchy):
 
     def owners_locks(self) -> int | None:
         """Return the owner word of the process that began the transaction: what is left under it outlives this one."""
-        tail = self._tails.get(0)
-        word = None if tail is None else tail.about.get("locks")
-        return word if isinstance(word, int) else None
+        return self._siblings.locks_of(0)
 
     def parked_locks(self) -> list[int]:
         """Return the owner words under which siblings leave locks."""
-        found = (tail.about.get("locks") for tail in self._tails.values())
-        return [word for word in found if isinstance(word, int)]
+        return self._siblings.parked_locks()
 
     # --- what is staged
 
@@ -528,10 +485,10 @@ class Staging(Hierarchy):
         """How many keys and prefixes are set or deleted, and constraints declared or dropped."""
         if not self._is_over:
             self._look_at_others()
-        return self._known_count
+        return self.known_count
 
     @property
-    def _known_count(self) -> int:
+    def known_count(self) -> int:
         """The same, without looking at what others have staged since."""
         return len(self.staged) + len(self.constraints)
 
@@ -547,8 +504,7 @@ class Staging(Hierarchy):
         """Return who a participant is."""
         if participant == self.staged.me:
             return f"process {os.getpid()} (this one)"
-        tail = self._tails.get(participant)
-        return "the process that began" if tail is None or participant == 0 else str(tail)
+        return self._siblings.label(participant)
 
     # --- the commit
 
@@ -561,29 +517,13 @@ class Staging(Hierarchy):
             return
         # Before the seal: who is refused because of it may end at once.
         self.follow_others()
-        alive = self._unsealed_and_alive(self._shared.participants())
+        living = self._siblings.unsealed_and_living(self._shared, self._shared.participants())
         self._shared.seal()
-        failed = {sibling.staged.me for sibling in self._siblings() if sibling.has_failed}
+        failed = {other.staged.me for other in self._in_this_process() if other.has_failed}
         with self._following:
-            self._ignored.clear()
-            others = [number for number in self._shared.participants() if number not in (0, self.staged.me)]
-            for participant in others:
-                tail = self._tails.setdefault(participant, self._shared.tail(participant))
-                self._apply(participant, tail.new_frames())
-            alive |= self._unsealed_and_alive(set(others) - alive)
-            lost = {}
-            for participant in others:
-                tail = self._tails[participant]
-                if not tail.is_sealed:  # again, after it was asked who lives: of one that is dead, these are all
-                    self._apply(participant, tail.new_frames())
-                if not tail.is_sealed and (participant in failed or participant not in alive):
-                    lost[participant] = str(tail)
-            self._is_closed = True
+            lost = self._siblings.close(self._shared, living, failed)
         broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other))
-        lost_keys = self.staged.of_participants(lost)
-        unfinished = (frame for number in lost if (frame := self._tails[number].unfinished) is not None)
-        undone = {frame.key.decode() for frame in unfinished if self._is_undone(frame)}
-        lost_keys += sorted(undone.difference(lost_keys))
+        lost_keys = self._siblings.lost_keys(lost)
         if allow_lost:  # but not what a power loss has taken: it was never synced
             lost_keys = [key for key in lost_keys if self._is_damaged(key)]
         if lost_keys:
@@ -594,15 +534,6 @@ class Staging(Hierarchy):
                 reason="several processes of this transaction wrote these keys without knowing of each other's writes "
                 "(lock them: `with store.lock(path, selection)`)",
             )
-
-    def _unsealed_and_alive(self, participants: Iterable[int]) -> set[int]:
-        sealed = {number for number, tail in self._tails.items() if tail.is_sealed}
-        return set() if self._shared is None else self._shared.living(set(participants) - sealed - {0, self.staged.me})
-
-    def _is_undone(self, unfinished: Frame) -> bool:
-        """Tell whether nobody has done since what a process died doing."""
-        link = self.staged.get(unfinished.key.decode())
-        return link is None or link.place == unfinished.seen
 
     def _is_damaged(self, key: str) -> bool:
         link = self.staged.get(key)
@@ -626,7 +557,7 @@ class Staging(Hierarchy):
 
     def reopen_parts(self) -> None:
         """Let others go on staging: no commit was made."""
-        self._is_closed = False
+        self._siblings.reopen()
         if self._shared is not None:
             self._shared.unseal()
 
@@ -635,12 +566,10 @@ class Staging(Hierarchy):
         if self._shared is None:
             return []
         self.follow_others()
-        here = {sibling.staged.me for sibling in self._siblings()}
-        others = {number: tail for number, tail in self._tails.items() if number and number not in here}
-        alive = self._shared.living(others)
-        return [str(tail) for number, tail in others.items() if number in alive]
+        here = {other.staged.me for other in self._in_this_process()}
+        return self._siblings.attached(self._shared, here)
 
-    def _siblings(self) -> list[Staging]:
+    def _in_this_process(self) -> list[Staging]:
         """Return the participants of this transaction that are in this process."""
         return [other for other in _participants if other.id == self.id and other.process == os.getpid()]
 
@@ -662,9 +591,7 @@ class Staging(Hierarchy):
 
     def _ends(self) -> dict[int, int]:
         """Return where the frames end, by the numbers of the packs but for the commit file itself."""
-        ends: dict[int, int] = {}
-        for tail in self._tails.values():
-            ends |= tail.ends()
+        ends = self._siblings.ends()
         if self._writer is not None:
             ends |= self._writer.ends()
         ends.pop(0, None)
@@ -700,7 +627,7 @@ class Staging(Hierarchy):
                 with contextlib.suppress(OSError):
                     writer.close_between_reads()
                     if committed is self.base:  # nothing was to be published: there is no slot that the file has taken
-                        self._commits.storage.delete(writer.path)
+                        self.storage.delete(writer.path)
 
     def close(self) -> None:
         """Close the files, which stay where they are."""
@@ -735,7 +662,7 @@ class Staging(Hierarchy):
         """
         if self._is_over or self._is_sealed or self._inherited or self.is_owner or self.has_failed:
             return
-        if not self.is_named and self._commits.storage.is_remote and not self.is_open():
+        if not self.is_named and self.storage.is_remote and not self.is_open():
             return  # a pack with nothing but this seal would be found by nobody
         writer = self.writer
         durable = self.is_named and self.record.durability == "fsync"
@@ -743,7 +670,7 @@ class Staging(Hierarchy):
             try:
                 writer.finish(writer.size)
                 writer.sync()
-                self._commits.storage.sync_directory(names.STAGING)
+                self.storage.sync_directory(names.STAGING)
             except OSError:
                 self.has_failed = True  # I9
                 raise
@@ -757,71 +684,13 @@ class Staging(Hierarchy):
     def leave(self) -> None:
         """Leave a transaction with a name: the others see at once that this process is done."""
         self.attached -= 1
-        if self._inherited or self.process != os.getpid() or self._is_over:
+        if not self.is_used_here or self._is_over:
             return
         try:
             self.seal()
         finally:
             if self.attached <= 0:
                 self.close()
-
-    def abandon(self) -> None:
-        """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends."""
-        if self._inherited or self.process != os.getpid():
-            return
-        if self._commits.storage.is_remote and asyncio._get_running_loop() is not None:
-            # What is dropped on the thread of an event loop must not make that wait for a server: the loop may be the
-            # one that the answer would come through.
-            try:
-                threading.Thread(target=self._abandon, name="txstore end").start()
-            except RuntimeError:  # the interpreter ends
-                self._abandon()
-        else:
-            self._abandon()
-
-    def _abandon(self) -> None:
-        if not self.is_owner:
-            # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
-            if asyncio._get_running_loop() is not None:
-                self._afterwards(self._abandon_part)
-            else:
-                self._abandon_part()
-            return
-        self.attached -= 1
-        try:
-            count = self.count
-        except (OSError, TransactionStateError):  # what others have staged can't be read now
-            count = self._known_count
-        try:
-            if count:
-                warnings.warn(
-                    f"{self.url}: {count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
-                    f"`with repo.transaction() as store:`",
-                    UncommittedChangesWarning,
-                    stacklevel=2,
-                )
-        finally:  # the warning may be an error
-            self._afterwards(self.discard)
-
-    def _abandon_part(self) -> None:
-        with contextlib.suppress(OSError, TransactionStateError):
-            if self.is_named:
-                self.leave()
-            else:
-                self.attached -= 1
-                if self.attached <= 0:
-                    self.seal()
-
-    def let_lie(self) -> None:
-        """Close what is of unknown outcome, when it is dropped."""
-        self._afterwards(self.close)
-
-    def _afterwards(self, work: Callable[[], object]) -> None:
-        """Do what a finalizer is to do: no requests where it happens to be called."""
-        if self._commits.storage.ranges is None:
-            work()
-        else:
-            late_work.later(work)
 
 
 def _decode_record(record: bytes) -> ForeignRange:
@@ -847,5 +716,5 @@ def _seal_all() -> None:
             staging.has_failed |= broken_off
             with contextlib.suppress(OSError, TransactionStateError):
                 staging.seal()
-            if staging._commits.storage.is_remote:
+            if staging.storage.is_remote:
                 staging.close()  # nobody else says of it on an object store that it has ended

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from txstore import declarations, forking, format
+from txstore import declarations, dropping, forking, format
 from txstore.commits import MAIN, Commits, Stored
 from txstore.committer import Committer
 from txstore.constraints import Constraint
@@ -166,7 +166,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._view = NotingView(staging, staging.note_read) if staging.record.isolation == SERIALIZABLE else staging
         self._locks = locks
         self._after_commit = after_commit
-        self._finalizer = weakref.finalize(self, Staging.abandon, staging)
+        dropping.expect(staging)
+        self._finalizer = weakref.finalize(self, dropping.drop, staging)
         self._lock = forking.new_lock()  # of state and _in_flight
         self._idle = threading.Condition(self._lock)  # nothing is in flight
         self._in_flight = 0
@@ -636,7 +637,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             # I2: also after an interrupt, what may stand in a slot is never written again.
             self.state = "of unknown outcome"
             self._finalizer.detach()  # I3: nothing staged is deleted
-            self._finalizer = weakref.finalize(self, Staging.let_lie, self._staging)
+            self._finalizer = weakref.finalize(self, dropping.drop_unsettled, self._staging)
             if isinstance(error, OSError | CorruptionError):
                 raise CommitUnknownError(self.id, reason=f"it can't be read back ({error})") from error
             raise

@@ -437,6 +437,6 @@ def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine)
             if thread.name == "txstore end":
                 thread.join(TIMEOUT)
         assert store["participant"] == b"1"
-        assert store.mapping._staging._tails[1].is_sealed
+        assert store.mapping._staging._siblings._tails[1].is_sealed
     assert dict(repo.mapping()) == {"owner": b"1", "participant": b"1"}
     assert_tidy(repo)

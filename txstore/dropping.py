@@ -1,0 +1,88 @@
+"""What becomes of a transaction that is dropped: without commit or rollback, or when its outcome is unknown.
+
+Finalizers do this, in any thread and at any point: see `late_work` for what they leave to another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable
+
+from txstore import late_work
+from txstore.errors import TransactionStateError, UncommittedChangesWarning
+from txstore.staging import Staging
+
+
+def expect(staging: Staging) -> None:
+    """Be ready for it to be dropped."""
+    if staging.storage.ranges is not None:
+        late_work.expect()
+
+
+def drop(staging: Staging) -> None:
+    """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends."""
+    if not staging.is_used_here:
+        return
+    if staging.storage.is_remote and _is_in_event_loop():
+        # It must not wait for a server: the loop may be the one that the answer would come through.
+        try:
+            threading.Thread(target=_drop, args=(staging,), name="txstore end").start()
+        except RuntimeError:  # the interpreter ends
+            _drop(staging)
+    else:
+        _drop(staging)
+
+
+def drop_unsettled(staging: Staging) -> None:
+    """Close what is of unknown outcome: nothing of it is deleted (I3)."""
+    _afterwards(staging, staging.close)
+
+
+def _drop(staging: Staging) -> None:
+    if not staging.is_owner:
+        # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
+        if _is_in_event_loop():
+            _afterwards(staging, lambda: _drop_part(staging))
+        else:
+            _drop_part(staging)
+        return
+    staging.attached -= 1
+    try:
+        count = staging.count
+    except (OSError, TransactionStateError):  # what others have staged can't be read now
+        count = staging.known_count
+    try:
+        if count:
+            warnings.warn(
+                f"{staging.url}: {count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
+                f"`with repo.transaction() as store:`",
+                UncommittedChangesWarning,
+                stacklevel=2,
+            )
+    finally:  # the warning may be an error
+        _afterwards(staging, staging.discard)
+
+
+def _drop_part(staging: Staging) -> None:
+    with contextlib.suppress(OSError, TransactionStateError):
+        if staging.is_named:
+            staging.leave()
+        else:
+            staging.attached -= 1
+            if staging.attached <= 0:
+                staging.seal()
+
+
+def _afterwards(staging: Staging, work: Callable[[], object]) -> None:
+    """Do it without making requests where the finalizer happens to be called."""
+    if staging.storage.ranges is None:
+        work()
+    else:
+        late_work.later(work)
+
+
+def _is_in_event_loop() -> bool:
+    return asyncio._get_running_loop() is not None
