@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from txstore.commits import Commit
+from txstore.commit import Commit
 from txstore.errors import (
     BackupError,
     CommitNotFoundError,

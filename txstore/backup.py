@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from txstore import format, names
 from txstore.checking import check_frames, check_sections, frames_end, open_run
-from txstore.commits import MAIN, Commits, Stored
+from txstore.commit import MAIN, Stored
+from txstore.commits import Commits
 from txstore.encoding import MalformedError
 from txstore.errors import BackupError, CorruptionError, RepositoryNotFoundError
 from txstore.faults import Fault

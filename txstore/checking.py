@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from txstore import encoding, format
 from txstore._native import index
-from txstore.commits import Stored
+from txstore.commit import Stored
 from txstore.encoding import crc32c
 from txstore.faults import Fault
 from txstore.foreign import ForeignRange

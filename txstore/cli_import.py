@@ -19,7 +19,7 @@ from txstore.cli_output import (
     showing_progress,
     sources_of,
 )
-from txstore.commits import Commit
+from txstore.commit import Commit
 from txstore.repository import Repository
 
 

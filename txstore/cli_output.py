@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from txstore.commits import Commit
+from txstore.commit import Commit
 from txstore.errors import KeyFormatError, TxStoreError
 from txstore.repository import Repository
 

@@ -1,17 +1,14 @@
-"""The history of a repository: slots, heads, tags. Commits are found here, and slots are taken here."""
+"""The history of a repository: slots, heads, tags. Commits are read here, and slots are taken here."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from operator import index
-from typing import Any, SupportsIndex
+from collections.abc import Iterator
 
 from txstore import encoding, format, names, records
+from txstore.commit import MAIN, Stored
 from txstore.errors import (
     CommitNotFoundError,
     CommitUnknownError,
@@ -26,89 +23,12 @@ from txstore.pack import PackWriter, Writer
 from txstore.records import Hint, Tag
 from txstore.storage import Storage
 
-MAIN = "main"
 #: So often a search for the head begins anew that a vacuum has overtaken.
 _SEARCHES = 20
 #: So many commits may follow one another before their directory is synced: as many as a search has to read, at most.
 MAX_PENDING = 64
 #: Seconds between two looks at a name that is there and not seen yet.
 _LOOK_AGAIN = 0.1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One commit of the history.
-
-    Attributes
-    ----------
-    id, parent : str
-        32 hexadecimal digits; the parent of the first commit is None.
-    slot, seq : int
-        Its place in the branch, and its number among its ancestors.
-    time : datetime
-        Aware, in UTC, later than the parent's.
-    statistics : dict
-        `keys_set`, `keys_deleted`, `prefixes_deleted`, `bytes_set` (of the values), `arrays` (touched).
-    """
-
-    id: str
-    branch: str
-    slot: int
-    seq: int
-    parent: str | None
-    time: datetime
-    author: str
-    message: str
-    properties: Mapping[str, Any]
-    statistics: Mapping[str, int]
-
-    def __str__(self) -> str:
-        return f"{self.branch}@{self.slot}"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A commit as it was read: its header, and what a child says of it."""
-
-    header: Header
-    footer: Footer
-    hash: bytes
-
-    @property
-    def path(self) -> str:
-        return names.commit_path(self.header.branch, self.header.slot)
-
-    @property
-    def next(self) -> tuple[int, int, int]:
-        """Slot, seq and, at least, floor of a child."""
-        return self.header.slot + 1, self.header.seq + 1, self.header.floor
-
-    @property
-    def commit(self) -> Commit:
-        h = self.header
-        return Commit(
-            id=h.id.hex(), branch=h.branch, slot=h.slot, seq=h.seq,
-            parent=None if h.parent_id == encoding.NO_ID else h.parent_id.hex(),
-            time=_EPOCH + timedelta(microseconds=h.time),
-            author=h.author, message=h.message, properties=h.properties, statistics=h.statistics.as_dict(),
-        )  # fmt: skip
-
-    def follows(self, below: Stored | None) -> bool:
-        """Tell whether `below`, or nothing, is the parent that the header names.
-
-        The id is not enough: after a power loss, a transaction with a name is committed again, under the same one.
-        """
-        parent = (encoding.NO_ID, encoding.NO_ID) if below is None else (below.header.id, below.hash)
-        return (self.header.parent_id, self.header.parent_hash) == parent
-
-    def has_parent_of(self, other: Stored) -> bool:
-        mine, theirs = self.header, other.header
-        return (mine.parent_id, mine.parent_hash) == (theirs.parent_id, theirs.parent_hash)
-
-    def hint(self, *, durable: bool, boot: int, place: int) -> Hint:
-        f = self.footer
-        return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable, boot, place)
 
 
 class SlotTakenError(Exception):
@@ -326,95 +246,7 @@ class Commits:
                 path = names.commit_path(header.branch, header.slot - 1)
                 raise CorruptionError(path, reason=f"this is not the parent that slot {header.slot} names")
 
-    # --- finding a commit by what a person knows of it
-
-    def at(self, at: SupportsIndex | str | datetime, branch: str = MAIN) -> Stored:
-        """Return the commit by slot, by id (or its first 4 digits or more), or the newest at a date.
-
-        Raises `CommitNotFoundError` if there is none, `ValueError` for a naive datetime.
-        """
-        self.check_branch(branch)
-        if isinstance(at, datetime):
-            return self._at_time(at, branch, self._existing_head(branch))
-        if isinstance(at, str):
-            return self._by_id(at, self._existing_head(branch))
-        if isinstance(at, bool) or not isinstance(at, SupportsIndex):
-            raise TypeError(f"at= takes a slot, a commit id or a datetime, not {type(at).__name__}")
-        slot = index(at)
-        stored = self.read(branch, slot) if slot >= 0 else None
-        if stored is None:
-            head = self._existing_head(branch)
-            floor = max(head.header.floor, self.floor(branch))
-            if 0 <= slot < floor:
-                raise SnapshotExpiredError(f"{branch}@{slot}")
-            raise CommitNotFoundError(f"slot {slot}", hint=f"branch {branch!r} has slots {floor} to {head.header.slot}")
-        return stored
-
-    def _existing_head(self, branch: str) -> Stored:
-        head = self.head(branch)
-        if head is None:
-            raise CommitNotFoundError(f"branch {branch!r}", hint="this repository has no commits yet")
-        return head
-
-    def _by_id(self, commit_id: str, head: Stored) -> Stored:
-        wanted = commit_id.lower()
-        found: list[Stored] = []
-        for stored in self._kept(head) if len(wanted) >= 4 else ():
-            if stored.header.id.hex().startswith(wanted):
-                found.append(stored)
-                if len(wanted) == 32:
-                    break
-        if len(found) == 1:
-            return found[0]
-        hint = (
-            "several commits begin like this: give more digits" if found else "there is no such commit; see repo.log()"
-        )
-        raise CommitNotFoundError(f"commit {commit_id!r}", hint=hint)
-
-    def _kept(self, head: Stored) -> Iterator[Stored]:
-        """Yield the commits that are kept: down to the floor, then the tagged ones below it."""
-        lowest = head.header.slot
-        for stored in self.ancestors(head):
-            lowest = stored.header.slot
-            yield stored
-        below = {tag.slot for tag in self.tags().values() if tag.branch == head.header.branch and tag.slot < lowest}
-        for slot in sorted(below, reverse=True):
-            if (tagged := self.read(head.header.branch, slot)) is not None:
-                yield tagged
-
-    def _at_time(self, at: datetime, branch: str, head: Stored) -> Stored:
-        if at.tzinfo is None:
-            raise ValueError(f"{at.isoformat()} has no time zone: add one, for example at.astimezone() for local time")
-        wanted = round((at - _EPOCH) / timedelta(microseconds=1))
-        floor = max(head.header.floor, self.floor(branch))
-        low, high, found = floor, head.header.slot, None
-        while low <= high:  # times ascend with the slots
-            middle = (low + high) // 2
-            stored = self.read(branch, middle)
-            if stored is None and self.is_below_floor(branch, middle):
-                low = floor = self.floor(branch)  # a vacuum has overtaken us
-                continue
-            if stored is None:
-                raise CorruptionError(names.commit_path(branch, middle), reason="the file is missing")
-            if stored.header.time <= wanted:
-                low, found = middle + 1, stored
-            else:
-                high = middle - 1
-        if found is None and floor:
-            raise SnapshotExpiredError(f"{branch} at {at.isoformat()}")
-        if found is None:
-            raise CommitNotFoundError(f"commit at {at.isoformat()}", hint="the first commit is later; see repo.log()")
-        return found
-
-    def by_tag(self, name: str) -> Stored:
-        """Return the commit with a tag. Raises `CommitNotFoundError`."""
-        tag = self.read_tag(name)
-        stored = self.read(tag.branch, tag.slot)
-        if stored is None or stored.header.id != tag.commit_id:
-            raise CorruptionError(
-                names.tag_path(name), reason=f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}"
-            )
-        return stored
+    # --- tags, and the floor
 
     def tags(self) -> dict[str, Tag]:
         """Return all tags by their names. Raises `CorruptionError`."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from txstore import conflicts, declarations, format, index
-from txstore.commits import Commits, Stored
+from txstore.commit import Stored
+from txstore.commits import Commits
 from txstore.conflicts import Writes
 from txstore.documents import kind_of_node
 from txstore.errors import SnapshotExpiredError

@@ -9,13 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from txstore import forking
-from txstore.commits import MAIN, Stored
+from txstore.commit import MAIN, Stored
 from txstore.errors import (
     LocksUnavailableError,
     RepositoryNotFoundError,
     SnapshotExpiredError,
     TransactionStateError,
 )
+from txstore.finding import find_commit, find_tagged
 from txstore.keys import check_name
 from txstore.locking import Owner, TransactionLocks
 from txstore.locks import ChunkLocks
@@ -301,9 +302,9 @@ class Position:
                 raise SnapshotExpiredError(f"{self._branch}@{slot} ({commit_id})")
             return engine.snapshots.of(stored)
         if self._tag is not None:
-            return engine.snapshots.of(commits.by_tag(self._tag))
+            return engine.snapshots.of(find_tagged(commits, self._tag))
         if self._at is not None:
-            return engine.snapshots.of(commits.at(self._at, self._branch))
+            return engine.snapshots.of(find_commit(commits, self._at, self._branch))
         return engine.snapshots.newest(self._branch)
 
 

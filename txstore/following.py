@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 from txstore import names
 from txstore._native import watch
-from txstore.commits import MAIN, Commit, Commits, Stored
+from txstore.commit import MAIN, Commit, Stored
+from txstore.commits import Commits
 from txstore.errors import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, SnapshotExpiredError
+from txstore.finding import find_commit
 
 #: Seconds between two looks: without a watch the pause doubles from the first to the longest; with one it is the
 #: longest at once, for what a watch may not report, such as commits made on another host of a network file system.
@@ -57,7 +59,7 @@ def _beginning(commits: Commits, branch: str, since: Commit | int | str | dateti
     if since is None:
         head = commits.head(branch)
         return None if head is None else _place(head)
-    place = _place(commits.at(since.slot if isinstance(since, Commit) else since, branch))
+    place = _place(find_commit(commits, since.slot if isinstance(since, Commit) else since, branch))
     if isinstance(since, Commit) and place.id.hex() != since.id:
         hint = f"slot {since.slot} of branch {branch!r} holds another commit; see repo.log()"
         raise CommitNotFoundError(f"commit {since.id}", hint=hint)

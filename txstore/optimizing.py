@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from txstore import format, index
 from txstore._native import index as native_index
-from txstore.commits import Commits, Stored
+from txstore.commit import Stored
+from txstore.commits import Commits
 from txstore.committer import find_runs
 from txstore.format import DataPack, PackName, RunName, Section
 from txstore.pack import Writer

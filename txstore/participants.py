@@ -22,7 +22,8 @@ from typing import Any
 
 from txstore import format, leases, names
 from txstore.chains import Link
-from txstore.commits import Commit, Commits, Stored
+from txstore.commit import Commit, Stored
+from txstore.commits import Commits
 from txstore.encoding import MalformedError, crc32c
 from txstore.errors import CorruptionError, RepositoryNotFoundError, TransactionStateError
 from txstore.leases import Lease

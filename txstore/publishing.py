@@ -16,7 +16,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from txstore import encoding, format, names
-from txstore.commits import Commits, SlotTakenError, Stored
+from txstore.commit import Stored
+from txstore.commits import Commits, SlotTakenError
 from txstore.errors import CommitUnknownError, SnapshotExpiredError, TransactionStateError, TxStoreError
 from txstore.format import DataPack, Footer, Header, RunName, Section, Statistics
 from txstore.pack import Writer

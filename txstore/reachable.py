@@ -6,7 +6,9 @@ import posixpath
 from collections.abc import Iterable, Iterator
 
 from txstore import names
-from txstore.commits import Commits, Stored
+from txstore.commit import Stored
+from txstore.commits import Commits
+from txstore.finding import find_tagged
 from txstore.format import PackName, RunName, packs_begin
 from txstore.index import names_of
 from txstore.remote_packs import open_packs
@@ -51,7 +53,7 @@ def kept_commits(commits: Commits, branch: str, head: Stored, floor: int) -> Ite
         yield stored
     for name, tag in commits.tags().items():
         if tag.commit_id not in seen and tag.branch == branch:
-            yield commits.by_tag(name)
+            yield find_tagged(commits, name)
 
 
 def data_packs(commits: Commits) -> Iterable[str]:

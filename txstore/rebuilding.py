@@ -14,7 +14,8 @@ from txstore import encoding, format, index
 from txstore._native import index as native
 from txstore.chains import Link
 from txstore.checking import Window, entries_of, frames_end, walk_frames
-from txstore.commits import Commits, Stored
+from txstore.commit import Stored
+from txstore.commits import Commits
 from txstore.encoding import crc32c
 from txstore.errors import TxStoreError
 from txstore.format import Footer, Header, PackName, Predecessor, RunName, Statistics

@@ -16,7 +16,8 @@ import weakref
 from collections.abc import Iterable
 
 from txstore import encoding, forking, format, names
-from txstore.commits import MAIN, Commits, Stored
+from txstore.commit import MAIN, Stored
+from txstore.commits import Commits
 from txstore.errors import CommitUnknownError, CorruptionError
 from txstore.format import Footer, Header
 from txstore.object_errors import was_unanswered

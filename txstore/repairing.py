@@ -15,7 +15,8 @@ from collections.abc import Iterable
 
 from txstore import encoding, format, index, names, rebuilding, records
 from txstore.checking import Window, check_frames, check_sections, frames_end, open_run, walk_frames
-from txstore.commits import MAIN, Commits, Stored
+from txstore.commit import MAIN, Stored
+from txstore.commits import Commits
 from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError
 from txstore.faults import Fault, Repair, Report
 from txstore.format import Footer, Header, PackName, RunName, Section

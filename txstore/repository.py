@@ -12,12 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore.backup import Backup, back_up
-from txstore.commits import MAIN, Commit, Commits
+from txstore.commit import MAIN, Commit
+from txstore.commits import Commits
 from txstore.constraints import Constraint
 from txstore.declarations import Constraints
 from txstore.engine import Engine, Position
 from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.faults import Report
+from txstore.finding import find_commit
 from txstore.following import follow
 from txstore.named import NamedTransaction, transactions
 from txstore.opening import Access
@@ -264,7 +266,7 @@ class Repository:
 
     def commit(self, at: int | str | datetime, *, branch: str = MAIN) -> Commit:
         """Return the commit that a slot, an id or an aware datetime names."""
-        return self._existing().at(at, branch).commit
+        return find_commit(self._existing(), at, branch).commit
 
     def resolve(self, commit_id: str) -> Commit | None:
         """Return the commit with this id, None if it was never made: the answer to `CommitUnknownError`.
@@ -272,7 +274,7 @@ class Repository:
         None, too, for one that a vacuum has removed: ask before the history that is kept has passed it.
         """
         with suppress(CommitNotFoundError):
-            return self._existing().at(commit_id).commit
+            return find_commit(self._existing(), commit_id).commit
         return None
 
     def follow(

@@ -12,7 +12,8 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
-from txstore.commits import Commits, Stored
+from txstore.commit import Stored
+from txstore.commits import Commits
 from txstore.errors import TxStoreError
 from txstore.optimizing import below, optimize
 from txstore.snapshot import Snapshots

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import forking
-from txstore.commits import MAIN, Commit
+from txstore.commit import MAIN, Commit
 from txstore.documents import DocumentChange, compare_documents, drops_chunk, is_at_edge, may_be_array, moved_edges
 from txstore.draining import drain_zarr
 from txstore.engine import Engine, Position

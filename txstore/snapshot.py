@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any, Never
 
 from txstore import format
-from txstore.commits import Commit, Commits, Stored
+from txstore.commit import Commit, Stored
+from txstore.commits import Commits
 from txstore.constraints import Constraint
 from txstore.declarations import decode as decode_constraints
 from txstore.errors import CorruptionError, SnapshotExpiredError

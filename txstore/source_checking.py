@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from txstore import format
-from txstore.commits import MAIN
+from txstore.commit import MAIN
 from txstore.errors import CorruptionError, SourceError, TxStoreError
 from txstore.faults import Fault
 from txstore.foreign import FileVersion

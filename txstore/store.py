@@ -17,7 +17,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
-from txstore.commits import MAIN, Commit
+from txstore.commit import MAIN, Commit
 from txstore.declarations import Constraints
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 
-from txstore.commits import Commit
+from txstore.commit import Commit
 from txstore.engine import Engine
 from txstore.errors import CommitNotFoundError
+from txstore.finding import find_commit, find_tagged
 from txstore.names import TAGS
 
 
@@ -19,12 +20,12 @@ class Tags(MutableMapping[str, Commit]):
 
     def __getitem__(self, name: str) -> Commit:
         try:
-            return self._commits.by_tag(name).commit
+            return find_tagged(self._commits, name).commit
         except CommitNotFoundError as error:
             raise KeyError(name) from error
 
     def __setitem__(self, name: str, commit: Commit | str | int) -> None:
-        stored = self._commits.at(commit.id if isinstance(commit, Commit) else commit)
+        stored = find_commit(self._commits, commit.id if isinstance(commit, Commit) else commit)
         pinned = self._engine.snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
         try:
             self._commits.write_tag(name, stored)

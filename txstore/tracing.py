@@ -8,7 +8,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from txstore import format, names
-from txstore.commits import MAIN, Commits
+from txstore.commit import MAIN
+from txstore.commits import Commits
 from txstore.errors import TxStoreError
 from txstore.faults import COMMITS_TOLD, Fault
 from txstore.format import RunName

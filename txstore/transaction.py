@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from txstore import declarations, dropping, forking, format
-from txstore.commits import MAIN, Commits, Stored
+from txstore.commit import MAIN, Stored
+from txstore.commits import Commits
 from txstore.committer import Committer
 from txstore.constraints import Constraint
 from txstore.declarations import Constraints

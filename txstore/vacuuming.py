@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from txstore import encoding, names
-from txstore.commits import Commits, Stored
+from txstore.commit import Stored
+from txstore.commits import Commits
 from txstore.errors import CorruptionError
 from txstore.pack import MissingPackError
 from txstore.publishing import Contents, Publisher, SyncFailedError

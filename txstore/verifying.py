@@ -18,9 +18,11 @@ from txstore.checking import (
     frames_end,
     open_run,
 )
-from txstore.commits import MAIN, Commits, Stored
+from txstore.commit import MAIN, Stored
+from txstore.commits import Commits
 from txstore.errors import CorruptionError, KeyFormatError, TxStoreError, UnsupportedFormatError
 from txstore.faults import Fault, Report
+from txstore.finding import find_tagged
 from txstore.format import PackName
 from txstore.index import names_of
 from txstore.keys import check_name, decode_key
@@ -301,7 +303,7 @@ class Verifier:
         for name in sorted(self.storage.list("tags")):
             try:
                 check_name("tag", name)
-                self._tagged.add(self.commits.by_tag(name).header.slot)
+                self._tagged.add(find_tagged(self.commits, name).header.slot)
             except KeyFormatError:
                 continue  # told by `_check_names`
             except UnsupportedFormatError as error:

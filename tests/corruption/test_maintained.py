@@ -13,7 +13,8 @@ from tests.bad_input.disk import tree
 from tests.corruption.test_backup import put
 from txstore import names
 from txstore.checking import frames_end
-from txstore.commits import MAIN, Commits
+from txstore.commit import MAIN
+from txstore.commits import Commits
 from txstore.opening import open_storage
 from txstore.repairing import verify_and_repair
 

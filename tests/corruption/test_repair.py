@@ -15,7 +15,8 @@ from tests.bad_input.disk import tree
 from tests.corruption import small
 from tests.corruption.test_backup import Dying, Killed, contents_of, put
 from txstore import encoding, format, names
-from txstore.commits import MAIN, Commits
+from txstore.commit import MAIN
+from txstore.commits import Commits
 from txstore.faults import Report
 from txstore.format import PackName
 from txstore.local_storage import LocalStorage

@@ -28,7 +28,7 @@ from txstore import engine as engine_module
 from txstore import forking, numbered_locks, pins, sharing, staging
 from txstore import local_storage as storage
 from txstore._native import local as native_local
-from txstore.commits import Stored
+from txstore.commit import Stored
 from txstore.errors import LocksUnavailableError
 from txstore.format import Footer, Header
 from txstore.transaction import Transaction

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from txstore.bridges.foreign_files import ForeignFile, Place
 from txstore.bridges.zarr_arrays import in_parallel
-from txstore.commits import MAIN, Commit
+from txstore.commit import MAIN, Commit
 from txstore.errors import CommitNotFoundError, ExportError
 from txstore.keys import directory_prefix, is_document
 from txstore.snapshot import Snapshot

@@ -13,7 +13,7 @@ from txstore.bridges.blocks import blocks, copy_array, same
 from txstore.bridges.foreign_arrays import ForeignArray, ForeignArrays
 from txstore.bridges.foreign_files import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, places, stamp
 from txstore.bridges.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
-from txstore.commits import Commit
+from txstore.commit import Commit
 from txstore.errors import SourceError
 from txstore.keys import document_key, is_document
 from txstore.store import TxStore

@@ -22,7 +22,7 @@ from txstore import format
 from txstore.bridges.consolidated import consolidate, decoded, documents_of, is_consolidated, plain_document
 from txstore.bridges.destinations import Destination, open_destination
 from txstore.bridges.published_state import STATE, Mark, State, new_state, witnesses_of
-from txstore.commits import MAIN, Commit
+from txstore.commit import MAIN, Commit
 from txstore.encoding import crc32c
 from txstore.errors import CommitNotFoundError, CorruptionError, PublishError, SnapshotExpiredError
 from txstore.index import Found, Listed

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from txstore.commits import MAIN
+from txstore.commit import MAIN
 from txstore.encoding import crc32c
 from txstore.errors import CommitNotFoundError, SnapshotExpiredError
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from txstore.commits import Commit
+    from txstore.commit import Commit
     from txstore.repository import Repository
 
 #: The file. zarr takes it for no node; one that lists the root without consolidated metadata says so in a warning.

@@ -21,7 +21,7 @@ from txstore.bridges.exporting import check_outside
 from txstore.bridges.foreign_files import Place
 from txstore.bridges.reference_entries import Entry, entries
 from txstore.bridges.reference_parquet import write_parquet
-from txstore.commits import Commit
+from txstore.commit import Commit
 from txstore.errors import CommitNotFoundError, ExportError
 from txstore.keys import is_document
 from txstore.object_urls import public

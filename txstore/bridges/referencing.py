@@ -10,7 +10,7 @@ from txstore.bridges.foreign_files import ForeignFile, stamp
 from txstore.bridges.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
 from txstore.bridges.manifests import Manifest, Reference, open_manifest
 from txstore.bridges.zarr_arrays import without_consolidated
-from txstore.commits import Commit
+from txstore.commit import Commit
 from txstore.errors import SourceError
 from txstore.foreign import FileVersion, canonical
 from txstore.keys import document_key, is_document

@@ -15,7 +15,7 @@ from zarr.api.asynchronous import open_array
 from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 
-from txstore.commits import MAIN, Commit
+from txstore.commit import MAIN, Commit
 from txstore.errors import RepositoryNotFoundError, SchemaError
 from txstore.repository import Repository
 from txstore.store import TxStore
