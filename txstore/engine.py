@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from txstore import forking
+from txstore.beginning import begin_staging, check_description, check_durability, check_joinable, new_record
 from txstore.commit import MAIN, Stored
 from txstore.errors import (
     LocksUnavailableError,
@@ -30,14 +31,7 @@ from txstore.retention import check_retention, fold
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.sources import Sources
 from txstore.staging import Staging
-from txstore.transaction import (
-    Transaction,
-    begin_staging,
-    check_description,
-    check_durability,
-    check_joinable,
-    new_record,
-)
+from txstore.transaction import Transaction
 
 
 class Engine:

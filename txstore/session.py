@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import forking
+from txstore.beginning import check_description
 from txstore.commit import MAIN, Commit
 from txstore.documents import DocumentChange, compare_documents, drops_chunk, is_at_edge, may_be_array, moved_edges
 from txstore.draining import drain_zarr
@@ -24,7 +25,7 @@ from txstore.reads import check_isolation
 from txstore.records import SERIALIZABLE, SNAPSHOT
 from txstore.snapshot import Snapshot
 from txstore.staging import Places
-from txstore.transaction import Transaction, check_description
+from txstore.transaction import Transaction
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

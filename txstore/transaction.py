@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from txstore import declarations, dropping, forking, format
-from txstore.commit import MAIN, Stored
+from txstore.beginning import check_description
+from txstore.commit import Stored
 from txstore.commits import Commits
 from txstore.committer import Committer
 from txstore.constraints import Constraint
@@ -30,9 +30,9 @@ from txstore.foreign import FileVersion, canonical
 from txstore.keys import directory_prefix, encode_key, is_document
 from txstore.listing import Hierarchy
 from txstore.locking import TransactionLocks
-from txstore.publishing import SyncFailedError, default_author
-from txstore.reads import NotingView, check_isolation
-from txstore.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
+from txstore.publishing import SyncFailedError
+from txstore.reads import NotingView
+from txstore.records import SERIALIZABLE
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Places, Staging
 
@@ -41,25 +41,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-_DURABILITIES = ("fsync", "none")
 #: Seconds after which one who waits for a lock looks again for siblings that may have left it to him.
 _LOOK_AGAIN = 0.25
-
-
-def check_description(message: str | None, properties: Mapping[str, Any] | None) -> None:
-    """Raise `TypeError` or `ValueError` for what a commit can't carry: before the work is done, not after."""
-    if message is not None:
-        if not isinstance(message, str):
-            raise TypeError(f"a commit's message is a string, not {type(message).__name__}")
-        try:
-            message.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"the message {message!r} has a lone surrogate: it can't be stored as UTF-8") from None
-    if properties:
-        try:
-            json.dumps(dict(properties), sort_keys=True)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"a commit's properties are a JSON object: {error}") from error
 
 
 def _contiguous(value: Buffer) -> memoryview:
@@ -72,22 +55,6 @@ def _contiguous(value: Buffer) -> memoryview:
     return view
 
 
-def check_durability(durability: str) -> None:
-    """Raise `ValueError` for an unknown durability."""
-    if durability not in _DURABILITIES:
-        raise ValueError(f"durability is one of {_DURABILITIES}, not {durability!r}")
-
-
-def check_joinable(record: TransactionRecord, isolation: str) -> None:
-    """Raise `TransactionStateError` if a transaction was begun with less isolation than its joiner asks for."""
-    if isolation == SERIALIZABLE != record.isolation:
-        raise TransactionStateError(
-            f"{record.name!r} was begun with isolation={record.isolation!r}, and what was read in it is not known: "
-            "join it without isolation=, or commit it and begin another",
-            state="open",
-        )
-
-
 class Changes(TypedDict):
     """What is staged."""
 
@@ -96,47 +63,6 @@ class Changes(TypedDict):
     deleted_below: list[str]  # paths that were cleared as a whole
     participants: dict[str, list[str]]  # which process has staged which of the keys
     constraints: list[str]  # that were declared or dropped
-
-
-def begin_staging(
-    commits: Commits,
-    base: Snapshot,
-    *,
-    branch: str = MAIN,
-    durability: str = "fsync",
-    message: str | None = None,
-    properties: Mapping[str, Any] | None = None,
-    isolation: str = SNAPSHOT,
-) -> Staging:
-    """Return what a new transaction of this process alone stages into."""
-    check_durability(durability)
-    check_isolation(isolation)
-    check_description(message, properties)
-    record = new_record(base, branch, durability, message, properties, isolation=isolation)
-    return Staging(commits, base, record)
-
-
-def new_record(
-    base: Snapshot,
-    branch: str,
-    durability: str,
-    message: str | None,
-    properties: Mapping[str, Any] | None,
-    name: str | None = None,
-    isolation: str = SNAPSHOT,
-) -> TransactionRecord:
-    return TransactionRecord(
-        id=os.urandom(16),
-        branch=branch,
-        base=None if base.stored is None else (base.stored.header.slot, base.stored.header.id.hex()),
-        name=name,
-        message=message,
-        properties=dict(properties or {}),
-        durability=durability,
-        owner=f"{default_author()} {os.getpid()}",
-        time=time.time_ns() // 1000,
-        isolation=isolation,
-    )
 
 
 class Transaction(Hierarchy, MutableMapping[str, bytes]):

@@ -167,7 +167,7 @@ EDITS = [
     Edit("commits:Commits.take_slot", "there.hash != stored.hash", "False", "overtaken"),
     Edit("commits:Commits.take_slot", "if there.has_parent_of(stored):", "if True:", "overtaken"),
     Edit(
-        "commits:Stored.follows",
+        "commit:Stored.follows",
         "(self.header.parent_id, self.header.parent_hash) == parent",
         "self.header.parent_id == parent[0]",
         "named first",

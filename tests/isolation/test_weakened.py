@@ -39,8 +39,10 @@ from txstore import conflicts, documents, format
 from txstore.conflicts import Check
 from txstore.documents import DocumentChange, Node
 from txstore.index import Runs
+from txstore.read_marks import ReadMarks
 from txstore.reads import NotingView
 from txstore.session import Session
+from txstore.siblings import Siblings
 from txstore.staging import Staging
 
 Weaken = Callable[[pytest.MonkeyPatch], None]
@@ -176,11 +178,11 @@ def unnoted(name: str) -> Weaken:
 
 
 def overlook_reads(patch: pytest.MonkeyPatch) -> None:
-    apply = Staging._apply
+    add = Siblings._add
     patch.setattr(
-        Staging,
-        "_apply",
-        lambda self, participant, frames: apply(
+        Siblings,
+        "_add",
+        lambda self, participant, frames: add(
             self, participant, [frame for frame in frames if frame.kind not in format.FRAMES_READ]
         ),
     )
@@ -222,7 +224,7 @@ RULES = [
               two(create(), put(SECOND, 5), smaller_shape)),
     Weakening("no chunk is dropped here", replace(conflicts, "drops_chunk", lambda *_: False),
               two(create(), smaller_shape, put(SECOND, 5))),
-    Weakening("what was read is forgotten", replace(Staging, "_was_read", lambda *_: False), put_twice),
+    Weakening("what was read is forgotten", replace(ReadMarks, "__contains__", lambda *_: False), put_twice),
 ]  # fmt: skip
 
 

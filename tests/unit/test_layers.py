@@ -47,6 +47,7 @@ LAYERS = [
     "optimizing",
     "usage",
     "transaction",
+    "beginning",
     "committer",
     "conflicts",
     "named",

@@ -1,0 +1,93 @@
+"""What a transaction is begun with: checked before any work is done, and written down in its record."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from txstore.commit import MAIN
+from txstore.commits import Commits
+from txstore.errors import TransactionStateError
+from txstore.publishing import default_author
+from txstore.reads import check_isolation
+from txstore.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
+from txstore.snapshot import Snapshot
+from txstore.staging import Staging
+
+_DURABILITIES = ("fsync", "none")
+
+
+def check_description(message: str | None, properties: Mapping[str, Any] | None) -> None:
+    """Raise `TypeError` or `ValueError` for what a commit can't carry: before the work is done, not after."""
+    if message is not None:
+        if not isinstance(message, str):
+            raise TypeError(f"a commit's message is a string, not {type(message).__name__}")
+        try:
+            message.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the message {message!r} has a lone surrogate: it can't be stored as UTF-8") from None
+    if properties:
+        try:
+            json.dumps(dict(properties), sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"a commit's properties are a JSON object: {error}") from error
+
+
+def check_durability(durability: str) -> None:
+    """Raise `ValueError` for an unknown durability."""
+    if durability not in _DURABILITIES:
+        raise ValueError(f"durability is one of {_DURABILITIES}, not {durability!r}")
+
+
+def check_joinable(record: TransactionRecord, isolation: str) -> None:
+    """Raise `TransactionStateError` if a transaction was begun with less isolation than its joiner asks for."""
+    if isolation == SERIALIZABLE != record.isolation:
+        raise TransactionStateError(
+            f"{record.name!r} was begun with isolation={record.isolation!r}, and what was read in it is not known: "
+            "join it without isolation=, or commit it and begin another",
+            state="open",
+        )
+
+
+def begin_staging(
+    commits: Commits,
+    base: Snapshot,
+    *,
+    branch: str = MAIN,
+    durability: str = "fsync",
+    message: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+    isolation: str = SNAPSHOT,
+) -> Staging:
+    """Return what a new transaction of this process alone stages into."""
+    check_durability(durability)
+    check_isolation(isolation)
+    check_description(message, properties)
+    record = new_record(base, branch, durability, message, properties, isolation=isolation)
+    return Staging(commits, base, record)
+
+
+def new_record(
+    base: Snapshot,
+    branch: str,
+    durability: str,
+    message: str | None,
+    properties: Mapping[str, Any] | None,
+    name: str | None = None,
+    isolation: str = SNAPSHOT,
+) -> TransactionRecord:
+    return TransactionRecord(
+        id=os.urandom(16),
+        branch=branch,
+        base=None if base.stored is None else (base.stored.header.slot, base.stored.header.id.hex()),
+        name=name,
+        message=message,
+        properties=dict(properties or {}),
+        durability=durability,
+        owner=f"{default_author()} {os.getpid()}",
+        time=time.time_ns() // 1000,
+        isolation=isolation,
+    )
