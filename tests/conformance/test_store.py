@@ -16,6 +16,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Suf
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 import txstore
+from tests.processes.lock_clients import descriptors_of
 from txstore._native import local
 from txstore.store import TxStore
 
@@ -305,9 +306,9 @@ def test_reading_fifty_commits_holds_no_descriptor(repo: txstore.Repository) -> 
         commit(repo, **{f"x/c/{number}": LARGE, f"y/c/{number}": b"1"})
     reader = txstore.TxStore(repo.url, read_only=True)
     assert view_of(reader, "x/c/0").tobytes() == LARGE  # whatever is opened once and for all
-    before = os.listdir("/proc/self/fd")
+    before = descriptors_of(repo.url)
     views = [view_of(reader, key) for key in reader]
-    assert os.listdir("/proc/self/fd") == before
+    assert descriptors_of(repo.url) == before
     assert len({view.tobytes() for view in views}) == 2
 
 

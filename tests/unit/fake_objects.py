@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+from tests.waiting import TIMEOUT
 from txstore import format
 from txstore.encoding import crc32c
 from txstore.format import PackName
@@ -126,7 +127,7 @@ class Values:
 
 
 class Gate:
-    """Lets a request through once it is told to, or `until` holds. Every wait ends after ten seconds."""
+    """Lets a request through once it is told to, or `until` holds. Every wait ends after a while."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -134,7 +135,7 @@ class Gate:
 
     def __call__(self, path: str) -> None:
         self.reached.set()
-        assert self._open.wait(10)
+        assert self._open.wait(TIMEOUT)
 
     def open(self) -> None:
         self._open.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import struct
 import sys
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -173,5 +174,6 @@ def test_nothing_is_kept() -> None:
         return sys.getallocatedblocks()
 
     use_everything()
-    before = use_everything()
-    assert use_everything() - before < 20
+    counts = [use_everything() for _ in range(4)]
+    # A leak is there each time; other threads may allocate something once.
+    assert min(after - before for before, after in pairwise(counts)) < 20

@@ -990,11 +990,15 @@ def test_c_keeps_its_reference_counts() -> None:
 
     everything()
     gc.collect()
-    before = sys.getallocatedblocks()
-    for _ in range(10):
-        everything()
-    gc.collect()
-    assert sys.getallocatedblocks() - before < 200
+
+    def grown() -> int:
+        before = sys.getallocatedblocks()
+        for _ in range(10):
+            everything()
+        gc.collect()
+        return sys.getallocatedblocks() - before
+
+    assert min(grown() for _ in range(3)) < 200  # a leak is there each time; other threads may allocate something once
 
 
 @needs_both

@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processes.lock_clients import descriptors_of
+
 MODULES = {"c": "txstore._native._local", "python": "txstore._native.local_twin"}
 GIL_THRESHOLD = 64 * 1024
 
@@ -159,21 +161,19 @@ def test_mapped_files_cost_no_descriptors(local, make_file):
     if local.IMPLEMENTATION == "python" and sys.version_info < (3, 13):
         pytest.skip("mmap.mmap keeps a descriptor before Python 3.13")
     path = make_file(os.urandom(100))
-    before = len(os.listdir("/proc/self/fd"))
     kept = [local.map_file(path) for _ in range(50)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors_of(path) == []
     assert len(kept) == 50
 
 
 @linux_only
 def test_failing_to_map_leaks_nothing(local, make_file, tmp_path):
-    before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with pytest.raises(IsADirectoryError):
             local.map_file(str(tmp_path))
         with pytest.raises(FileNotFoundError):
             local.map_file(str(tmp_path / "missing"))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors_of(tmp_path) == []
 
 
 def test_what_can_not_be_mapped_is_an_os_error_with_its_name(local, make_file, tmp_path):

@@ -20,6 +20,7 @@ import pytest
 
 import txstore.locks
 from tests.processes.workers import QUICK
+from tests.unit.lock_words import is_wanted_badly
 from tests.waiting import wait_until
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.file_systems import file_system_type
@@ -64,6 +65,11 @@ class Peer:
     def is_busy(self, seconds: float = 0.1) -> bool:
         return not self._pipe.poll(seconds)
 
+    def begin_to_wait(self, keys: Any, number: int = 0) -> None:
+        """Let it acquire what it can't have yet. From here on a signal finds it at that, not on the way to it."""
+        assert self.ask("acquire_aloud", keys, number) == "begins"
+        assert self.is_busy()
+
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
@@ -84,8 +90,13 @@ def _obey(pipe: Any, directory: str, kind: str | None, has_c: bool) -> None:
             owners[number] = locks.owner()
         return owners[number]
 
+    def acquire_aloud(keys: Any, number: int) -> tuple[str, ...]:
+        pipe.send((True, "begins"))
+        return tuple(owner(number).acquire(keys, SOON))
+
     commands: dict[str, Callable[..., Any]] = {
         "acquire": lambda keys, timeout=SOON, number=0: tuple(owner(number).acquire(keys, timeout)),
+        "acquire_aloud": acquire_aloud,
         "take_parked": lambda key, siblings: tuple(owner(0).acquire(key, 0, siblings)),
         "parked": lambda: owner(0).parked,
         "release": lambda keys: owner(0).release(keys),
@@ -313,29 +324,38 @@ def test_two_threads_may_use_one_owner(locks):
     other.acquire("a", 0)
 
 
-def test_who_has_just_had_a_lock_lets_those_who_wait_go_first(locks, peer):
+def test_who_has_just_had_a_lock_lets_those_who_wait_go_first(locks, peer, directory):
     """Else a process that hardly ever lets go would starve the others, who only look now and then."""
     if locks.kind == "files":
         pytest.skip("stripes are had by whoever looks at the right moment")
     mine = locks.owner()
     mine.acquire("a/c/0")
-    overtaken = 0
-    for _ in range(6):
+
+    def is_wanted() -> bool:
+        if locks.kind == "table":
+            return is_wanted_badly(directory / "chunks", "a/c/0")
+        return mine._exclusion._is_wanted(range(slot := mine._exclusion.slot_of("a/c/0"), slot + 1))
+
+    patience = 0.002 if locks.kind == "table" else 0.02
+    stood_back = 0
+    for _ in range(100):  # two will do: nobody stands back where the other one is just about to look, and is stopped
         peer.tell("acquire", "a/c/0")
-        assert peer.is_busy(0.05)
+        wait_until(is_wanted)
+        begun = time.monotonic()
         mine.release("a/c/0")
         try:
             mine.acquire("a/c/0", 0.2)
         except LockTimeoutError:
-            overtaken += 1
-            peer.answer()
-            peer.ask("release", "a/c/0")
-        else:  # as it may be if the other one does not run for long
+            stood_back += 1
+        else:
+            stood_back += time.monotonic() - begun >= patience  # the other one does not run: it need not wait for ever
             mine.release("a/c/0")
-            peer.answer()
-            peer.ask("release", "a/c/0")
+        peer.answer()
+        peer.ask("release", "a/c/0")
         mine.acquire("a/c/0", SOON)
-    assert overtaken >= 2
+        if stood_back == 2:
+            break
+    assert stood_back == 2
 
 
 # --- all of the keys, or none
@@ -488,8 +508,7 @@ def test_ctrl_c_ends_waiting_and_nothing_else(locks, peer):
     mine = locks.owner()
     mine.acquire("a/c/5")
     peer.ask("acquire", "a/c/1")
-    peer.tell("acquire", ["a/c/4", "a/c/5", "a/c/6"])
-    assert peer.is_busy()
+    peer.begin_to_wait(["a/c/4", "a/c/5", "a/c/6"])
     peer.signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         peer.answer()
@@ -501,8 +520,7 @@ def test_ctrl_c_ends_waiting_and_nothing_else(locks, peer):
 
 def test_ctrl_c_ends_waiting_within_one_process(peer):
     peer.ask("acquire", "a", SOON, 0)
-    peer.tell("acquire", "a", SOON, 1)
-    assert peer.is_busy()
+    peer.begin_to_wait("a", 1)
     peer.signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         peer.answer()
@@ -871,12 +889,10 @@ def test_a_fork_changes_too(directory):
     def use() -> str:
         locks = ChunkLocks(str(directory), "data.tx")
         locks.owner().acquire("a")
+        parent = os.getpid()
         if os.fork():
             os._exit(0)
-        parent = os.getppid()
-        until = time.monotonic() + SOON
-        while os.getppid() == parent and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: os.getppid() != parent)
         other = ChunkLocks(str(directory), "data.tx", kind="ranges")
         other.owner().acquire("b")
         mine = locks.owner()
@@ -956,8 +972,9 @@ class Waiting:
     def __init__(self, owner: Any, keys: Any, timeout: float = SOON) -> None:
         self.done = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(owner, keys, timeout))
+        before = len(owner._turns._waiting)
         self._thread.start()
-        time.sleep(0.02)
+        wait_until(lambda: len(owner._turns._waiting) > before or self.done.is_set())
 
     def _run(self, owner: Any, keys: Any, timeout: float) -> None:
         with contextlib.suppress(LockTimeoutError):
@@ -984,9 +1001,9 @@ def test_who_gives_up_lets_those_behind_go_on(fallback):
     first, second, third = (fallback.owner() for _ in range(3))
     first.acquire("a")
     both = Waiting(second, ["a", "b"], 0.2)
-    later = Waiting(third, "b")
+    later = Waiting(third, "b", 2 * SOON)  # it has to be told, not to find out when its own time is over
     assert both.done.wait(SOON)
-    assert later.done.wait(SOON / 2)
+    assert later.done.wait(SOON)
     assert third.holds("b")
 
 
@@ -994,7 +1011,7 @@ def test_who_holds_something_may_pass_those_who_may_wait_for_it(fallback):
     first, second = fallback.owner(), fallback.owner()
     first.acquire("a")
     waiting = Waiting(second, ["a", "b"])
-    first.acquire("b", 5)
+    first.acquire("b", SOON)
     first.close()
     assert waiting.done.wait(SOON)
 

@@ -1,6 +1,7 @@
 """The lock table in C, in one process: hash, owners, threads, parking, members. Its file: test_locktable_file.py."""
 
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ from tests.processes.lock_clients import (
     open_table,
     run_threads,
 )
+from tests.unit.lock_words import is_waited_for
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
@@ -219,7 +221,7 @@ def test_other_keys_than_those_of_the_last_call_are_given_up(table, owners, kind
 
 
 @pytest.mark.parametrize("count", [5, 500, 5000])
-def test_keys_are_taken_in_the_order_of_their_slots(table, owners, count):
+def test_keys_are_taken_in_the_order_of_their_slots(path, table, owners, count):
     """In one order everywhere: calls can't wait for each other in a circle."""
     one, other = owners
     keys = [f"a{i % 7}/c/{i * 37 % count}" for i in range(count)]
@@ -232,8 +234,7 @@ def test_keys_are_taken_in_the_order_of_their_slots(table, owners, count):
             one.acquire(keys, 30)
 
     def look():
-        wait_until(lambda: not is_free(table, in_order[0]))
-        time.sleep(0.1)
+        wait_until(lambda: is_waited_for(path, in_order[middle]))
         assert not any(is_free(table, key) for key in in_order[:middle])
         assert is_free(table, in_order[middle + 1 :])
         one.close()
@@ -487,15 +488,18 @@ def test_one_of_two_waiting_threads_of_an_owner_gives_up(table, owners):
     shared, other = owners
     other.acquire("a")
 
+    given_up = threading.Event()
+
     def short():
         with pytest.raises(TimedOut):
             shared.acquire("a", 0.05)
+        given_up.set()
 
     def long():
-        shared.acquire("a", 30)
+        shared.acquire("a", 60)
 
     def give():
-        time.sleep(0.15)
+        assert given_up.wait(60)
         other.release("a")
 
     run_threads(short, long, give)
@@ -504,7 +508,7 @@ def test_one_of_two_waiting_threads_of_an_owner_gives_up(table, owners):
     assert is_free(table, "a")
 
 
-def test_a_list_may_change_while_its_thread_waits(table, owners):
+def test_a_list_may_change_while_its_thread_waits(path, owners):
     one, other = owners
     keys = [f"{'x' * 20}/c/{i}" for i in range(5)]
     other.acquire(keys[-1])
@@ -514,7 +518,7 @@ def test_a_list_may_change_while_its_thread_waits(table, owners):
         one.acquire(given_keys, 30)
 
     def change():
-        time.sleep(0.05)
+        wait_until(lambda: is_waited_for(path, keys[-1]))
         given_keys.clear()
         gc.collect()
         other.release(keys[-1])
@@ -545,25 +549,32 @@ def test_closing_under_a_waiting_thread(path, table, owners, what):
 
 def test_a_closed_tables_descriptor_stays_open_while_it_is_used(path):
     """The number could be another file's, else, when the thread that waits asks about the holder's life."""
-    was_open = []
-    for _ in range(20):
+
+    keys = (f"b/c/{number}" for number in itertools.count())  # a new one each time: nobody has waited for it
+
+    def close_under_a_thread():
+        """Returns whether the descriptor was open then, as it is unless the wait ended just then."""
         table = open_table(path)
         table.owner().acquire("a")
-        holder, waiter = table.owner(), table.owner()
-        holder.acquire("b")
+        holder, waiter, key = table.owner(), table.owner(), next(keys)
+        holder.acquire(key)
 
-        def wait(waiter=waiter):
+        def wait():
             with pytest.raises(ValueError, match="closed"):
-                waiter.acquire("b", 30)
+                waiter.acquire(key, 60)
 
         thread = threading.Thread(target=wait)
         thread.start()
-        time.sleep(0.01)
+        wait_until(lambda: is_waited_for(path, key))
         table.close()
-        was_open.append(bool(descriptors_of(path)))
+        was_open = bool(descriptors_of(path))
         thread.join(60)
         assert descriptors_of(path) == []
-    assert any(was_open)  # unless the wait ended just then
+        return was_open
+
+    for _ in range(20):
+        close_under_a_thread()
+    wait_until(close_under_a_thread)
 
 
 # ---- Parking -------------------------------------------------------------------------------------------------------

@@ -462,7 +462,7 @@ def test_garbage_in_the_words_is_recovered(path, table):
     owner = table.owner()
     for value in (0xFFFFFFFF, 0xC0000000, 0x80000002, 5, 0x7FFFFFFF, 2047 << 19, (2047 << 19) | 1):
         write_at(path, WORDS_OFFSET + 4 * table.slot_of("a"), struct.pack("<I", value))
-        owner.acquire("a", 10)
+        owner.acquire("a", 60)
         owner.release("a")
         assert is_free(table, "a")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes.lock_clients import descriptors_of
 from tests.processes.steps import forked, status_of
 from txstore.pins import Pins
 
@@ -70,14 +71,14 @@ def test_seq_0_is_pinned_by_who_found_nothing(new_pins):
     assert thing
 
 
-def test_they_end_without_a_garbage_collection(new_pins):
+def test_they_end_without_a_garbage_collection(new_pins, tmp_path):
     gc.disable()
     try:
-        before = os.listdir("/proc/self/fd")
         pins, thing = new_pins(), Thing()
         pins.hold(thing, 1)
+        assert len(descriptors_of(tmp_path)) == 1
         del pins
-        assert os.listdir("/proc/self/fd") == before
+        assert descriptors_of(tmp_path) == []
         assert thing
     finally:
         gc.enable()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.processes.steps import forked, status_of
 from tests.unit.fake_objects import FakeObjects, Gate, Values, new_cache
-from tests.waiting import wait_until
+from tests.waiting import TIMEOUT, wait_until
 from txstore import remote_packs
 from txstore.cache_directory import CacheDirectory
 from txstore.encoding import crc32c
@@ -228,13 +228,13 @@ def test_threads_that_wait_share_the_next_requests(objects: FakeObjects) -> None
     chosen = [20, 22, 21, 100, 24, 150, 101]
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(values.view, 0)
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(TIMEOUT)
         others = [pool.submit(values.view, i) for i in chosen]
         wait_until(lambda: len(values.pack.reader._waiting) == len(chosen))
         assert len(objects.requests) == 1
         gate.open()
         for one in [first, *others]:
-            one.result(10)
+            one.result(TIMEOUT)
     together = [(values.offsets[low], values.offsets[high] + (16 << 10)) for low, high in [(20, 24), (100, 101)]]
     [_, call] = objects.calls
     ends = [(offset, offset + length) for offset, length in call]
@@ -270,14 +270,14 @@ def test_an_error_reaches_all_that_wait_and_nobody_after_them(objects: FakeObjec
     objects.before = fail
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(values.view, 0)
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(TIMEOUT)
         others = [pool.submit(values.view, i) for i in (5, 9)]
         wait_until(lambda: len(values.pack.reader._waiting) == 2)
         gate.open()
-        assert first.result(10) == values.values[0]
+        assert first.result(TIMEOUT) == values.values[0]
         for one in others:
             with pytest.raises(TimeoutError, match="does not answer"):
-                one.result(10)
+                one.result(TIMEOUT)
     values.view(5)
 
 
@@ -297,13 +297,13 @@ def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects:
     objects.before = interrupt
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(values.view, 0)
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(TIMEOUT)
         others = [pool.submit(values.view, i) for i in (5, 9, 7)]
         wait_until(lambda: len(values.pack.reader._waiting) == 3)
         gate.open()
         with pytest.raises(Interrupted):
-            first.result(10)
-        outcomes = [one.exception(10) for one in others]
+            first.result(TIMEOUT)
+        outcomes = [one.exception(TIMEOUT) for one in others]
     assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [Interrupted]
     values.view(0)
 
@@ -319,12 +319,12 @@ def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
     class Event(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             if threading.current_thread().name != "interrupted":
-                assert super().wait(10)
+                assert super().wait(TIMEOUT)
                 return True
             if has_the_turn:
-                super().wait(10)
+                super().wait(TIMEOUT)
             else:
-                assert interrupt.wait(10)
+                assert interrupt.wait(TIMEOUT)
             raise Interrupted
 
     monkeypatch.setattr(remote_packs.threading, "Event", Event)
@@ -335,7 +335,7 @@ def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
 
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(values.view, 0)
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(TIMEOUT)
         thread = threading.Thread(target=wait, name="interrupted")
         thread.start()
         wait_until(lambda: len(values.pack.reader._waiting) == 1)
@@ -343,11 +343,11 @@ def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
         wait_until(lambda: len(values.pack.reader._waiting) == 2)
         interrupt.set()
         if not has_the_turn:
-            thread.join(10)
+            thread.join(TIMEOUT)
         gate.open()
-        assert first.result(10) == values.values[0]
-        assert other.result(10) == values.values[9]
-        thread.join(10)
+        assert first.result(TIMEOUT) == values.values[0]
+        assert other.result(TIMEOUT) == values.values[9]
+        thread.join(TIMEOUT)
     values.view(5)
 
 
@@ -359,11 +359,11 @@ def test_a_child_reads_although_its_parent_was_reading_when_it_forked(objects: F
     objects.before = lambda path: gate(path) if os.getpid() == parent else None
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(values.view, 0)
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(TIMEOUT)
         with forked(lambda: [values.view(i) for i in (0, 7)]) as child:
             assert status_of(child) == 0
         gate.open()
-        assert first.result(10) == values.values[0]
+        assert first.result(TIMEOUT) == values.values[0]
 
 
 # --- what is wrong

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import txstore
 from tests.unit.fake_objects import REPOSITORY, FakeObjects, new_cache
+from tests.waiting import TIMEOUT
 from txstore import format, index, remote_runs
 from txstore._native import index as native
 from txstore.encoding import crc32c
@@ -274,7 +275,7 @@ def test_the_runs_of_a_commit_are_opened_at_the_same_time(strict: None) -> None:
     objects = FakeObjects()
     runs = [Large(2000 + seq, objects=objects, seq=seq) for seq in range(1, 5)]
     barrier = threading.Barrier(4)
-    objects.before = lambda path: barrier.wait(10)
+    objects.before = lambda path: barrier.wait(TIMEOUT)
     opened = LazyRuns([each.name for each in reversed(runs)], None, RemotePacks(objects, new_cache()))
     assert len(opened) == len(objects.requests) == 4
 

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import txstore
+from tests.processes.lock_clients import descriptors_of
+from tests.waiting import wait_until
 from txstore.local_storage import LocalStorage
 from txstore.opening import open_storage
 
@@ -356,13 +357,13 @@ def test_the_lock_is_released_by_an_exception(storage):
 def test_the_lock_leaves_no_descriptor(storage):
     if not os.path.isdir("/proc/self/fd"):
         pytest.skip("needs /proc")
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors_of(storage.url)
     for _ in range(10):
         with storage.lock("locks/commit"):
             pass
         with contextlib.suppress(FileNotFoundError):
             storage.read_tail("absent", 1)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors_of(storage.url) == before
 
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is told that it is the next")
@@ -404,14 +405,13 @@ class Turns:
 
     def queued(self, bytes_wanted):
         """Wait until this many locks are asked for in vain: the kernel lists them."""
-        deadline = time.monotonic() + 30
         inode = os.stat(os.path.join(self.storage.url, "locks/commit")).st_ino
-        while True:
+
+        def wanted():
             lines = Path("/proc/locks").read_text().splitlines()
-            if sum("->" in line and f":{inode} " in line for line in lines) == bytes_wanted:
-                return
-            assert time.monotonic() < deadline, lines
-            time.sleep(0.001)
+            return sum("->" in line and f":{inode} " in line for line in lines)
+
+        wait_until(lambda: wanted() == bytes_wanted)
 
     def end(self):
         for leave in self.may_leave.values():
