@@ -98,7 +98,8 @@ def optimize(url: str, seed: int, tell: int) -> None:
     repo = _delayed(url, seed)
     chance = random.Random(seed)
     while True:
-        os.write(tell, b"looked\n" if repo.optimize() is None else b"optimized\n")
+        if repo.optimize() is not None:
+            os.write(tell, b"optimized\n")
         time.sleep(chance.uniform(0, LONGEST_PAUSE))
 
 
@@ -107,7 +108,8 @@ def vacuum(url: str, seed: int, tell: int) -> None:
     chance = random.Random(seed)
     while True:
         wanted = chance.choice(({}, {"keep": chance.randint(1, 20)}, {"older_than": timedelta(seconds=0.2)}))
-        os.write(tell, b"vacuumed\n" if repo.vacuum(**wanted).files else b"looked\n")
+        if repo.vacuum(**wanted).files:
+            os.write(tell, b"vacuumed\n")
         time.sleep(chance.uniform(0, LONGEST_PAUSE))
 
 
