@@ -98,8 +98,7 @@ def optimize(url: str, seed: int, tell: int) -> None:
     repo = _delayed(url, seed)
     chance = random.Random(seed)
     while True:
-        if repo.optimize() is not None:
-            os.write(tell, b"optimized\n")
+        os.write(tell, b"looked\n" if repo.optimize() is None else b"optimized\n")
         time.sleep(chance.uniform(0, LONGEST_PAUSE))
 
 
@@ -108,8 +107,7 @@ def vacuum(url: str, seed: int, tell: int) -> None:
     chance = random.Random(seed)
     while True:
         wanted = chance.choice(({}, {"keep": chance.randint(1, 20)}, {"older_than": timedelta(seconds=0.2)}))
-        if repo.vacuum(**wanted).files:
-            os.write(tell, b"vacuumed\n")
+        os.write(tell, b"vacuumed\n" if repo.vacuum(**wanted).files else b"looked\n")
         time.sleep(chance.uniform(0, LONGEST_PAUSE))
 
 
