@@ -16,8 +16,9 @@ import time
 from txstore import names
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-#: How often, and how long in seconds, another user's new directory is waited for to get its bits.
-_LOOKS, _PAUSE = 20, 0.005
+#: How often, and how long in seconds, another user's new directory is waited for to get its bits: that takes no time,
+#: but on a busy machine any process may stand still for seconds.
+_LOOKS, _PAUSE = 1000, 0.01
 
 
 class Sharing:
@@ -81,10 +82,13 @@ class Sharing:
         except FileExistsError:
             for _ in range(_LOOKS):
                 status = os.stat(self._staging)
-                if not bits & ~status.st_mode:
+                missing = bits & ~status.st_mode
+                if not missing:
                     break
                 if status.st_uid == os.geteuid():  # a process of ours died before it had shared it, or is about to
                     _share(self._staging, bits)
+                    break
+                if not missing & _OTHERS_MAY_WRITE:  # the others are never given, for example by some file systems
                     break
                 time.sleep(_PAUSE)
             raise

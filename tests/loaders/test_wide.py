@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,15 +94,22 @@ def numbers_of(batches: Any) -> list[int]:
     return found
 
 
-def keep_watching(url: str, most: Any, place: int = 0) -> None:
-    """Keep noting the most that this process holds of the repository, from a thread, until it ends."""
+def keep_watching(url: str, most: Any, place: int = 0) -> Callable[[], None]:
+    """Keep noting the most that this process holds of the repository, from a thread, until it ends.
+
+    Returns what notes it once. The thread may not get its turn while there is something to see.
+    """
+
+    def look() -> None:
+        most[place] = max(most[place], len(held(url)))
 
     def watch() -> None:
         while True:
-            most[place] = max(most[place], len(held(url)))
+            look()
             time.sleep(0.005)
 
     threading.Thread(target=watch, daemon=True).start()
+    return look
 
 
 def limit_files(limit: int) -> None:
@@ -124,10 +131,12 @@ def check(processes: Sequence[Worker]) -> None:
 def replica(url: str, commit: str, index: int, count: int) -> tuple[list[int], list[int]]:
     limit_files(LIMIT)
     most = [0]
-    keep_watching(url, most)
+    look = keep_watching(url, most)
     samples = Samples(url, NAMES, at=commit)
     stream = SampleStream(samples, batch_size=3, window=WINDOW, num_shards=count, shard_index=index)
-    return numbers_of(stream), most
+    numbers = numbers_of(stream)
+    look()
+    return numbers, most
 
 
 @pytest.mark.parametrize("replicas", [1, REPLICAS])
@@ -146,7 +155,18 @@ class Rank(Worker):
 
 
 def watch_worker(url: str, most: Any, worker: int) -> None:
-    keep_watching(url, most, worker)
+    from torch.utils.data import get_worker_info
+
+    look = keep_watching(url, most, worker)
+    stream = get_worker_info().dataset.stream
+    shard = stream.shard
+
+    def watched(*arguments: Any) -> Iterator[Any]:
+        for item in shard(*arguments):
+            look()
+            yield item
+
+    stream.shard = watched
 
 
 def torch_rank(url: str, commit: str, rank: int, method: str, own_batches: bool) -> tuple[list[int], list[int]]:
@@ -156,7 +176,7 @@ def torch_rank(url: str, commit: str, rank: int, method: str, own_batches: bool)
 
     limit_files(FRAMEWORK_LIMIT)
     mine, theirs = [0], SPAWN.Array("i", WORKERS)
-    keep_watching(url, mine)
+    look = keep_watching(url, mine)
     samples = Samples(url, NAMES, at=commit)
     dataset = TorchIterableDataset(
         samples, batch_size=3 if own_batches else None, window=WINDOW, num_shards=RANKS, shard_index=rank
@@ -166,7 +186,9 @@ def torch_rank(url: str, commit: str, rank: int, method: str, own_batches: bool)
         dataset, batch_size=None if own_batches else 3, num_workers=WORKERS, multiprocessing_context=method,
         worker_init_fn=partial(watch_worker, url, theirs),
     )  # fmt: skip
-    return numbers_of(loader), [*mine, *theirs]
+    numbers = numbers_of(loader)
+    look()
+    return numbers, [*mine, *theirs]
 
 
 @pytest.mark.parametrize(("method", "own_batches"), [("fork", False), ("spawn", True)])
@@ -184,12 +206,14 @@ def tensorflow_rank(url: str, commit: str, rank: int) -> tuple[list[int], list[i
 
     limit_files(FRAMEWORK_LIMIT)
     most = [0]
-    keep_watching(url, most)
+    look = keep_watching(url, most)
     dataset = tensorflow_dataset(
         Samples(url, NAMES, at=commit), batch_size=3, window=WINDOW, num_shards=RANKS, shard_index=rank,
         parallel=WORKERS, deterministic=False,
     )  # fmt: skip
-    return numbers_of(dataset.prefetch(2).as_numpy_iterator()), most
+    numbers = numbers_of(dataset.prefetch(2).as_numpy_iterator())
+    look()
+    return numbers, most
 
 
 def test_tensorflow_interleaves_parts_in_parallel(wide):

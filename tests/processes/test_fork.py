@@ -24,6 +24,7 @@ import txstore
 from tests.processes.members import clear, committed, fill, get, put, seal
 from tests.processes.steps import forked, status_of
 from tests.processes.workers import TIMEOUT
+from tests.waiting import wait_until
 from txstore import forking
 from txstore.store import TxStore
 
@@ -234,10 +235,7 @@ def test_a_child_that_outlives_the_transaction_is_told(repo, store):
             store["late"] = b"1"
 
     with forked(late) as child:
-        deadline = time.monotonic() + TIMEOUT
-        while get(store, "early") is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: get(store, "early") is not None)
         store.commit()
         store["next"] = b"1"
         os.write(write, b"1")
@@ -249,6 +247,7 @@ def test_a_child_that_outlives_the_transaction_is_told(repo, store):
 
 def test_an_owner_is_dead_though_a_child_of_it_lives(repo, store):
     told, here = os.pipe()
+    up, forked_too = os.pipe()  # of its own: what is said in one pipe may arrive at once
     kept, wait = os.pipe()
 
     def own() -> None:
@@ -257,7 +256,7 @@ def test_an_owner_is_dead_though_a_child_of_it_lives(repo, store):
         os.write(here, pickle.dumps(mine))
         if os.fork() == 0:
             os.close(wait)
-            os.write(here, b"child")
+            os.write(forked_too, b"child")
             os.read(kept, 1)  # lives as long as the test
             os._exit(0)
         time.sleep(TIMEOUT)
@@ -267,13 +266,13 @@ def test_an_owner_is_dead_though_a_child_of_it_lives(repo, store):
             os.close(kept)
             joined = pickle.loads(os.read(told, 1 << 16))
             joined["child"] = b"1"
-            assert os.read(told, 100) == b"child"
+            assert os.read(up, 100) == b"child"
             os.kill(owner, signal.SIGKILL)
             assert os.WIFSIGNALED(status_of(owner))
             with pytest.raises(txstore.TransactionStateError, match="began this transaction has died"):
                 joined["late"] = b"1"
     finally:
-        for descriptor in (told, here, wait):
+        for descriptor in (told, here, up, forked_too, wait):
             os.close(descriptor)
 
 

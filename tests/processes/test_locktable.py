@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,14 @@ def sleeps(pid):
     """Is the process's main thread in a system call that waits? Then it waits for the lock that it was told to take."""
     with open(f"/proc/{pid}/wchan") as file:
         return "futex" in file.read()
+
+
+def has_open(pid, path):
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(descriptor))
+    return str(path) in found
 
 
 def blocked(client, *arguments, **named):
@@ -244,7 +253,7 @@ def test_control_c_while_opening(path):
     take_byte(fd, INIT)
     try:
         client = Client(path)
-        time.sleep(0.3)  # it may not have come that far: then it is interrupted earlier, which is as well
+        wait_until(lambda: has_open(client.pid, path))  # before that, a child of the fork server may ignore it
         os.kill(client.pid, signal.SIGINT)
         client.process.join(TIMEOUT)
         assert client.process.exitcode not in (None, 0)

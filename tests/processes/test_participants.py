@@ -21,6 +21,7 @@ import zarr
 import txstore
 from tests.processes.members import Member, append, clear, committed, fill, get, locked, members, put, remove
 from tests.processes.workers import QUICK, SPAWN, TIMEOUT
+from tests.waiting import wait_until
 from txstore.store import TxStore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills and stops processes")
@@ -126,21 +127,14 @@ def test_halves_of_one_chunk_under_a_lock(repo, store):
 
 def fill_when_told(store: TxStore, start: int, stop: int, value: int, directory: str) -> None:
     Path(directory, "held").touch()
-    wait_for(Path(directory, "go on"))
+    wait_until(Path(directory, "go on").exists)
     fill(store, "x", start, stop, value)
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_who_had_to_wait_for_a_lock_sees_what_was_written_under_it(repo, store, tmp_path):
     with members(store, 2) as (first, second):
         first.begin(locked, "x", np.s_[0:2], fill_when_told, 0, 2, 1, str(tmp_path))
-        wait_for(tmp_path / "held")
+        wait_until((tmp_path / "held").exists)
         second.begin(locked, "x", np.s_[2:4], fill, "x", 2, 4, 2)
         time.sleep(0.05)  # so that it waits already, as a rule
         (tmp_path / "go on").touch()

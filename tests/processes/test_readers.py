@@ -11,15 +11,18 @@ import pytest
 import zarr
 
 import txstore
-from tests.processes.workers import SPAWN, TIMEOUT, Worker, ended
+from tests.processes.workers import SPAWN, TIMEOUT, Worker, ended, in_time
 
 KEYS = [f"chunk/{i}" for i in range(8)]
+READERS = 2
 
 
-def write_generations(barrier, path, generations: int, durability: str) -> int:
+def write_generations(barrier, moved, path, generations: int, durability: str) -> int:
     repo = txstore.Repository(path, durability=durability)
     barrier.wait()
     for generation in range(1, generations):
+        if generation == generations - 1:
+            wait_for_readers(moved)
         tx = repo.begin()
         for i, key in enumerate(KEYS):
             tx[key] = b"%d" % generation * (1 + generation * i % 300)  # of various lengths, aligned and not
@@ -27,10 +30,15 @@ def write_generations(barrier, path, generations: int, durability: str) -> int:
     return generations
 
 
-def read_generations(barrier, path, done) -> tuple[int, int]:
+def wait_for_readers(moved) -> None:
+    """Before the last commit: each reader has seen the first one, and one in the middle, however slow it is."""
+    for _ in range(READERS):
+        assert moved.acquire(timeout=TIMEOUT), "a reader sees nothing new"
+
+
+def read_generations(barrier, moved, path, done) -> tuple[int, int]:
     """Read until the writer is done. Returns how often, and how many commits were seen."""
     repo = txstore.Repository(path)
-    barrier.wait()
     last, rounds, seen = 0, 0, set()
     while not done.is_set() or not rounds:
         snapshot = repo.snapshot() if rounds % 2 else txstore.Repository(path).snapshot()
@@ -40,7 +48,12 @@ def read_generations(barrier, path, done) -> tuple[int, int]:
             expected = b"%d" % generation * (1 + generation * i % 300)
             assert snapshot[key] == expected, f"{key} is not of commit {generation}"
         assert list(snapshot) == sorted(KEYS)
-        seen.add(generation)
+        if generation not in seen:
+            seen.add(generation)
+            if len(seen) == 1:
+                barrier.wait()
+            elif len(seen) == 2:
+                moved.release()
         last, rounds = generation, rounds + 1
     return rounds, len(seen)
 
@@ -51,9 +64,9 @@ def test_what_is_read_is_one_commit(repo, generations, durability):
         for key in KEYS:
             store[key] = b"0"
     done = SPAWN.Event()
-    barrier = SPAWN.Barrier(3, timeout=TIMEOUT)
-    readers = [Worker(read_generations, barrier, repo.url, done) for _ in range(2)]
-    writer = Worker(write_generations, barrier, repo.url, generations, durability)
+    barrier, moved = SPAWN.Barrier(1 + READERS, timeout=TIMEOUT), SPAWN.Semaphore(0)
+    readers = [Worker(read_generations, barrier, moved, repo.url, done) for _ in range(READERS)]
+    writer = Worker(write_generations, barrier, moved, repo.url, generations, durability)
     with ended(writer, *readers):
         try:
             while durability == "fsync" and not writer.answered():
@@ -67,10 +80,12 @@ def test_what_is_read_is_one_commit(repo, generations, durability):
     assert repo.head().slot == generations - 1
 
 
-def append_rows(barrier, path, times: int) -> int:
+def append_rows(barrier, moved, path, times: int) -> int:
     repo = txstore.Repository(path, durability="none")
     barrier.wait()
     for generation in range(1, times + 1):
+        if generation == times:
+            wait_for_readers(moved)
         with repo.transaction() as store:
             zarr.open_array(store, path="x", mode="r+").append(np.full(10, generation))
             array = zarr.open_array(store, path="total", mode="r+")
@@ -78,19 +93,24 @@ def append_rows(barrier, path, times: int) -> int:
     return times
 
 
-def read_rows(barrier, path, done) -> int:
+def read_rows(barrier, moved, path, done) -> int:
+    """Read until the writer is done. Returns how many commits were seen."""
     repo = txstore.Repository(path)
-    barrier.wait()
-    rounds = 0
-    while not done.is_set() or not rounds:
+    seen = set()
+    while not done.is_set() or not seen:
         store = repo.snapshot()
         rows = zarr.open_array(store, path="x", mode="r")[:]
         total = zarr.open_array(store, path="total", mode="r")[:]
         generation = store.base.slot
         assert rows.tolist() == np.repeat(np.arange(generation + 1), 10).tolist()  # neither missing nor fill values
         assert total.tolist() == [generation] * 6
-        rounds += 1
-    return rounds
+        if generation not in seen:
+            seen.add(generation)
+            if len(seen) == 1:
+                barrier.wait()
+            elif len(seen) == 2:
+                moved.release()
+    return len(seen)
 
 
 def test_an_array_that_grows_is_never_torn(repo):
@@ -98,15 +118,16 @@ def test_an_array_that_grows_is_never_torn(repo):
         zarr.create_array(store, name="x", data=np.zeros(10, "i8"), chunks=(7,))  # chunks that appends share
         zarr.create_array(store, name="total", data=np.zeros(6, "i8"), chunks=(2,))
     done = SPAWN.Event()
-    barrier = SPAWN.Barrier(2, timeout=TIMEOUT)
-    reader = Worker(read_rows, barrier, repo.url, done)
-    writer = Worker(append_rows, barrier, repo.url, 60)
-    with ended(writer, reader):
+    barrier, moved = SPAWN.Barrier(1 + READERS, timeout=TIMEOUT), SPAWN.Semaphore(0)
+    readers = [Worker(read_rows, barrier, moved, repo.url, done) for _ in range(READERS)]
+    writer = Worker(append_rows, barrier, moved, repo.url, 60)
+    with ended(writer, *readers):
         try:
             writer.result()
         finally:
             done.set()
-        assert reader.result() > 1
+        for reader in readers:
+            assert reader.result() > 1
 
 
 def test_threads_that_share_a_repository(open_repo):
@@ -118,7 +139,7 @@ def test_threads_that_share_a_repository(open_repo):
 
     def read() -> int:
         last = rounds = 0
-        while not done.is_set():
+        while not done.is_set() or not rounds:
             snapshot = repo.snapshot()
             assert snapshot["a"] == b"%d" % snapshot.base.slot
             assert snapshot.base.slot >= last
@@ -162,14 +183,16 @@ def test_a_stopped_committer_blocks_no_reader(repo):
     with ended(hung):
         assert hanging.wait(60)
         os.kill(hung.process.pid, signal.SIGSTOP)
-        began = time.monotonic()
-        for _ in range(20):
-            assert txstore.Repository(repo.url).snapshot()["a"] == b"2"
-            assert repo.snapshot()["a"] == b"2"
-            assert old["a"] == b"1"
-            assert [commit.message for commit in repo.log()] == ["hung", "first"]
-        assert repo.verify().faults == []
-        assert time.monotonic() - began < 10
+
+        def read() -> None:
+            for _ in range(20):
+                assert txstore.Repository(repo.url).snapshot()["a"] == b"2"
+                assert repo.snapshot()["a"] == b"2"
+                assert old["a"] == b"1"
+                assert [commit.message for commit in repo.log()] == ["hung", "first"]
+            assert repo.verify().faults == []
+
+        in_time(read)
         # Another committer waits, and goes on as soon as the stopped one is gone.
         tx = repo.begin()
         tx["b"] = b"3"

@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 import txstore
 from tests.processes.steps import commit_with_signal, forked, status_of
-from tests.processes.workers import QUICK, TIMEOUT, Worker, ended
+from tests.processes.workers import QUICK, Worker, ended, in_time
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here"),
 ]
-
-
-def in_time(function: Callable[[], Any]) -> Any:
-    """Return what a function returns; fail if it waits for anybody."""
-    answer: list[Any] = []
-
-    def call() -> None:
-        try:
-            answer.append(function())
-        except BaseException as error:  # noqa: BLE001 - raised below
-            answer.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(TIMEOUT)
-    assert not thread.is_alive(), "it waits for the stopped writer"
-    if isinstance(answer[0], BaseException):
-        raise answer[0]
-    return answer[0]
 
 
 def look(repo: txstore.Repository) -> list[str]:

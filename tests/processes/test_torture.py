@@ -53,7 +53,7 @@ def tortured(url: str, rounds: int, *families: Sequence[str], namespaces: bool =
         for seed, roles in enumerate(families, 1)
     ]
     try:
-        said = [line for family in running for line in json.loads(family.communicate(timeout=60 + rounds)[0])]
+        said = [line for family in running for line in json.loads(family.communicate(timeout=240 + 2 * rounds)[0])]
     finally:
         for family in running:
             family.kill()
@@ -74,7 +74,7 @@ def make_array(repo: txstore.Repository) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("namespaces", [False, True], ids=["one namespace", "two pid namespaces"])
-@pytest.mark.timeout(60 + ROUNDS)
+@pytest.mark.timeout(300 + 2 * ROUNDS)
 def test_writers_that_are_killed(repo: txstore.Repository, namespaces: bool) -> None:
     if namespaces and not may_unshare():
         pytest.skip("pid namespaces can't be made here")
@@ -99,7 +99,7 @@ def check_writers(repo: txstore.Repository, said: list[str]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.timeout(60 + ROUNDS)
+@pytest.mark.timeout(300 + 2 * ROUNDS)
 def test_all_kinds_of_processes_that_are_killed(repo: txstore.Repository) -> None:
     """Beside writers: cooperating ones, readers, followers, and those that optimize and vacuum."""
     make_array(repo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,3 +67,22 @@ def run_together(function: Callable[..., Any], *arguments: tuple[Any, ...]) -> l
     workers = [Worker(function, barrier, *each) for each in arguments]
     with ended(*workers):
         return [worker.result() for worker in workers]
+
+
+def in_time(function: Callable[[], Any]) -> Any:
+    """Return what a function returns; fail if it waits for a process that was stopped."""
+    answer: list[Any] = []
+
+    def call() -> None:
+        try:
+            answer.append(function())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            answer.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    assert not thread.is_alive(), "it waits for the stopped writer"
+    if isinstance(answer[0], BaseException):
+        raise answer[0]
+    return answer[0]
