@@ -19,6 +19,7 @@ from zarr.abc.codec import BytesBytesCodec
 import txstore
 from tests.conflicts.arrays import array, commit, create, values
 from tests.conflicts.faults import watch
+from tests.waiting import TIMEOUT, wait_until
 from txstore import TransactionStateError
 
 CHUNKS = 24
@@ -27,10 +28,11 @@ PIPELINES = [name for name in ("BatchedCodecPipeline", "FusedCodecPipeline") if 
 
 @dataclass(frozen=True)
 class SlowCodec(BytesBytesCodec):
-    """Raises on the chunk of sevens, and takes its time over the others."""
+    """Raises on the chunk of sevens, and takes its time over the others, from when they may go on."""
 
     is_fixed_size = True
     raises: ClassVar[bool] = False
+    go_on: ClassVar[threading.Event] = threading.Event()
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": "txstore.tests.slow", "configuration": {}}
@@ -43,6 +45,7 @@ class SlowCodec(BytesBytesCodec):
             return chunk
         if chunk.as_numpy_array()[0] == 7:
             raise ValueError("seven")
+        self.go_on.wait(TIMEOUT)
         time.sleep(0.02)
         return chunk
 
@@ -77,15 +80,17 @@ def sevens_first() -> np.ndarray:
 
 
 @pytest.fixture
-def z(store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> zarr.Array:
-    """An array, committed, whose next statement fails in one chunk while the others are under way."""
+def z(store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[zarr.Array]:
+    """An array, committed, whose next statement fails in one chunk while the others are under way, until `go_on`."""
     data = sevens_first()
     z = zarr.create_array(
         store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=[SlowCodec()]
     )
     store.commit()
     monkeypatch.setattr(SlowCodec, "raises", True)
-    return z
+    monkeypatch.setattr(SlowCodec, "go_on", threading.Event())
+    yield z
+    SlowCodec.go_on.set()
 
 
 def nothing_arrives(store: txstore.TxStore) -> bool:
@@ -97,6 +102,7 @@ def test_late_writes_are_not_in_the_transaction_after_a_rollback(store: txstore.
     with pytest.raises(ValueError, match="seven"):
         z[:] = sevens_first()
     assert store.staged_count < CHUNKS - 1  # else nothing is late, and nothing tested
+    SlowCodec.go_on.set()
     store.rollback()
     assert nothing_arrives(store)
 
@@ -105,6 +111,7 @@ def test_late_writes_are_in_the_commit_that_follows_or_in_none(store: txstore.Tx
     with pytest.raises(ValueError, match="seven"):
         z[:] = sevens_first()
     assert store.staged_count < CHUNKS - 1
+    SlowCodec.go_on.set()
     store.commit()
     assert nothing_arrives(store)
 
@@ -139,6 +146,7 @@ def test_a_with_block_that_fails_leaves_no_late_writes(repo: txstore.Repository,
             store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=[SlowCodec()]
         )
         SlowCodec.raises = True
+        SlowCodec.go_on.set()
         try:
             with pytest.raises(ValueError, match="seven"), store:
                 z[:] = data
@@ -237,8 +245,8 @@ def test_draining_does_not_wait_for_threads_that_were_never_started(monkeypatch:
         pool._idle_semaphore.release()  # it may count a thread as idle that has taken a task meanwhile
         monkeypatch.setattr(zarr.core.codec_pipeline, "_pool", pool)
         start = time.monotonic()
-        drain_zarr(timeout=5)
-        assert time.monotonic() - start < 2
+        drain_zarr(timeout=TIMEOUT)
+        assert time.monotonic() - start < TIMEOUT
 
 
 # --- reading beside a commit
@@ -257,13 +265,13 @@ def test_a_thread_that_reads_beside_commits_never_goes_back(repo: txstore.Reposi
     thread = threading.Thread(target=read)
     thread.start()
     try:
+        wait_until(lambda: seen)
         for count in range(1, 150):
             store["count"] = str(count).encode()
             store.commit()
     finally:
         done.set()
         thread.join()
-    assert seen
     assert seen == sorted(seen)
 
 

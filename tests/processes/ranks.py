@@ -45,6 +45,12 @@ class Seat:
         """Stage into a store that another process has sent."""
         pickle.loads(sent)["sent"] = value_of("sent")
 
+    def rest(self) -> None:
+        """Be about to be killed, on an object store."""
+        from tests.remote import lease_times
+
+        lease_times.rest(self.store)
+
     def commit(self) -> str | None:
         made = self.store.commit()
         return None if made is None else str(made.id)

@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ class Faults:
     refusal: tuple[int, bytes] | None = None  # the answer to every request, whatever its method
     refused: frozenset[str] = frozenset()  # methods that are answered with 403, as if there were no permission
     drops: dict[str, str] = field(default_factory=dict)  # headers that do not arrive: lower case
+    hold: Callable[[str, str], object] | None = None  # (method, path): returns when the server may hear of a request
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -209,6 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             if fault == "delayed":
                 time.sleep(faults.delay)
+            if faults.hold is not None:
+                faults.hold(self.command, self.path)
             answer, content = self.forward(body)
             self.note(body, answer.status, lost=fault == "lost")
             if fault == "lost":

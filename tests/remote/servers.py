@@ -5,9 +5,11 @@ A server that can't be started is a reason to skip; where the environment has TX
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -59,9 +61,11 @@ class Server(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """Return a port that nobody else gets before it is used: none of those that systems give away by themselves."""
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", random.randrange(10_000, 30_000)))
+            return int(free.getsockname()[1])
 
 
 @contextmanager
@@ -83,7 +87,7 @@ def shared(name: str, directory: Path, start: Callable[[Path], dict[str, Any]]) 
                 raise Unavailable(known["unavailable"])
             if known is None or not answers(known["port"]):
                 try:
-                    known = launched(folder, users, start)
+                    known = launched(folder, start)
                 except Unavailable as reason:
                     about.write_text(json.dumps({"unavailable": str(reason)}))
                     raise
@@ -93,12 +97,12 @@ def shared(name: str, directory: Path, start: Callable[[Path], dict[str, Any]]) 
         mine.unlink(missing_ok=True)
 
 
-def launched(folder: Path, users: Path, start: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def launched(folder: Path, start: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     known = start(folder)
     said = folder / "output"
     with said.open("wb") as output:
         supervisor = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("supervisor.py")), str(users), *known["command"]],
+            [sys.executable, str(Path(__file__).with_name("supervisor.py")), str(folder), *known["command"]],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -110,13 +114,13 @@ def launched(folder: Path, users: Path, start: Callable[[Path], dict[str, Any]])
         if supervisor.poll() is not None or time.monotonic() > deadline:
             raise Unavailable(f"it did not start: {said.read_text(errors='replace')[-2000:]}")
         time.sleep(0.05)
-    supervisor.returncode = 0  # nobody waits for it: it ends with its last user
+    supervisor.returncode = 0  # nobody waits for it: it ends after its last user
     return known
 
 
 def answers(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1):
+        with socket.create_connection(("127.0.0.1", port), timeout=START_SECONDS):
             return True
     except OSError:
         return False

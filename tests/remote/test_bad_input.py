@@ -20,6 +20,7 @@ import txstore
 from tests.conformance.upkeep import below
 from tests.remote.proxy import Faults
 from tests.remote.servers import AZURE_KEY, Server
+from tests.waiting import TIMEOUT
 from txstore import pack_cache
 from txstore.errors import (
     CorruptionError,
@@ -52,10 +53,11 @@ def forget_what_was_read() -> None:
 @pytest.fixture
 def one(s3: Server) -> tuple[Server, str]:
     """A repository on S3 with one array."""
-    url = s3.url()
-    write(opened(s3, url))
+    repo = opened(s3, s3.url())
+    write(repo)
+    repo.engine.commits._hints.finish(TIMEOUT)  # or it would be there again when a test has deleted it
     forget_what_was_read()
-    return s3, url
+    return s3, repo.url
 
 
 # --- the place

@@ -11,7 +11,7 @@ import zarr
 import txstore
 from tests.remote.proxy import Proxy
 from tests.waiting import TIMEOUT
-from txstore import pack_cache, remote_commits
+from txstore import leases, pack_cache, remote_commits
 
 CHUNKS = 100_000
 
@@ -19,6 +19,7 @@ CHUNKS = 100_000
 @pytest.fixture
 def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
     monkeypatch.setattr(remote_commits, "HINT_PERIOD", 0.0)  # one for each commit
+    monkeypatch.setattr(leases, "BEAT", 1000.0)  # no renewals, which would be counted
     through = s3.with_options(endpoint_url=proxy.url)
     url = through.url()
     return lambda: txstore.Repository(url, storage_options=through.storage_options)

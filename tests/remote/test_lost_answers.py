@@ -18,6 +18,7 @@ import txstore
 from tests.processes.workers import QUICK, Worker, ended
 from tests.remote.proxy import Faults, Proxy
 from tests.remote.servers import Server
+from tests.waiting import TIMEOUT, wait_until
 from txstore import object_client, obstore_objects
 from txstore.errors import CommitUnknownError
 
@@ -185,25 +186,46 @@ def test_the_slot_can_not_be_read_back(open_repo, proxy, quick):
         transaction.commit()
 
 
+class LateOne:
+    """Holds back the first request for a slot."""
+
+    def __init__(self) -> None:
+        self.may_land = threading.Event()
+        self._lock = threading.Lock()
+        self._path: str | None = None
+
+    def __call__(self, method: str, path: str) -> None:
+        with self._lock:
+            if self._path is not None or method not in WRITES or SLOT not in path:
+                return
+            self._path = path
+        assert self.may_land.wait(TIMEOUT)
+
+    def has_landed(self, proxy: Proxy) -> bool:
+        """Tell whether the server has answered both this one, and the one that was sent in its place."""
+        return sum(each.path == self._path and each.method in WRITES for each in list(proxy.log)) > 1
+
+
 @pytest.mark.parametrize("engine", ["fsspec", "obstore"])
 def test_a_request_that_lands_when_nobody_waits_any_more(server_of, engine, monkeypatch):
     """The client gives up waiting and sends it again: of the two, one takes the slot, and both are the same commit."""
-    monkeypatch.setitem(obstore_objects.CLIENT, "read_timeout", "0.3s")
+    monkeypatch.setitem(obstore_objects.CLIENT, "read_timeout", "2s")
+    monkeypatch.setattr(object_client, "RETRY_SECONDS", 120.0)  # a machine that is busy takes longer to answer, too
     server = server_of("s3")
     with Proxy(server.port) as proxy:
-        through = server.with_options(
-            endpoint_url=proxy.url, txstore_engine=engine, config_kwargs={"read_timeout": 0.3}
-        )
+        through = server.with_options(endpoint_url=proxy.url, txstore_engine=engine, config_kwargs={"read_timeout": 2})
         if engine == "obstore":
             through.storage_options.pop("config_kwargs")
         repo = txstore.Repository(through.url(), storage_options=through.storage_options)
         for number in range(3):
             transaction = repo.begin(f"{number}")
             transaction["a"] = b"%d" % number
-            with faults(proxy, within=SLOT, first=1, delayed=1.0, delay=0.6):
+            late = LateOne()
+            with faults(proxy, hold=late):
                 transaction.commit()
+                late.may_land.set()
                 repo.begin().commit()
-                time.sleep(0.6)  # the late one comes
+                wait_until(lambda late=late: late.has_landed(proxy))
             assert repo.mapping()["a"] == b"%d" % number
         assert messages(repo) == ["0", "1", "2"]
         assert repo.verify().faults == []
@@ -218,9 +240,7 @@ def test_a_server_that_is_gone_in_the_middle_of_a_commit_and_comes_back(open_rep
         gone = threading.Event()
 
         def come_back(only: str = only, gone: threading.Event = gone) -> None:
-            deadline = time.monotonic() + 30
-            while not any(only in each.path for each in list(proxy.log)) and time.monotonic() < deadline:
-                time.sleep(0.005)
+            wait_until(lambda: any(only in each.path for each in list(proxy.log)))
             proxy.faults = Faults(reset=1.0, methods=everything)
             gone.set()
             time.sleep(0.7)
