@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import pickle
@@ -62,13 +63,25 @@ def _abandon() -> None:
     _abandoned.extend(inherited)
     _built.clear()
     _engines.clear()
-    filesystems = {id(getattr(engine, "_fs", None)) for engine in inherited}
+    filesystems = {id(filesystem := getattr(engine, "_fs", None)): filesystem for engine in inherited}
+    for filesystem in filesystems.values():
+        _leave_loop(getattr(filesystem, "_loop", None))
     # fsspec's classes have finalizers that wait for the event loop of the parent's thread. There is no other way to
     # find them than the list that the interpreter works off when it ends.
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         alive = finalizer.peek()
         if alive is not None and id(alive[0]) in filesystems:
             finalizer.detach()
+
+
+def _leave_loop(loop: object) -> None:
+    """Let an event loop of the parent's count as closed, so that libraries do nothing with it here.
+
+    It has no thread here, and its epoll is the parent's, too: to take a connection off it, as is done when that is
+    freed, would leave the parent waiting for answers that it has got.
+    """
+    if isinstance(loop, asyncio.BaseEventLoop):
+        setattr(loop, "_closed", True)  # noqa: B010 - `close` would do the same to the parent
 
 
 if hasattr(os, "register_at_fork"):
