@@ -32,7 +32,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             n_workers=WORKERS,
             threads_per_worker=2,
             processes=True,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",  # or all clusters of this machine would go for one port
             silence_logs=logging.CRITICAL,
             local_directory=str(tmp_path_factory.mktemp("dask")),
         ) as cluster,
