@@ -36,10 +36,21 @@ def wait_for_readers(moved) -> None:
         assert moved.acquire(timeout=TIMEOUT), "a reader sees nothing new"
 
 
+def note(generation: int, seen: set[int], barrier, moved) -> None:
+    """Note a commit that a reader sees. The writer begins at the first one, and ends after another one."""
+    if generation not in seen:
+        seen.add(generation)
+        if len(seen) == 1:
+            barrier.wait()
+        elif len(seen) == 2:
+            moved.release()
+
+
 def read_generations(barrier, moved, path, done) -> tuple[int, int]:
     """Read until the writer is done. Returns how often, and how many commits were seen."""
     repo = txstore.Repository(path)
-    last, rounds, seen = 0, 0, set()
+    last, rounds = 0, 0
+    seen: set[int] = set()
     while not done.is_set() or not rounds:
         snapshot = repo.snapshot() if rounds % 2 else txstore.Repository(path).snapshot()
         generation = snapshot.base.slot
@@ -48,12 +59,7 @@ def read_generations(barrier, moved, path, done) -> tuple[int, int]:
             expected = b"%d" % generation * (1 + generation * i % 300)
             assert snapshot[key] == expected, f"{key} is not of commit {generation}"
         assert list(snapshot) == sorted(KEYS)
-        if generation not in seen:
-            seen.add(generation)
-            if len(seen) == 1:
-                barrier.wait()
-            elif len(seen) == 2:
-                moved.release()
+        note(generation, seen, barrier, moved)
         last, rounds = generation, rounds + 1
     return rounds, len(seen)
 
@@ -96,7 +102,7 @@ def append_rows(barrier, moved, path, times: int) -> int:
 def read_rows(barrier, moved, path, done) -> int:
     """Read until the writer is done. Returns how many commits were seen."""
     repo = txstore.Repository(path)
-    seen = set()
+    seen: set[int] = set()
     while not done.is_set() or not seen:
         store = repo.snapshot()
         rows = zarr.open_array(store, path="x", mode="r")[:]
@@ -104,12 +110,7 @@ def read_rows(barrier, moved, path, done) -> int:
         generation = store.base.slot
         assert rows.tolist() == np.repeat(np.arange(generation + 1), 10).tolist()  # neither missing nor fill values
         assert total.tolist() == [generation] * 6
-        if generation not in seen:
-            seen.add(generation)
-            if len(seen) == 1:
-                barrier.wait()
-            elif len(seen) == 2:
-                moved.release()
+        note(generation, seen, barrier, moved)
     return len(seen)
 
 
