@@ -8,7 +8,9 @@ import io
 import os
 import pickle
 
+import numpy as np
 import pytest
+import zarr
 
 import txstore
 from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of, write
@@ -203,6 +205,31 @@ def test_what_workers_read_is_not_what_the_parent_stands_at(samples):
     both = DataLoader(TorchIterableDataset(samples, batch_size=4), batch_size=4)
     with pytest.raises(ValueError, match="batch_size=None"):
         both.dataset.state_after(both, 1)
+
+
+def without_shared_memory(worker: int) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("shared memory can't be had")
+
+    torch.UntypedStorage._share_filename_cpu_ = torch.UntypedStorage._share_fd_cpu_ = fail
+
+
+@pytest.mark.parametrize("own_batches", [False, True])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_many_arrays_do_not_need_shared_memory(repo, method, own_batches):
+    """Where it can't be had in time, PyTorch says so on the screen, and goes on without the batch."""
+    names = [f"a{number}" for number in range(20)]
+    with repo.transaction() as store:
+        for name in names:
+            zarr.create_array(store, name=name, data=np.arange(40), chunks=(10,))
+    dataset = TorchIterableDataset(Samples(repo, names), batch_size=3 if own_batches else None, window=WINDOW)
+    loader = DataLoader(
+        dataset, batch_size=None if own_batches else 3, num_workers=2, multiprocessing_context=method,
+        worker_init_fn=without_shared_memory,
+    )  # fmt: skip
+    batches = list(loader)
+    for name in names:
+        assert sorted(number for batch in batches for number in batch[name].tolist()) == list(range(40))
 
 
 def test_ranks_are_what_torchrun_says_or_what_is_given(samples, monkeypatch):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed, multiprocessing
+from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from txstore.bridges.sample_cache import CACHE, CachedSamples
@@ -17,9 +20,9 @@ from txstore.bridges.samples import Sample, Samples
 #: What the processes of one `DataLoader` share: the epoch; whether any worker has begun to iterate; how many states
 #: were loaded; whether the epoch that was resumed is iterated over again, from its beginning.
 _EPOCH, _STARTED, _LOADS, _AGAIN = range(4)
-#: Of more arrays, workers send tensors by name. By descriptor, PyTorch takes one for each tensor that is under way, and
-#: when there are no more of them, batches are lost without an error.
-_SENT_BY_DESCRIPTOR = 16
+#: Of more arrays, workers send the bytes of tensors. In shared memory, PyTorch takes a descriptor for each tensor that
+#: is under way, or asks another process for each; where that fails, batches are lost without an error.
+_SENT_IN_SHARED_MEMORY = 16
 
 
 class TorchIterableDataset(IterableDataset[Sample]):
@@ -99,7 +102,7 @@ class TorchIterableDataset(IterableDataset[Sample]):
         if self._finished is not None and self._finished.all():
             self._shared[_AGAIN] = 1
             stream.forget_loaded()
-        _send_by_name(self.samples)
+        _send_bytes(self.samples)
         yield from stream.shard(stream.shard_index * workers + worker, stream.num_shards * workers)
         if self._finished is None:
             stream.forget_loaded()  # what this worker itself was given
@@ -170,10 +173,24 @@ def _ranks() -> tuple[int, int]:
     return int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 
 
-def _send_by_name(samples: Samples) -> None:
-    """Let this worker send tensors without a descriptor for each, if there are many."""
-    if len(samples.arrays) > _SENT_BY_DESCRIPTOR and multiprocessing.get_sharing_strategy() == "file_descriptor":
-        multiprocessing.set_sharing_strategy("file_system")
+def _send_bytes(samples: Samples) -> None:
+    """Let this worker send tensors as bytes, if there are many."""
+    if len(samples.arrays) > _SENT_IN_SHARED_MEMORY:
+        ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+        # Collating makes them in shared memory all the same: without a descriptor for each. What fails there is raised.
+        if multiprocessing.get_sharing_strategy() == "file_descriptor":
+            multiprocessing.set_sharing_strategy("file_system")
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    if storage.device.type != "cpu":
+        reduced: tuple[Any, ...] = reduce_storage(storage)
+        return reduced
+    return _storage_of, (torch.empty(0, dtype=torch.uint8).set_(storage).numpy(),)
+
+
+def _storage_of(content: np.ndarray[Any, Any]) -> torch.UntypedStorage:
+    return torch.from_numpy(content).untyped_storage()
 
 
 def _dealt(having: Sequence[int], taken: int) -> list[int]:
@@ -214,5 +231,5 @@ class TorchDataset(Dataset[Sample]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         if get_worker_info() is not None:
-            _send_by_name(self.samples)
+            _send_bytes(self.samples)
         return self._cached.take(indices)
