@@ -8,14 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from txstore.commit import MAIN
-from txstore.commits import Commits
 from txstore.errors import TransactionStateError
 from txstore.publishing import default_author
-from txstore.reads import check_isolation
 from txstore.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
 from txstore.snapshot import Snapshot
-from txstore.staging import Staging
 
 _DURABILITIES = ("fsync", "none")
 
@@ -52,24 +48,6 @@ def check_joinable(record: TransactionRecord, isolation: str) -> None:
         )
 
 
-def begin_staging(
-    commits: Commits,
-    base: Snapshot,
-    *,
-    branch: str = MAIN,
-    durability: str = "fsync",
-    message: str | None = None,
-    properties: Mapping[str, Any] | None = None,
-    isolation: str = SNAPSHOT,
-) -> Staging:
-    """Return what a new transaction of this process alone stages into."""
-    check_durability(durability)
-    check_isolation(isolation)
-    check_description(message, properties)
-    record = new_record(base, branch, durability, message, properties, isolation=isolation)
-    return Staging(commits, base, record)
-
-
 def new_record(
     base: Snapshot,
     branch: str,
@@ -79,6 +57,7 @@ def new_record(
     name: str | None = None,
     isolation: str = SNAPSHOT,
 ) -> TransactionRecord:
+    """Return the record of a transaction that this process begins, of what was checked before."""
     return TransactionRecord(
         id=os.urandom(16),
         branch=branch,

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from txstore import forking
-from txstore.beginning import begin_staging, check_description, check_durability, check_joinable, new_record
+from txstore.beginning import check_description, check_durability, check_joinable, new_record
 from txstore.commit import MAIN, Stored
 from txstore.errors import (
     LocksUnavailableError,
@@ -106,16 +106,8 @@ class Engine:
             locks, base = TransactionLocks.at_newest(self, lambda: self.newest(branch), lock, lock_timeout)
         elif base is None:
             base = self.newest(branch)
-        staging = begin_staging(
-            self.commits,
-            base,
-            branch=branch,
-            durability=self.durability,
-            message=message,
-            properties=properties,
-            isolation=isolation,
-        )
-        return self._transaction(staging, locks)
+        record = new_record(base, branch, self.durability, message, properties, isolation=isolation)
+        return self._transaction(Staging(self.commits, base, record), locks)
 
     def owner(self) -> Owner:
         """Return a new owner of locks, for one transaction."""
