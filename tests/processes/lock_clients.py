@@ -66,13 +66,13 @@ def is_free(table: Any, keys: str | list[str]) -> bool:
     return True
 
 
-def descriptors_of(path: object) -> list[int]:
-    """This process's descriptors of the file, or of what lies beside it under a longer name."""
+def descriptors_of(path: object, process: int | str = "self") -> list[int]:
+    """A process's descriptors of the file, or of what lies beside it under a longer name."""
     found = []
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in os.listdir(f"/proc/{process}/fd"):
         try:
-            found += [int(fd)] if os.readlink(f"/proc/self/fd/{fd}").startswith(str(path)) else []
-        except FileNotFoundError:  # of the listing itself
+            found += [int(fd)] if os.readlink(f"/proc/{process}/fd/{fd}").startswith(str(path)) else []
+        except FileNotFoundError:  # of the listing itself, or closed meanwhile
             continue
     return found
 

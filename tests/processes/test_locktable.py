@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.processes.lock_clients import (
     Lost,
     TimedOut,
     clients,
+    descriptors_of,
     native,
     open_table,
     take_byte,
@@ -45,14 +45,6 @@ def sleeps(pid):
     """Is the process's main thread in a system call that waits? Then it waits for the lock that it was told to take."""
     with open(f"/proc/{pid}/wchan") as file:
         return "futex" in file.read()
-
-
-def has_open(pid, path):
-    found = []
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            found.append(os.readlink(descriptor))
-    return str(path) in found
 
 
 def blocked(client, *arguments, **named):
@@ -253,7 +245,7 @@ def test_control_c_while_opening(path):
     take_byte(fd, INIT)
     try:
         client = Client(path)
-        wait_until(lambda: has_open(client.pid, path))  # before that, a child of the fork server may ignore it
+        wait_until(lambda: descriptors_of(path, client.pid))  # before that, a child of the fork server may ignore it
         os.kill(client.pid, signal.SIGINT)
         client.process.join(TIMEOUT)
         assert client.process.exitcode not in (None, 0)
