@@ -25,10 +25,11 @@ def tree(path: Path) -> dict[str, bytes | None]:
     }
 
 
-def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a script in a new interpreter."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -274,6 +274,32 @@ def test_text_is_not_cut_off(repo: txstore.Repository, tmp_path: Path) -> None:
     assert list(as_dataset(repo).name.values) == [*texts[0], *texts[1]]
 
 
+@pytest.mark.parametrize("hidden", ["nothing", "netCDF4", "h5netcdf"])
+def test_each_engine_of_xarray_reads_text_in_files_and_groups(
+    repo: txstore.Repository, tmp_path: Path, hidden: str
+) -> None:
+    """Unless the files are closed that xarray has opened, netCDF4 crashes the process when it opens one again."""
+    pytest.importorskip("netCDF4")
+    code = """
+import sys
+if sys.argv[1] != "nothing":
+    sys.modules[sys.argv[1]] = None  # as if it was not installed
+import numpy as np, xarray as xr
+engine = "h5netcdf" if sys.argv[1] == "netCDF4" else "netcdf4"
+stations = xr.Dataset({"t": (("station", "time"), np.ones((2, 3)))}, {"station": np.array(["Oslo", "Rīga"], object)})
+stations.to_netcdf("one.nc", engine=engine)
+stations.to_netcdf("two.nc", engine=engine)
+stations.to_netcdf("two.nc", engine=engine, group="below", mode="a")
+from txstore.cli import app
+for name in "one", "two":
+    app(["import", f"{name}.nc", sys.argv[2], "--path", name], standalone_mode=False)
+"""
+    ran = run_python(code, hidden, repo.url, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    for group in ("one", "two", "two/below"):
+        assert list(as_dataset(repo, group=group).station.values) == ["Oslo", "Rīga"]
+
+
 # --- on the way
 
 

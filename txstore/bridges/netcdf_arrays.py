@@ -31,9 +31,11 @@ class NetcdfArrays:
         except ImportError:
             raise ModuleNotFoundError("NetCDF files are read by xarray: pip install 'txstore[import]'") from None
         self._opened = None if place.is_local else place.fs.open(place.root, "rb")
+        self._datasets: list[Any] = []  # what xarray has opened: only closing these closes the file
         self._groups: dict[str, Any] = {}
         try:
             opened = xarray.open_groups(place.root if self._opened is None else self._opened, **_AS_IT_IS)
+            self._datasets += opened.values()
             for path, dataset in opened.items():
                 group = path.strip("/")
                 names = [n for n in dataset.variables if is_excluded(_join(group, str(n)), exclude)]
@@ -52,7 +54,7 @@ class NetcdfArrays:
             raise
 
     def close(self) -> None:
-        for dataset in self._groups.values():
+        for dataset in self._datasets:
             dataset.close()
         if self._opened is not None:
             self._opened.close()
