@@ -8,15 +8,17 @@ and when its base moves over a foreign change of one, it refuses what would sile
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import wraps
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from txstore import forking
+from txstore import forking, statements
 from txstore.beginning import check_description
 from txstore.commit import MAIN, Commit
 from txstore.documents import DocumentChange, compare_documents, drops_chunk, is_at_edge, may_be_array, moved_edges
-from txstore.draining import drain_zarr
+from txstore.door import Door, busy
 from txstore.engine import Engine, Position
 from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
 from txstore.index import Runs
@@ -29,6 +31,32 @@ from txstore.transaction import Transaction
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Seconds that a rollback waits for the statements of other threads, before they fail.
+PATIENCE = 3.0
+
+
+def _call(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
+    """Make a method a call through the session's door. No such method calls another."""
+
+    @wraps(method)
+    def through_the_door(self: Session, /, *arguments: P.args, **named: P.kwargs) -> T:
+        door, me = self.door, get_ident()
+        try:
+            door.calls.add(me)
+            if door.is_closed:
+                door.wait_to_call()
+            return method(self, *arguments, **named)
+        finally:
+            door.calls.discard(me)
+            if door.is_closed:
+                door.tell()
+
+    return through_the_door
 
 
 class _Stale(NamedTuple):
@@ -55,7 +83,10 @@ class Joining(NamedTuple):
 
 
 class Session:
-    """What a writable `TxStore` and its read-only copies share. Safe in threads."""
+    """What a writable `TxStore` and its read-only copies share.
+
+    Safe in threads: each statement is of one transaction, and a commit publishes whole statements (`door`).
+    """
 
     def __init__(
         self,
@@ -86,13 +117,14 @@ class Session:
         self._process = os.getpid()
         self._joining = joining
         self._transaction = first
-        self._used = False  # perhaps by zarr: it may write late, also where it has written nothing yet
         self.ended: str | None = None
         self._handed_out: set[str] = set()
         self._stale: dict[str, _Stale] = {}
         self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
         self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
-        self._lock = forking.new_rlock()
+        self.door = Door()
+        self._lock = forking.new_rlock()  # of the transaction that is open. Nobody waits for zarr's loop with it
+        statements.expect()
         forking.watch(self)
 
     def before_fork(self) -> None:
@@ -102,6 +134,7 @@ class Session:
 
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks are the parent's
+        self.door = Door()  # and so are the threads inside
 
     # --- the present transaction
 
@@ -134,6 +167,7 @@ class Session:
         self.position = Position.of(self.engine, transaction.base)
         return transaction
 
+    @_call
     def share(self) -> Joining | None:
         """Let processes that unpickle this stage into its transaction; None if there is no repository yet."""
         if self.ended is not None:
@@ -170,14 +204,15 @@ class Session:
         transaction = self._transaction
         if transaction is None:
             return
-        if complete or self.is_named:
-            self._drain()
-        if self.is_named:
-            transaction.leave()
-        elif complete:
-            transaction.seal()
-        else:
-            transaction.poison(TransactionStateError("a `with` block was left by an exception", state="poisoned"))
+        with self.door.shut():
+            if (complete or self.is_named) and not self.door.close():
+                raise busy()
+            if self.is_named:
+                transaction.leave()
+            elif complete:
+                transaction.seal()
+            else:
+                transaction.poison(TransactionStateError("a `with` block was left by an exception", state="poisoned"))
 
     @property
     def staged_count(self) -> int:
@@ -191,11 +226,11 @@ class Session:
     def rely_on(self, reliance: Reliance) -> None:
         handed_out, self._stale, self._unread = reliance
         self._handed_out = set(handed_out)
-        self._used = bool(handed_out)
 
     # --- reading. The transaction is taken first: what is checked, and what is then read or written, must be of one
     # transaction, also while another thread commits.
 
+    @_call
     def get_view(self, key: str) -> memoryview | None:
         """Return a value; remember that a document was handed out. Raises `StaleArrayError`."""
         transaction = self.transaction
@@ -207,9 +242,10 @@ class Session:
             self._rely_on_documents(key, transaction)
         return transaction.get_view(key)
 
+    @_call
     def get_part(self, key: str, part: slice) -> memoryview | None:
         if is_document(key):
-            view = self.get_view(key)
+            view = self._hand_out(key, self.transaction)
             return None if view is None else view[part]
         transaction = self.transaction
         if self._stale or self._unread:
@@ -218,11 +254,11 @@ class Session:
             self._rely_on_documents(key, transaction)
         return transaction.get_part(key, part)
 
+    @_call
     def is_foreign(self, key: str) -> bool:
         return self.transaction.is_foreign(key)
 
     def _hand_out(self, key: str, transaction: Transaction) -> memoryview | None:
-        self._used = True
         known = key in self._handed_out
         self._handed_out.add(key)  # before it is read: a commit in another thread must not overlook it
         view = transaction.get_view(key)
@@ -232,6 +268,7 @@ class Session:
             self._handed_out.discard(key)
         return view
 
+    @_call
     def exists(self, key: str) -> bool:
         exists = key in self.transaction
         if not exists and is_document(key):
@@ -253,15 +290,16 @@ class Session:
 
     # --- writing
 
+    @_call
     def set(self, key: str, value: Buffer) -> None:
         """Stage a value for zarr. Raises `StaleArrayError`."""
         transaction = self.transaction
         self._check_writable(key, transaction)
-        self._used = True
         transaction.set(key, value)
         if is_document(key):
             self._handed_out.add(key)
 
+    @_call
     def set_reference(
         self,
         key: str,
@@ -275,17 +313,16 @@ class Session:
         """Stage a value that lies in a file outside, for zarr to read."""
         transaction = self.transaction
         self._check_writable(key, transaction)
-        self._used = True
         transaction.set_reference(key, url, offset, length, size=size, version=version)
 
+    @_call
     def delete(self, key: str) -> None:
         transaction = self.transaction
         self._check_writable(key, transaction)
-        self._used = True
         transaction.delete(key)
 
+    @_call
     def delete_dir(self, path: str) -> None:
-        self._used = True
         self.transaction.delete_dir(path)
         if self._stale or self._unread:
             # Whoever clears a node means to replace it, whatever it has become.
@@ -337,9 +374,10 @@ class Session:
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
         """Commit what is staged; the next transaction is based on the new commit."""
-        with self._lock:
+        with self.door.shut():
+            if not self.door.close():
+                raise busy()
             ended = self.transaction
-            self._drain()
             old = ended.base
             new = ended.commit(message, allow_lost=allow_lost)
             self._cleared = {}
@@ -350,8 +388,9 @@ class Session:
 
     def rollback(self) -> None:
         """Drop what is staged; the next transaction is based on the head."""
-        with self._lock:
+        with self.door.shut():
             ended = self.transaction
+            is_closed = ended.state == "open" and self.door.close(PATIENCE)
             documents = self._staged_documents(ended)
             ended.rollback()  # late writes fail from now on, and so are soon done
             self._unread |= documents
@@ -359,7 +398,8 @@ class Session:
             self._cleared = {}
             if ended.is_named:
                 self.ended = "this transaction was rolled back: begin a new one with repo.transaction()"
-            self._drain()
+            if not is_closed and not self.door.close():
+                raise busy()
             self._move(ended.base, self.engine.newest(self.branch))
 
     def _staged_documents(self, transaction: Transaction) -> dict[str, bool]:
@@ -370,23 +410,21 @@ class Session:
         documents |= {key for key in list(self._handed_out) if key.startswith(below)}
         return {key: any(_may_be_array(view, key) for view in (transaction, transaction.base)) for key in documents}
 
-    def _drain(self) -> None:
-        if self._used:
-            drain_zarr()
-
     def end(self, reason: str) -> None:
         """Roll back and end the session: whatever is used of it from now on raises `TransactionStateError`."""
-        with self._lock:
-            self.ended = reason
-            if self._transaction is not None and not self._transaction.is_named:
-                self._transaction.rollback()
+        with self.door.shut():
+            with self._lock:
+                self.ended = reason
+                transaction = self._transaction
+            if transaction is not None and not transaction.is_named:
+                transaction.rollback()
             self._transaction = None
             self.position.let_go()
 
     def _move(self, old: Snapshot, new: Snapshot, *, own: int | None = None) -> None:
         """Base the next transaction on `new`, and note which documents somebody else has changed since `old`.
 
-        `own` is the seq of the commit that this session has made. Other threads go on only when all is noted.
+        `own` is the seq of the commit that this session has made. The door is closed meanwhile.
         """
         stale = dict(self._stale)
         recent = _newer(new, old.seq)
@@ -395,7 +433,8 @@ class Session:
             if noted is not None:
                 stale[key] = stale[key].then(noted) if key in stale else noted
         self._stale = stale
-        self._transaction, self.position = None, Position.of(self.engine, new)
+        with self._lock:
+            self._transaction, self.position = None, Position.of(self.engine, new)
 
 
 def _newer(new: Snapshot, seq: int) -> Runs | None:

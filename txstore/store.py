@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from zarr.core.buffer.core import default_buffer_prototype
 from txstore.commit import MAIN, Commit
 from txstore.declarations import Constraints
 from txstore.engine import Engine, Position
-from txstore.errors import CommitUnknownError
+from txstore.errors import CommitUnknownError, TransactionStateError
 from txstore.opening import Access
 from txstore.records import SNAPSHOT
 from txstore.regions import keys_to_lock
@@ -239,13 +240,26 @@ class TxStore(Store):
         waits for its end. What these have written under the lock is seen in the block. Raises `LockTimeoutError`,
         and `ConflictError` if another commit has changed one of the chunks since this transaction began.
         """
-        transaction = self._writer().transaction
-        keys = keys_to_lock(transaction, {path: selection})
-        dirty = transaction.lock(keys, timeout)
-        try:
-            yield dirty
-        finally:
-            transaction.unlock(keys)
+        session = self._writer()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            transaction = session.transaction
+            keys = keys_to_lock(transaction, {path: selection})
+            try:
+                dirty = transaction.lock(keys, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except TransactionStateError:
+                with session.door.block():  # once a commit of another thread is made
+                    if session.transaction is transaction:
+                        raise
+                continue
+            try:
+                # Only now: a thread that commits in a block of its own must not wait for one that waits for its locks.
+                with session.door.block():
+                    if session.transaction is transaction:
+                        yield dirty
+                        return
+            finally:
+                transaction.unlock(keys)
 
     def rollback(self) -> None:
         """Drop what is staged and move to the newest commit."""
@@ -430,7 +444,19 @@ class TxStore(Store):
     # --- zarr's asynchronous face. On a disk, staging is a write to the page cache: no reason to leave the event loop.
     # What makes requests, or reads files outside of the repository, does so in a thread.
 
+    @property
+    def _supports_sync_io(self) -> bool:
+        """Asked by zarr's fused pipeline before each batch. If the statement has to wait, that is done in `_enter`."""
+        return self._session is None or self._session.door.may_enter()
+
+    async def _enter(self) -> None:
+        """Let the statement that calls into the session, if it is not inside."""
+        session = self._session
+        if session is not None and not session.door.may_enter():
+            await session.door.enter()
+
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
+        await self._enter()
         if self._engine.storage.ranges is None:
             return function(*arguments)
         return await in_thread(function, *arguments)
@@ -438,6 +464,7 @@ class TxStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
+        await self._enter()
         if self._engine.storage.ranges is None and not self._view.is_foreign(key):
             return self.get_sync(key, prototype=prototype, byte_range=byte_range)
         return await in_thread(partial(self.get_sync, key, prototype=prototype, byte_range=byte_range))
@@ -455,10 +482,7 @@ class TxStore(Store):
         return key in self if self._session is None else self._session.exists(key)
 
     async def set(self, key: str, value: Buffer) -> None:
-        if self._engine.storage.ranges is None:
-            self.set_sync(key, value)
-        else:
-            await in_thread(self.set_sync, key, value)
+        await self._do(self.set_sync, key, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         self._check_writable()
@@ -489,6 +513,7 @@ class TxStore(Store):
             yield name
 
     async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
+        await self._enter()
         if self._engine.storage.ranges is None:
             for name in listing():
                 yield name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -156,8 +156,8 @@ def test_a_with_block_that_fails_leaves_no_late_writes(repo: txstore.Repository,
     assert repo.head().slot == 0
 
 
-def test_a_commit_beside_a_write_of_another_thread_is_refused(repo: txstore.Repository) -> None:
-    store = txstore.TxStore(repo)
+def slow_write(repo: txstore.Repository, write: Callable[[], object]) -> tuple[threading.Thread, threading.Event]:
+    """Begin a write in a thread, which goes on when the event is set."""
     storage = watch(repo)
     entered, leave = threading.Event(), threading.Event()
 
@@ -166,17 +166,35 @@ def test_a_commit_beside_a_write_of_another_thread_is_refused(repo: txstore.Repo
         leave.wait(30)
 
     storage.before["file.write"] = slow
-    thread = threading.Thread(target=lambda: store.__setitem__("key", bytes(1 << 18)))
+    thread = threading.Thread(target=write)
     thread.start()
     assert entered.wait(30)
+    return thread, leave
+
+
+def test_the_commit_of_a_mapping_beside_a_write_of_another_thread_is_refused(repo: txstore.Repository) -> None:
+    mapping = repo.begin()
+    thread, leave = slow_write(repo, lambda: mapping.set("key", bytes(1 << 18)))
     try:
         with pytest.raises(TransactionStateError, match="1 writes are in flight"):
-            store.commit()
+            mapping.commit()
     finally:
         leave.set()
         thread.join()
-    storage.before.clear()
-    store.commit()
+    mapping.commit()
+    assert len(repo.mapping()["key"]) == 1 << 18
+
+
+def test_the_commit_of_a_store_waits_for_a_write_of_another_thread(repo: txstore.Repository) -> None:
+    store = txstore.TxStore(repo)
+    thread, leave = slow_write(repo, lambda: store.__setitem__("key", bytes(1 << 18)))
+    with ThreadPoolExecutor(1) as committer:
+        commit = committer.submit(store.commit)
+        wait_until(lambda: store._session.door.is_closed)
+        assert not commit.done()
+        leave.set()
+        commit.result(30)
+    thread.join()
     assert len(repo.mapping()["key"]) == 1 << 18
 
 
@@ -214,13 +232,10 @@ def test_a_commit_waits_for_a_statement_of_zarr_in_another_thread(repo: txstore.
     thread = threading.Thread(target=lambda: z.__setitem__(slice(None), 5))
     thread.start()
     assert entered.wait(30)
-    try:
-        store.commit()
-    except TransactionStateError:  # the statement had not begun its last chunks
-        thread.join()
-        store.commit()
-    thread.join()
     store.commit()
+    assert set(np.unique(array(repo.snapshot(), mode="r")[:])) == {5}
+    thread.join()
+    assert store.staged_count == 0
     assert set(np.unique(array(repo.snapshot(), mode="r")[:])) == {5}
 
 
@@ -236,7 +251,7 @@ def test_a_commit_is_possible_on_the_loop_of_zarr(repo: txstore.Repository) -> N
 
 
 def test_draining_does_not_wait_for_threads_that_were_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    from txstore.draining import drain_zarr
+    from txstore.statements import finish_codec_threads
 
     if not hasattr(zarr.core.codec_pipeline, "_pool"):
         pytest.skip("no codec threads in this zarr")
@@ -245,7 +260,7 @@ def test_draining_does_not_wait_for_threads_that_were_never_started(monkeypatch:
         pool._idle_semaphore.release()  # it may count a thread as idle that has taken a task meanwhile
         monkeypatch.setattr(zarr.core.codec_pipeline, "_pool", pool)
         start = time.monotonic()
-        drain_zarr(timeout=TIMEOUT)
+        assert finish_codec_threads(timeout=TIMEOUT)
         assert time.monotonic() - start < TIMEOUT
 
 

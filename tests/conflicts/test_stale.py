@@ -497,7 +497,7 @@ def test_a_rollback_that_could_not_finish_is_remembered(
 ) -> None:
     z = array(session)
     z.append(np.array([9], "i4"))
-    monkeypatch.setattr(txstore.session, "drain_zarr", always(TimeoutError()))
+    monkeypatch.setattr(txstore.engine.Engine, "newest", always(TimeoutError()))
     with pytest.raises(TimeoutError):
         session.rollback()
     monkeypatch.undo()

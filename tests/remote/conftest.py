@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import zarr.core.sync
 
 from tests.remote import servers
 from tests.remote.proxy import Proxy
 from tests.remote.servers import Server
 from txstore import object_client, obstore_objects
-from txstore.draining import drain_zarr
 from txstore.objects import ObjectStore, open_objects
 
 #: What a test over `objects` runs on: a server, and what its requests are made with.
@@ -99,7 +100,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Requests that fail are soon given up."""
     monkeypatch.setattr(object_client, "RETRY_SECONDS", 0.2)
     yield
-    drain_zarr()  # or reads of other chunks would go on, no longer so quick, and the next test's commit wait for them
+    zarr.core.sync.sync(_finish_reads())  # or they would go on, no longer so quick
+
+
+async def _finish_reads() -> None:
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
 
 
 #: What on the other Pythons is tried as well: what the packages of each can do.

@@ -1,0 +1,251 @@
+"""Door: who is inside a session, so that a commit publishes whole statements, and a statement is of one transaction.
+
+Inside are statements (`statements`), from their first use of the store to their end; calls of threads that use the
+store by itself, one at a time; and threads in a `lock` block. Who commits, rolls back or leaves shuts the door in two
+steps:
+
+- *closing*: statements that were not inside wait, and those inside go on until they end. Calls go through, since the
+  threads of zarr's fused pipeline do not know which statement they work for.
+- *closed*: nobody is inside, and everybody waits.
+
+When the door opens, the statements that wait are let in before it can be shut again. A thread never waits for zarr's
+loop with a lock that is needed there: what the loop's thread takes, it takes for a few instructions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import get_ident
+from typing import NamedTuple
+
+from txstore import forking, statements
+from txstore.errors import TransactionStateError
+from txstore.statements import Statement
+
+#: Seconds that one who shuts the door waits for those inside.
+TIMEOUT = 60.0
+#: Seconds after which one who waits looks again by itself: an interrupt may have kept another from telling.
+_SLICE = 0.05
+
+
+class _Block(NamedTuple):
+    """A `lock` block that a thread is in."""
+
+    thread: int
+    number: int
+
+
+class _Waiting(NamedTuple):
+    """A task that waits to be let in with its statement."""
+
+    statement: Statement
+    future: asyncio.Future[None]
+
+
+#: The blocks that the present thread is in; its statements inherit them.
+_blocks: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar("txstore lock blocks", default=())
+
+
+class Door:
+    """The door of one session. Safe in threads, and wherever a thread is interrupted."""
+
+    def __init__(self) -> None:
+        #: The threads that are in a call: see `wait_to_call`.
+        self.calls: set[int] = set()
+        self.is_closed = False
+        self._is_closing = False
+        self._statements: set[Statement] = set()
+        self._lock_blocks: set[_Block] = set()
+        self._blocks_waiting: set[_Block] = set()
+        self._blocks_so_far = 0
+        self._waiting: list[_Waiting] = []
+        self._queue: set[int] = set()  # threads that wait to call
+        self._is_pool_late = False  # a batch has failed, and the threads of the pipeline may go on with it
+        self._lock = forking.new_lock()  # held for a few instructions; the loop's thread takes it
+        self._changed = threading.Condition(self._lock)
+        self._shutting = forking.new_lock()  # held by who shuts the door, until it is open again
+
+    # --- calls
+
+    def wait_to_call(self) -> None:
+        """Wait until the door is open. A thread calls like this:
+
+            try:
+                door.calls.add(get_ident())
+                if door.is_closed:
+                    door.wait_to_call()
+                ...
+            finally:
+                door.calls.discard(get_ident())
+                if door.is_closed:
+                    door.tell()
+
+        Either the caller sees that the door is closed, or who closes it sees the caller: that needs no lock. And an
+        interrupt leaves nothing behind, wherever it comes.
+        """
+        me = get_ident()
+        try:
+            self._queue.add(me)
+            while self.is_closed:
+                self.calls.discard(me)
+                self.tell()
+                with self._changed:
+                    self._changed.wait_for(lambda: not self.is_closed, _SLICE)
+                self.calls.add(me)
+        finally:
+            self._queue.discard(me)
+            self.tell()
+
+    def tell(self) -> None:
+        """Have whoever waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    # --- statements
+
+    def may_enter(self) -> bool:
+        """Let the present statement in if it need not wait. What is no statement goes through, call by call."""
+        statement = statements.present()
+        return statement is None or statement in self._statements or self._admit(statement, None)
+
+    async def enter(self) -> None:
+        """Let the present statement in, or wait for that."""
+        statement = statements.present()
+        if statement is not None and statement not in self._statements:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if not self._admit(statement, future):
+                await future
+
+    def _admit(self, statement: Statement, future: asyncio.Future[None] | None) -> bool:
+        """Let a statement in; if it has to wait, tell it so, and set the result of `future` when it is inside."""
+        statement.at_end(self._leave)
+        with self._lock:
+            if not self._is_closing or not self._lock_blocks.isdisjoint(_blocks.get()):
+                self._statements.add(statement)
+                return True
+            if future is not None:
+                self._waiting.append(_Waiting(statement, future))
+            return False
+
+    def _leave(self, statement: Statement) -> None:
+        with self._lock:
+            self._is_pool_late = self._is_pool_late or (statement.has_failed and statement in self._statements)
+            self._statements.discard(statement)
+            if self._waiting:
+                self._waiting = [each for each in self._waiting if each.statement is not statement]
+            if self._is_closing:
+                self._changed.notify_all()
+
+    # --- lock blocks
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Be inside while a `with` block runs, with all the statements that this thread makes there."""
+        me = get_ident()
+        with self._lock:
+            self._blocks_so_far += 1
+            block = _Block(me, self._blocks_so_far)
+        token = _blocks.set((*_blocks.get(), block))
+        try:
+            with self._changed:
+                (self._blocks_waiting if self._is_closing else self._lock_blocks).add(block)
+                while block in self._blocks_waiting:
+                    self._changed.wait(_SLICE)
+            yield
+        finally:
+            self._blocks_waiting.discard(block)
+            self._lock_blocks.discard(block)
+            self.tell()
+            _blocks.reset(token)
+
+    # --- shutting
+
+    @contextmanager
+    def shut(self) -> Iterator[Door]:
+        """Keep the door from being entered while a `with` block runs, which calls `close`. One thread at a time."""
+        me = get_ident()
+        # A thread that commits in its block does nothing else there: two that do so must not wait for each other.
+        for block in [block for block in list(self._lock_blocks) if block.thread == me]:
+            self._lock_blocks.discard(block)
+        with self._shutting:
+            try:
+                self._is_closing = True
+                yield self
+            finally:
+                self._open()
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Wait until nobody is inside, then close the door. Returns whether that came about in time.
+
+        `timeout` is in seconds, by default `TIMEOUT`. On the thread of zarr's loop, which can't wait for itself, it
+        closes at once.
+        """
+        if statements.is_on_loop():
+            self.is_closed = True
+            return True
+        me = get_ident()
+        deadline = time.monotonic() + (TIMEOUT if timeout is None else timeout)
+        if not self._wait_for(lambda: not (self._statements or self._lock_blocks), deadline):
+            return False
+        if self._is_pool_late:
+            if not statements.finish_codec_threads(max(0.0, deadline - time.monotonic())):
+                return False
+            self._is_pool_late = False
+        # Those who waited for the last commit call before the next.
+        if not self._wait_for(lambda: not self._queue, deadline):
+            return False
+        self.is_closed = True
+        self.calls.discard(me)  # an interrupt may have left it there
+        if self._wait_for(lambda: not self._living(self.calls), deadline):
+            return True
+        self.is_closed = False
+        return False
+
+    def _living(self, threads: set[int]) -> set[int]:
+        if threads:
+            running = sys._current_frames()
+            for thread in [thread for thread in list(threads) if thread not in running]:
+                threads.discard(thread)
+        return threads
+
+    def _wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
+        while not condition():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with self._changed:
+                if not condition():
+                    self._changed.wait(min(left, _SLICE))
+        return True
+
+    def _open(self) -> None:
+        with self._changed:
+            waiting, self._waiting = self._waiting, []
+            self._statements.update(each.statement for each in waiting)
+            self._lock_blocks |= self._blocks_waiting
+            self._blocks_waiting.clear()
+            self.is_closed = self._is_closing = False
+            self._changed.notify_all()
+        for each in waiting:
+            with suppress(RuntimeError):  # its loop is closed
+                each.future.get_loop().call_soon_threadsafe(_wake, each.future)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def busy(timeout: float = TIMEOUT) -> TransactionStateError:
+    """Return the error that says that those inside did not come to an end."""
+    return TransactionStateError(
+        f"other threads are still at work with this store after {timeout:.0f} s (a statement such as z[...] = x, or a "
+        "`with store.lock` block): wait for them, then try again",
+        state="open",
+    )

@@ -1,0 +1,178 @@
+"""Statements: which of the tasks on zarr's event loop belong to one call of zarr's API.
+
+`z[...] = x`, `z.append(x)` or `zarr.open(store)` is one task on zarr's loop, which the caller's thread waits for, and
+the tasks that this one begins: one for each chunk, say. A store is called from any of them. For a commit to know what
+is still under way, each task is noted with the statement that it was begun in, by a task factory of the loop.
+
+When a task of a statement fails, the caller gets the error at once, and the other tasks go on. They are refused the
+store, and the statement lasts until they are done. Of one that succeeds nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Any
+
+import zarr.core.codec_pipeline
+import zarr.core.sync
+
+from txstore import forking
+from txstore.errors import TransactionStateError
+
+AnyTask = asyncio.Future[Any]
+
+_present: contextvars.ContextVar[Statement] = contextvars.ContextVar("txstore statement")
+_finishing = forking.new_lock()
+
+#: Tasks that a statement notes before it drops those that are done.
+_NOTED = 64
+
+
+class Statement:
+    """One call of zarr's API. Changed on the thread of zarr's loop only."""
+
+    def __init__(self) -> None:
+        self._roots: list[AnyTask] = []
+        self._tasks: list[AnyTask] = []
+        self._limit = _NOTED
+        self._at_end: dict[Callable[[Statement], object], None] = {}  # in order, each once
+        self.is_done = False  # its caller has the result
+        self.has_failed = False
+
+    def begin(self, root: AnyTask) -> None:
+        self._roots.append(root)
+        self._tasks.append(root)
+        # Before zarr adds its own callback, which wakes the caller.
+        root.add_done_callback(self._root_is_done)
+
+    def note(self, task: AnyTask) -> None:
+        """Note a task that one of this statement's has begun."""
+        tasks = self._tasks
+        tasks.append(task)
+        if len(tasks) > self._limit:
+            self._tasks = [each for each in tasks if not each.done()]
+            self._limit = 2 * len(self._tasks) + _NOTED
+
+    def at_end(self, call: Callable[[Statement], object]) -> None:
+        """Have `call(statement)` called when nothing of this statement is under way any more."""
+        self._at_end[call] = None
+
+    def _root_is_done(self, _: AnyTask) -> None:
+        if all(root.done() for root in self._roots):
+            self.is_done = True
+            self.has_failed = any(map(_has_failed, self._roots))
+            self._settle(None)
+
+    def _settle(self, _: AnyTask | None) -> None:
+        """If it has failed, wait for the tasks that are left, and those that they begin meanwhile."""
+        self._tasks = [task for task in self._tasks if self.has_failed and not task.done()]
+        if self._tasks:
+            self._tasks[0].add_done_callback(self._settle)
+            return
+        for call in self._at_end:
+            call(self)
+        self._at_end.clear()
+
+
+def _has_failed(task: AnyTask) -> bool:
+    # zarr returns the error that its caller's thread is to raise.
+    return task.cancelled() or task.exception() is not None or isinstance(task.result(), BaseException)
+
+
+def present() -> Statement | None:
+    """Return the statement that calls; None elsewhere than on zarr's loop, and in the thread that a batch is handed to.
+
+    The codec pipeline's own threads are not told whose work they do. Raises `TransactionStateError` in a task that is
+    left of a statement that has failed: what it did would be half a statement.
+    """
+    statement = _present.get(None)
+    if statement is None:
+        loop = asyncio._get_running_loop()
+        if loop is None or loop is not zarr.core.sync.loop[0]:
+            return None
+        statement = _adopt(loop)
+    if statement.is_done:
+        if statement.has_failed:
+            raise TransactionStateError("this statement has failed: what is left of it is not done", state="failed")
+        return None
+    return statement
+
+
+def expect() -> None:
+    """Begin to tell statements apart, if zarr's loop runs already. Else its first statement does."""
+    loop = zarr.core.sync.loop[0]
+    if loop is not None and not isinstance(loop.get_task_factory(), _NotingFactory):
+        with suppress(RuntimeError):  # the loop is closed: the interpreter ends
+            loop.call_soon_threadsafe(_adopt, loop)
+
+
+def _adopt(loop: asyncio.AbstractEventLoop) -> Statement:
+    """Note tasks from now on. What there is on the loop by now can't be told apart, and is one statement."""
+    factory = loop.get_task_factory()
+    if not isinstance(factory, _NotingFactory):
+        factory = _NotingFactory(factory)
+        for task in asyncio.all_tasks(loop):
+            factory.before.begin(task)
+        loop.set_task_factory(factory)
+    return factory.before
+
+
+class _NotingFactory:
+    """A task factory that tells each task which statement it is of."""
+
+    def __init__(self, factory: Any) -> None:
+        self.before = Statement()
+        self._create = factory or _create
+
+    def __call__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Any,
+        **options: Any,
+    ) -> AnyTask:
+        if asyncio.current_task(loop) is not None:
+            task: AnyTask = self._create(loop, coroutine, **options)
+            statement = _present.get(None)
+            (self.before if statement is None else statement).note(task)
+            return task
+        statement = Statement()
+        context = options.pop("context", None) or contextvars.copy_context()
+        context.run(_present.set, statement)
+        task = self._create(loop, coroutine, context=context, **options)
+        statement.begin(task)
+        return task
+
+
+def _create(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> AnyTask:
+    return asyncio.Task(coroutine, loop=loop, **options)
+
+
+def is_on_loop() -> bool:
+    """Tell whether this is the thread of zarr's loop, which must not wait for what is done there."""
+    return threading.current_thread() is zarr.core.sync.iothread[0]
+
+
+def finish_codec_threads(timeout: float) -> bool:
+    """Wait for what the threads of the fused codec pipeline do. Returns whether that is done.
+
+    A batch that has failed may leave as many chunks under way as there are threads.
+    """
+    pool: ThreadPoolExecutor | None = getattr(zarr.core.codec_pipeline, "_pool", None)  # of zarr 3.4 and later
+    if pool is None or threading.current_thread() in pool._threads:
+        return True
+    # Each worker can be in the barrier only when it has finished what it did before.
+    with _finishing:
+        barrier = threading.Barrier(pool._max_workers)
+        while pool._idle_semaphore.acquire(blocking=False):
+            pass  # it may count idle threads that are not: now `submit` starts threads until there are all
+        try:
+            done, late = wait([pool.submit(barrier.wait, timeout) for _ in range(pool._max_workers)], timeout)
+        except BaseException:
+            barrier.abort()  # an interrupt: the threads are let go
+            raise
+        return not late and not any(future.exception() for future in done)
