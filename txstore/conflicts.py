@@ -35,7 +35,7 @@ from txstore import format
 from txstore.documents import NODE_DOCUMENTS, DocumentChange, Node, below, compare_documents, drops_chunk
 from txstore.errors import ConflictError
 from txstore.index import Change
-from txstore.keys import after_prefix, directory_prefix, document_key, is_document, node_of_document
+from txstore.keys import after_prefix, directory_prefix, document_key, is_document, node_of_document, stored_key
 from txstore.reads import NOTHING_READ, Reads
 from txstore.snapshot import Snapshot
 
@@ -97,14 +97,14 @@ class Check:
     def new_keys_below(self, prefix: str) -> Iterator[str]:
         """Yield the keys below a prefix that were written since and are there at the head."""
         for change in self.touched_below(prefix):
-            key = change.key.decode()
+            key = stored_key(change.key, "a run")
             if change.kind != format.REF_TOMBSTONE and (self.head.seq_of(key) or 0) > self.since:
                 yield key
 
     def changed_keys_below(self, prefix: str) -> Iterator[str]:
         """Yield the keys below a prefix that were written or deleted since."""
         for change in self.touched_below(prefix):
-            yield change.key.decode()
+            yield stored_key(change.key, "a run")
         yield from self.cleared_keys_below(prefix)
 
     def cleared_keys_below(self, prefix: str) -> Iterator[str]:
@@ -191,7 +191,7 @@ def _keys_read(check: Check) -> Iterator[str]:
 
 def _names_listed(check: Check) -> Iterator[str]:
     for prefix in check.mine.reads.names_below:
-        touched = (change.key.decode() for change in check.touched_below(prefix))
+        touched = (stored_key(change.key, "a run") for change in check.touched_below(prefix))
         names = {key[len(prefix) :].partition("/")[0] for key in touched}
         for cleared in check.recent.new_prefixes(check.since):
             if prefix.startswith(cleared):

@@ -44,6 +44,7 @@ FOUND_PREFIX = 4
 #: What leads to a value, or to the record of one that lies outside: the kind of the ref, by that of the frame.
 REF_OF_FRAME = {FRAME_VALUE: REF_PACK, FRAME_FOREIGN: REF_FOREIGN}
 FRAMES_OF_KEYS = (FRAME_TOMBSTONE, *REF_OF_FRAME)
+FRAMES_WITH_KEY = (*FRAMES_OF_KEYS, FRAME_READ)  # the others have a prefix, or nothing
 FRAME_OF_REF = {ref: frame for frame, ref in REF_OF_FRAME.items()}
 
 FEATURE_FOREIGN = 1 << 0  # required: a run may hold refs of kind `REF_FOREIGN`

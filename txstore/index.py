@@ -14,6 +14,7 @@ from txstore._native import index
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.foreign import ForeignRange
 from txstore.format import PackName, RunName
+from txstore.keys import stored_prefix
 from txstore.pack import Pack, PackSource
 from txstore.storage import Mapped
 
@@ -222,7 +223,12 @@ class Runs:
 
     def new_prefixes(self, seq: int) -> list[str]:
         """Return the prefixes that were deleted since `seq`."""
-        return [prefix.decode() for run in self._runs for prefix, deleted in run.prefixes if deleted > seq]
+        return [
+            stored_prefix(prefix, found.file.path)
+            for found in self._open
+            for prefix, deleted in found.run.prefixes
+            if deleted > seq
+        ]
 
     # --- merging
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from txstore.errors import KeyFormatError
+from txstore.errors import CorruptionError, KeyFormatError
 
 MAX_KEY_BYTES = 4096
 
@@ -33,15 +33,45 @@ def encode_key(key: str) -> bytes:
         raise KeyFormatError(f"key {key[:40]!r}... has {len(encoded)} bytes; at most {MAX_KEY_BYTES} are possible")
     if key[0] == "/" or key[-1] == "/" or "//" in key:
         raise KeyFormatError(f"key {key!r} begins or ends with '/' or has an empty segment")
+    if (key[0] == "." or "/." in key) and not {".", ".."}.isdisjoint(key.split("/")):
+        raise KeyFormatError(f"key {key!r} has a segment '.' or '..': it would lead elsewhere as a file name")
     return encoded
 
 
 def decode_key(encoded: bytes) -> str | None:
-    """Return a stored key; None if these bytes are none."""
+    """Return a stored key; None if it is none that `encode_key` lets pass: then no writer of ours has stored it."""
     try:
-        return encoded.decode()
-    except UnicodeDecodeError:
+        key = encoded.decode()
+        # Most keys are seen to be right by this, in half the time.
+        if not key or key[0] <= "/" or "/." in key or key[-1] == "/" or "//" in key or len(encoded) > MAX_KEY_BYTES:
+            encode_key(key)
+    except (UnicodeDecodeError, KeyFormatError):
         return None
+    return key
+
+
+def stored_key(encoded: bytes, path: str) -> str:
+    """Return a key that was read from a file of the repository. Raises `CorruptionError` if it is none."""
+    key = decode_key(encoded)
+    if key is None:
+        raise CorruptionError(path, reason=f"{encoded!r} is no key")
+    return key
+
+
+def decode_prefix(encoded: bytes) -> str | None:
+    """Return a stored directory prefix, which ends in `/` or is empty; None if it is none."""
+    if encoded[-1:] == b"/":
+        path = decode_key(encoded[:-1])
+        return None if path is None else path + "/"
+    return None if encoded else ""
+
+
+def stored_prefix(encoded: bytes, path: str) -> str:
+    """Return a directory prefix that was read from a file of the repository. Raises `CorruptionError` if it is none."""
+    prefix = decode_prefix(encoded)
+    if prefix is None:
+        raise CorruptionError(path, reason=f"{encoded!r} is no prefix of keys")
+    return prefix
 
 
 def directory_prefix(path: str) -> str:

@@ -20,7 +20,7 @@ from txstore.encoding import crc32c
 from txstore.errors import TxStoreError
 from txstore.format import Footer, Header, PackName, Predecessor, RunName, Statistics
 from txstore.index import names_of
-from txstore.keys import is_document
+from txstore.keys import decode_key, decode_prefix, is_document
 from txstore.records import Tag
 from txstore.remote_packs import open_packs
 from txstore.remote_runs import open_runs
@@ -68,9 +68,8 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
         window = Window(commits.storage, name.path)
         first = format.first_frame(bytes(window.at(0, format.HEAD_SIZE))) if format.nth_of(number) else 0
         for _, frame in walk_frames(window, end):
-            if frame is None:
+            if frame is None or not _stage(staged, number, first, frame):
                 return None
-            _stage(staged, number, first, frame)
     if staged.settle((), lambda one, other: (one.length, one.checksum) == (other.length, other.checksum)):
         return None
     numbers = {format.number_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
@@ -90,14 +89,21 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     return found if complete and not packs else None
 
 
-def _stage(staged: StagedKeys, number: int, first: int, frame: format.Frame) -> None:
-    """Add a frame of the pack with a number, before which its participant had written `first` frames."""
-    key, participant, sequence = frame.key.decode(), format.participant_of(number), first + frame.sequence
+def _stage(staged: StagedKeys, number: int, first: int, frame: format.Frame) -> bool:
+    """Add a frame of the pack with a number, before which its participant had written `first` frames.
+
+    Return whether its key can be one.
+    """
+    key = (decode_key if frame.kind in format.FRAMES_WITH_KEY else decode_prefix)(frame.key)
+    if key is None:
+        return False
+    participant, sequence = format.participant_of(number), first + frame.sequence
     if frame.kind == format.FRAME_PREFIX:
         staged.hide(key, participant, sequence, frame.seen)
     elif frame.kind in format.FRAMES_OF_KEYS:
         offset = format.join_offset(format.nth_of(number), frame.offset)
         staged.add(key, Link(participant, sequence, frame.seen, frame.kind, offset, frame.length, frame.checksum))
+    return True
 
 
 def _entries(

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from txstore import format
 from txstore.chains import Link
 from txstore.format import Frame
+from txstore.keys import stored_key, stored_prefix
 from txstore.participants import SharedTransaction
 from txstore.read_marks import ReadMarks
 from txstore.reads import ReadLog
@@ -52,7 +53,8 @@ class Siblings:
 
     def _add(self, participant: int, frames: Iterable[Frame]) -> None:
         for frame in frames:
-            key = frame.key.decode()
+            path = self._tails[participant].path
+            key = (stored_key if frame.kind in format.FRAMES_WITH_KEY else stored_prefix)(frame.key, path)
             if frame.kind == format.FRAME_PREFIX:
                 self._staged.hide(key, participant, frame.sequence, frame.seen)
             elif frame.kind in format.FRAMES_OF_KEYS:
@@ -127,11 +129,15 @@ class Siblings:
     def lost_keys(self, lost: Collection[int]) -> list[str]:
         """Return the keys that count as the lost have staged them, or that they died staging."""
         keys = self._staged.of_participants(lost)
-        unfinished = (frame for number in lost if (frame := self._tails[number].unfinished) is not None)
-        undone = {frame.key.decode() for frame in unfinished if self._is_undone(frame)}
+        unfinished = (
+            (stored_key(frame.key, self._tails[number].path), frame)
+            for number in lost
+            if (frame := self._tails[number].unfinished) is not None
+        )
+        undone = {key for key, frame in unfinished if self._is_undone(key, frame)}
         return keys + sorted(undone.difference(keys))
 
-    def _is_undone(self, unfinished: Frame) -> bool:
+    def _is_undone(self, key: str, unfinished: Frame) -> bool:
         """Tell whether nobody has done since what a process died doing."""
-        link = self._staged.get(unfinished.key.decode())
+        link = self._staged.get(key)
         return link is None or link.place == unfinished.seen

@@ -175,10 +175,10 @@ class Snapshot(Hierarchy):
         begin, end = start.encode(), None if stop is None else stop.encode()
         while page := self.runs.scan(begin, end, batch):
             for item in page:
+                # Not `stored_key`, which would ask for the path of each.
                 key = decode_key(item.key)
                 if key is None:
-                    path = self.runs.file(item.run).path
-                    raise CorruptionError(path, reason=f"key {item.key!r} is not UTF-8")
+                    raise CorruptionError(self.runs.file(item.run).path, reason=f"{item.key!r} is no key")
                 yield key
             if len(page) < batch:
                 return

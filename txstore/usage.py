@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from txstore import names
 from txstore.commits import Commits
 from txstore.documents import kind_of_node
-from txstore.keys import ancestors, directory_prefix
+from txstore.keys import ancestors, directory_prefix, stored_key
 from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, sizes_of
 from txstore.snapshot import Snapshot, Snapshots
 
@@ -82,7 +82,7 @@ def _arrays(snapshot: Snapshot) -> dict[str, ArrayUsage]:
     arrays: dict[str, ArrayUsage] = {}
     path, prefix = "", "\0"
     for found in snapshot.runs.scan_all():
-        key = found.key.decode(errors="replace")
+        key = stored_key(found.key, snapshot.runs.file(found.run).path)
         if not key.startswith(prefix):
             path = _node_of(snapshot, key)
             prefix = directory_prefix(path) if kind_of_node(snapshot, path) == "array" else "\0"

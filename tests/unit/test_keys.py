@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txstore import keys
-from txstore.errors import KeyFormatError
+from txstore.errors import CorruptionError, KeyFormatError
 
-segments = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=20)
+segments = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
+    lambda segment: segment not in (".", "..")
+)
 paths = st.lists(segments, min_size=1, max_size=6).map("/".join)
 
 
@@ -18,20 +20,33 @@ def test_a_key_is_its_utf8(key):
     assert keys.encode_key(key) == key.encode()
 
 
-@given(st.text(max_size=30))
+@given(st.text(max_size=30) | st.text("./a\udc80", max_size=12))
 def test_what_is_refused_is_just_what_the_format_forbids(key):
-    valid = key and all(key.split("/")) and not any("\ud800" <= char <= "\udfff" for char in key)
+    valid = {"", ".", ".."}.isdisjoint(key.split("/")) and not any("\ud800" <= char <= "\udfff" for char in key)
     try:
         assert keys.encode_key(key) == key.encode()
         assert valid
     except KeyFormatError:
         assert not valid
+    stored = key.encode(errors="surrogatepass")
+    assert keys.decode_key(stored) == (key if valid else None)
+    assert keys.decode_prefix(stored + b"/") == (key + "/" if valid else None)
+
+
+def test_prefixes_that_are_stored():
+    assert keys.decode_prefix(b"") == ""
+    assert keys.decode_prefix(b"a") is None
+    assert keys.stored_prefix(b"a/b/", "packs/x") == "a/b/"
+    for read in (keys.stored_key, keys.stored_prefix):
+        with pytest.raises(CorruptionError, match=r"packs/x: .*is no"):
+            read(b"../", "packs/x")
 
 
 def test_the_length_is_that_of_the_bytes():
     assert len(keys.encode_key("x" * keys.MAX_KEY_BYTES)) == keys.MAX_KEY_BYTES
     assert len(keys.encode_key("ü" * (keys.MAX_KEY_BYTES // 2))) == keys.MAX_KEY_BYTES
     for key in ("x" * (keys.MAX_KEY_BYTES + 1), "ü" * (keys.MAX_KEY_BYTES // 2 + 1)):
+        assert keys.decode_key(key.encode()) is None
         with pytest.raises(KeyFormatError, match="at most 4096"):
             keys.encode_key(key)
 

@@ -179,7 +179,7 @@ class LocalDestination:
 
     def _path(self, key: str) -> str:
         segments = key.split("/")
-        if any(segment in ("", ".", "..") for segment in segments) or (os.sep != "/" and os.sep in key):
+        if any(segment in ("", ".", "..") for segment in segments) or "\0" in key:
             raise PublishError(self.url, f"key {key!r} can't be the name of a file")
         return os.path.join(self.url, *segments)
 

@@ -72,7 +72,7 @@ def _check_keys(place: Place, sizes: Mapping[str, int]) -> None:
     """Raise `ExportError` for keys that can't be file names below the destination."""
     for key in sizes:
         parts = key.split("/")
-        if {".", ".."} & set(parts) or "\0" in key or key == MARKER:
+        if "\0" in key or key == MARKER:
             raise ExportError(place.url, f"the key {key!r} can't be a file name; delete it, or export another path")
         if any("/".join(parts[:n]) in sizes for n in range(1, len(parts))):
             raise ExportError(place.url, f"above the key {key!r} is another: a file can't be a directory, too")

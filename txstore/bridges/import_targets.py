@@ -25,8 +25,6 @@ def checked_path(path: str) -> str:
     path = path.strip("/")
     if path:
         encode_key(path)
-        if {".", ".."} & set(path.split("/")):
-            raise ValueError(f"{path!r} is no path of a group: it has a segment of dots")
     return path
 
 

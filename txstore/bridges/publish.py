@@ -26,7 +26,7 @@ from txstore.commit import MAIN, Commit
 from txstore.encoding import crc32c
 from txstore.errors import CommitNotFoundError, CorruptionError, PublishError, SnapshotExpiredError
 from txstore.index import Found, Listed
-from txstore.keys import decode_key, is_document
+from txstore.keys import is_document, stored_key
 
 if TYPE_CHECKING:
     from txstore.repository import Repository
@@ -349,10 +349,7 @@ class _Publication:
 
 
 def _decoded(encoded: bytes) -> str:
-    key = decode_key(encoded)
-    if key is None:
-        raise CorruptionError("a run", reason=f"key {encoded!r} is not UTF-8")
-    return key
+    return stored_key(encoded, "a run")
 
 
 def _shrinks(old: bytes | None, new: bytes) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from txstore.errors import CorruptionError, ExportError
+from txstore.errors import ExportError
 from txstore.format import REF_FOREIGN, PackName
-from txstore.keys import after_prefix, decode_key, directory_prefix, is_document
+from txstore.keys import after_prefix, directory_prefix, is_document, stored_key
 from txstore.snapshot import Snapshot
 
 #: Values shorter than this stand in the references themselves: in base64 they take hardly more room there than the name
@@ -41,9 +41,7 @@ def entries(snapshot: Snapshot, path: str = "") -> Iterator[tuple[str, Entry]]:
     paths: dict[PackName, str] = {}
     while page := snapshot.runs.scan(start, end, _PAGE):
         for listed in page:
-            key = decode_key(listed.key)
-            if key is None:
-                raise CorruptionError(snapshot.runs.file(listed.run).path, reason=f"key {listed.key!r} is not UTF-8")
+            key = stored_key(listed.key, snapshot.runs.file(listed.run).path)
             if listed.kind == REF_FOREIGN:
                 reason = (
                     f"the value of {key!r} lies in another file, and references can't tell whether that has changed: "
