@@ -31,7 +31,7 @@ def open_repo(tmp_path: Path) -> Iterator[Callable[..., txstore.Repository]]:
 
     yield open_repo
     for repo in opened:
-        if repo.exists():
+        if repo.exists:
             assert repo.verify().faults == []
 
 

@@ -63,9 +63,12 @@ class Engine:
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._given, self.durability, self.access, self.retention)
 
-    def exists(self) -> bool:
-        """Tell whether there is a repository. Raises if something else is in its place."""
-        return self.commits.identity.exists()
+    def exists(self, *, creating: bool = False) -> bool:
+        """Tell whether there is a repository. Raises if something else is in its place.
+
+        `creating`: the caller would create one; only then the error says what place to choose.
+        """
+        return self.commits.identity.exists(creating=creating)
 
     def with_durability(self, durability: str) -> Engine:
         """Return the same opened repository for commits of another durability."""
@@ -208,7 +211,7 @@ class Position:
     """The commit that a handle stands at, found at the first use and then the same for ever (I4).
 
     Without `at` or `tag` it is the head; `exact` is a slot and commit id that some other process stood at. A repository
-    that does not exist is an empty snapshot to a writer (`creates`), an error at the first read to a reader.
+    that does not exist is an empty snapshot to whoever creates it (`creates`), an error to everybody else.
     """
 
     def __init__(
@@ -240,9 +243,14 @@ class Position:
         return position
 
     def settle(self) -> None:
-        """Find the commit now, if there is a repository: what a caller did before counts, not the first use."""
-        if self._snapshot is None and self._exact is None and self._engine.exists():
-            self.snapshot()
+        """Find the commit now: what a caller did before counts, not the first use. Raises what `snapshot` does.
+
+        Only of a repository that is yet to be created, the first commit may be somebody else's.
+        """
+        if self._snapshot is None and self._exact is None:
+            exists = self._engine.exists(creating=self._creates)
+            if exists or not self._creates:
+                self.snapshot()
 
     def snapshot(self) -> Snapshot:
         """Raises `RepositoryNotFoundError`, `CommitNotFoundError`, `SnapshotExpiredError` or `CorruptionError`."""
@@ -271,7 +279,7 @@ class Position:
         return EMPTY if self.stored is None else (self.stored.header.slot, self.stored.header.id.hex())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._engine, self._branch, self._at, self._tag, self.exact, self._creates)
+        return _restore, (self._engine, self._branch, self.exact, self._creates)
 
     def _find(self) -> Snapshot:
         engine, commits = self._engine, self._engine.commits
@@ -297,9 +305,7 @@ class Position:
 def _restore(
     engine: Engine,
     branch: str,
-    at: int | str | datetime | None,
-    tag: str | None,
     exact: tuple[int, str] | None,
     creates: bool,
 ) -> Position:
-    return Position(engine, branch=branch, at=at, tag=tag, exact=exact, creates=creates)
+    return Position(engine, branch=branch, exact=exact, creates=creates)

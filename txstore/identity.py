@@ -28,20 +28,24 @@ class Identity:
             self._format = self._read()
         return self._format.repository_id
 
-    def exists(self) -> bool:
-        """Tell whether there is a repository. Raises if there is something else in its place."""
+    def exists(self, *, creating: bool = False) -> bool:
+        """Tell whether there is a repository. Raises if there is something else in its place.
+
+        `creating`: the caller would create one; only then the error says what place to choose.
+        """
         try:
-            return bool(self.id)
+            self._format = self._format or self._read(creating=creating)
         except RepositoryNotFoundError as error:
             if error.creatable:
                 return False
             raise
+        return True
 
-    def _read(self) -> RepositoryFormat:
+    def _read(self, *, creating: bool = False) -> RepositoryFormat:
         try:
             content = self._storage.read(names.FORMAT)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise self._why_not_found() from error
+            raise self._why_not_found(creating) from error
         try:
             return RepositoryFormat.decode(content)
         except encoding.NewerFormatError as error:
@@ -49,7 +53,7 @@ class Identity:
         except encoding.MalformedError as error:
             raise CorruptionError(names.FORMAT, reason=f"it can't be decoded: {error}") from error
 
-    def _why_not_found(self) -> RepositoryNotFoundError:
+    def _why_not_found(self, creating: bool) -> RepositoryNotFoundError:
         url = self._storage.url
         try:
             found = set(self._storage.list(""))
@@ -61,7 +65,8 @@ class Identity:
             )
             return RepositoryNotFoundError(url, reason=reason)
         if not found <= names.TOP:
-            reason = f"this directory holds something else ({min(found - names.TOP)!r}); choose an empty or a new one"
+            advice = "choose an empty or a new one" if creating else "look at the path"
+            reason = f"this directory holds something else ({min(found - names.TOP)!r}); {advice}"
             return RepositoryNotFoundError(url, reason=reason)
         if self._storage.list(names.commits_directory("main")) and not self._storage.exists(names.FORMAT):
             # It is older than any commit. With a new one, of another id, nobody could read them any more.
@@ -78,7 +83,7 @@ class Identity:
         """Create the repository, or what of it is missing. Two processes may do so at once: one id is written, once."""
         if self._is_complete:
             return
-        exists = self.exists()
+        exists = self.exists(creating=True)
         if exists and self._format is not None:
             self._check_slots(self._format.slots)
         else:

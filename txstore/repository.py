@@ -56,6 +56,9 @@ class Repository:
     ----------
     url : str or PathLike
         Where it is. It is created by the first write, never by reading.
+    create : bool
+        False: there has to be a repository already, or `RepositoryNotFoundError` is raised at once. So a misspelled
+        path makes no second repository.
     durability : {"fsync", "none"}
         Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data.
     storage_options : dict, optional
@@ -90,6 +93,7 @@ class Repository:
         self,
         url: str | os.PathLike[str],
         *,
+        create: bool = True,
         durability: str = "fsync",
         storage_options: Mapping[str, Any] | None = None,
         single_writer: bool = False,
@@ -101,7 +105,8 @@ class Repository:
         cache = None if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
         access = Access(dict(storage_options or {}), single_writer, cache, cache_size, allowed(sources))
         self.engine = Engine(url, durability=durability, access=access, retention=retention)
-        self.engine.exists()  # says now if something else is in its place
+        if not self.engine.exists(creating=create) and not create:  # this raises if something else is in its place
+            raise RepositoryNotFoundError(self.url)
 
     @property
     def url(self) -> str:
@@ -112,8 +117,9 @@ class Repository:
         """32 hexadecimal digits. Raises `RepositoryNotFoundError` before the first write."""
         return self.engine.commits.identity.id.hex()
 
+    @property
     def exists(self) -> bool:
-        """Tell whether anything was ever written here."""
+        """Whether anything was ever written here."""
         return self.engine.exists()
 
     def __repr__(self) -> str:
@@ -237,7 +243,13 @@ class Repository:
         """Return a read-only store at the newest commit, or at the one that `at` or `tag` names.
 
         `at` is a slot, a commit id (or its first digits), or an aware datetime: the newest commit that is not later.
-        A missing repository is reported by the first read.
+
+        Raises
+        ------
+        RepositoryNotFoundError
+            Nothing was ever written here.
+        CommitNotFoundError
+            There is no such commit or tag.
         """
         from txstore.store import TxStore  # late: the mappings work without zarr 3
 
@@ -260,8 +272,10 @@ class Repository:
             yield stored.commit
 
     def head(self, branch: str = MAIN) -> Commit | None:
-        """Return the newest commit, None if there is none yet."""
-        stored = self._existing().head(branch)
+        """Return the newest commit, None if there is none yet, be it that nothing was ever written here."""
+        commits = self.engine.commits
+        commits.check_branch(branch)
+        stored = commits.head(branch) if self.exists else None
         return None if stored is None else stored.commit
 
     def commit(self, at: int | str | datetime, *, branch: str = MAIN) -> Commit:

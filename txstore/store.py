@@ -59,7 +59,10 @@ class TxStore(Store):
     url_or_repository : str, PathLike or Repository
         Where the repository is. It is created by the first write, never by reading.
     read_only : bool
-        Read one commit, for as long as you like. Implied by `at` and `tag`.
+        Read one commit, for as long as you like. Implied by `at` and `tag`. Where there is no repository, this raises
+        `RepositoryNotFoundError`.
+    create : bool
+        False: the same is raised for a store to write to. So a misspelled path makes no second repository.
     branch : str
         So far every repository has one branch, "main".
     at : int, str or datetime, optional
@@ -99,6 +102,7 @@ class TxStore(Store):
         url_or_repository: str | os.PathLike[str] | Repository,
         *,
         read_only: bool = False,
+        create: bool = True,
         branch: str = MAIN,
         at: int | str | datetime | None = None,
         tag: str | None = None,
@@ -114,7 +118,7 @@ class TxStore(Store):
                 raise ValueError("storage_options and sources belong to the Repository: give them to it")
             engine = url_or_repository.engine.with_durability(durability)
         read_only = read_only or at is not None or tag is not None
-        position = Position(engine, branch=branch, at=at, tag=tag, creates=not read_only)
+        position = Position(engine, branch=branch, at=at, tag=tag, creates=create and not read_only)
         position.settle()
         self._set_up(engine, position, None if read_only else Session(engine, position, branch=branch), read_only)
 

@@ -105,7 +105,7 @@ def test_there_is_no_room_to_create_a_repository(small_disk):
     with pytest.raises(OSError, match="No space left"), repo.transaction() as store:
         store["a"] = b"1"
     ballast.unlink()
-    assert not repo.exists()
+    assert not repo.exists
     with repo.transaction() as store:
         store["a"] = b"2"
     assert repo.verify().faults == []

@@ -86,7 +86,7 @@ def test_an_unknown_branch(history):
 def test_an_unknown_branch_of_a_repository_to_be(repo):
     with pytest.raises(txstore.CommitNotFoundError, match="branch 'dev'"), repo.transaction(branch="dev") as store:
         store["a"] = b"1"
-    assert not repo.exists()
+    assert not repo.exists
 
 
 def test_an_unknown_tag(history):

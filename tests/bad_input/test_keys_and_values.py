@@ -175,7 +175,7 @@ def test_a_message_that_is_not_text(repo, message):
     for begin in (repo.transaction, repo.begin):
         with pytest.raises((TypeError, ValueError), match="message"):
             begin(message)
-    assert not repo.exists()
+    assert not repo.exists
 
 
 def test_a_message_that_is_not_text_given_to_commit(repo):
@@ -193,4 +193,4 @@ def test_properties_that_are_not_json(repo, properties):
     for begin in (repo.transaction, repo.begin):
         with pytest.raises(TypeError, match="properties"):
             begin(properties=properties)
-    assert not repo.exists()
+    assert not repo.exists

@@ -15,7 +15,9 @@ def refused(path: Path, match: str) -> None:
     before = tree(path.parent)
     for open_it in (
         lambda: txstore.Repository(path),
+        lambda: txstore.Repository(path, create=False),
         lambda: txstore.TxStore(path),
+        lambda: txstore.TxStore(path, create=False),
         lambda: txstore.TxStore(path, read_only=True),
     ):
         with pytest.raises(txstore.RepositoryNotFoundError, match=match) as caught:
@@ -54,7 +56,18 @@ def test_a_directory_that_holds_something_else(tmp_path):
     path = tmp_path / "photographs"
     path.mkdir()
     (path / "cat.jpg").write_bytes(b"meow")
-    refused(path, "something else.*cat.jpg.*choose an empty or a new one")
+    refused(path, "something else.*cat.jpg")
+    for write in (txstore.Repository, txstore.TxStore):
+        with pytest.raises(txstore.RepositoryNotFoundError, match="choose an empty or a new one"):
+            write(path)
+    for read in (
+        lambda: txstore.Repository(path, create=False),
+        lambda: txstore.TxStore(path, create=False),
+        lambda: txstore.TxStore(path, read_only=True),
+        lambda: txstore.TxStore(path, at=0),
+    ):
+        with pytest.raises(txstore.RepositoryNotFoundError, match="look at the path"):
+            read()
 
 
 def test_an_empty_directory_becomes_a_repository(tmp_path):
@@ -73,28 +86,32 @@ def test_what_a_killed_creator_left_becomes_a_repository(tmp_path):
     (path / ".staging").mkdir(parents=True)
     (path / "zarr.json").write_bytes((tmp_path / "whole.tx" / "zarr.json").read_bytes())
     repo = txstore.Repository(path)
-    assert not repo.exists()
+    assert not repo.exists
     with repo.transaction() as store:
         store["a"] = b"2"
     assert repo.verify().faults == []
 
 
-def test_nothing_there_is_an_error_at_the_first_read(tmp_path):
+def test_nothing_there_is_an_error_to_who_reads(tmp_path):
     path = tmp_path / "no" / "data.tx"
     repo = txstore.Repository(path)
-    assert not repo.exists()
-    reader = repo.snapshot()
+    assert repo.exists is False
+    assert repo.head() is None
     session = txstore.TxStore(path)
     assert "a" not in session  # a writer sees an empty repository
     assert list(session) == []
     for read in (
-        lambda: reader["a"],
-        lambda: "a" in reader,
-        lambda: list(reader),
-        lambda: reader.base,
+        repo.snapshot,
+        lambda: repo.snapshot(at=0),
+        lambda: repo.snapshot(tag="v1"),
+        lambda: txstore.TxStore(path, read_only=True),
+        lambda: txstore.TxStore(repo, read_only=True),
+        lambda: txstore.TxStore(path, at=0),
+        lambda: txstore.TxStore(path, create=False),
+        lambda: txstore.TxStore(repo, create=False),
+        lambda: txstore.Repository(path, create=False),
         repo.mapping,
         lambda: list(repo.log()),
-        repo.head,
         lambda: repo.commit(0),
         lambda: repo.tags,
         lambda: repo.branches,
@@ -109,10 +126,22 @@ def test_nothing_there_is_an_error_at_the_first_read(tmp_path):
 
 @pytest.mark.parametrize("read", [zarr.open, zarr.open_group, zarr.open_array])
 def test_zarr_on_nothing_says_so_and_creates_nothing(tmp_path, read):
-    reader = txstore.Repository(tmp_path / "data.tx").snapshot()
     with pytest.raises(FileNotFoundError, match=r"data\.tx"):
-        read(reader, mode="r")
+        read(txstore.TxStore(tmp_path / "data.tx"), mode="r")
     assert tree(tmp_path) == {}
+
+
+def test_what_is_there_is_opened_without_creating_anything(repo):
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    assert repo.exists is True
+    again = txstore.Repository(repo.url, create=False)
+    with again.transaction() as store:
+        store["a"] = b"2"
+    session = txstore.TxStore(repo.url, create=False)
+    session["a"] = b"3"
+    session.commit()
+    assert repo.snapshot()["a"] == b"3"
 
 
 def test_a_transaction_without_writes_creates_nothing(tmp_path):

@@ -131,7 +131,7 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
         repo.import_from(plain, format="csv")
     with pytest.raises(ValueError, match="Protocol not known"):
         repo.import_from("nope://data")
-    assert not repo.exists()
+    assert not repo.exists
 
 
 def test_zipped(repo: txstore.Repository, tmp_path: Path, plain: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_source_that_changes_meanwhile(repo: txstore.Repository, plain: Path) 
 
     with pytest.raises(txstore.SourceError, match="changed while"):
         repo.import_from(plain, progress=append)
-    assert not repo.exists() or repo.head() is None
+    assert not repo.exists or repo.head() is None
 
 
 def test_a_file_that_grows_while_it_is_read(

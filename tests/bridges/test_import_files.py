@@ -84,7 +84,7 @@ def test_files_that_do_not_fit_together(repo: txstore.Repository, tmp_path: Path
     def refused(match: str, concat: str = "sample") -> None:
         with pytest.raises(txstore.SourceError, match=match):
             repo.import_from(paths, concat=concat)
-        assert not repo.exists() or repo.head() is None
+        assert not repo.exists or repo.head() is None
 
     refused("no array in it has the dimension 'time'", "time")
     with h5py.File(paths[1], "a") as file:

@@ -175,7 +175,7 @@ def test_what_can_not_be_imported_leaves_nothing(
     with pytest.raises(SourceError, match=words) as raised:
         repo.import_references(path)
     assert "hush" not in str(raised.value)
-    assert not repo.exists()
+    assert not repo.exists
 
 
 def test_what_is_no_manifest(repo: txstore.Repository, nc: Path) -> None:

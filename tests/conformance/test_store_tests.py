@@ -34,6 +34,11 @@ class TestTxStore(StoreTests[TxStore, cpu.Buffer]):
                 transaction.clear()
         return {"url_or_repository": repo.url}
 
+    @pytest.fixture
+    def open_kwargs(self, repo: txstore.Repository, store_kwargs: dict[str, Any]) -> dict[str, Any]:
+        repo.engine.commits.identity.create(durable=False)  # some are opened to read: there must be a repository
+        return store_kwargs
+
     def test_store_repr(self, store: TxStore) -> None:
         assert repr(store) == f"<TxStore {store.url} {store.base or '(no commit)'}>"
 

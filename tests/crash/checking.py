@@ -63,7 +63,7 @@ def _look(world: World, promised: list[str], *, lost_power: bool) -> Found:
     with Process():
         repo = world.open()
         found = _history(repo, world, promised)
-        if repo.exists():
+        if repo.exists:
             guarded = _is_guarded(repo)
             assert guarded or world.unguarded or (_has_scratch(world) and not promised), "no guard"
             world.unguarded |= not guarded
@@ -82,7 +82,7 @@ def _is_guarded(repo: txstore.Repository) -> bool:
 
 def _history(repo: txstore.Repository, world: World, promised: list[str]) -> Found:
     """Return all commits, also those that a vacuum has given up, which those that are left name as their parents."""
-    if not repo.exists():
+    if not repo.exists:
         assert not promised, "there is no repository"
         return Found([], 0)
     kept = [commit.id for commit in repo.log()][::-1]
@@ -110,7 +110,7 @@ def _compare(repo: txstore.Repository, world: World, found: Found, *, every: boo
             assert slot < found.floor, f"commit {slot} can't be read, and the floor is {found.floor}"
             continue
         assert held == state, f"commit {slot} holds something else"
-    if repo.exists():
+    if repo.exists:
         assert dict(repo.mapping()) == world.state(found.ids), "the head holds something else"
     for _, _, name in world.untagged:
         assert name not in repo.tags, f"the tag {name} is back"

@@ -37,7 +37,7 @@ def resume(world: World) -> None:
     """Go on with the transaction that has a name, or begin one; commit it."""
     with Process():
         repo = world.open()
-        found = {commit.id for commit in repo.log()} if repo.exists() else set()
+        found = {commit.id for commit in repo.log()} if repo.exists else set()
         tx = repo.engine.named("run")
         assert tx.id not in found, "it was committed, and goes on"
         world.leave(tx, "run", {"followed/1": world.value(300)})
@@ -70,7 +70,7 @@ def sweep(world: World) -> None:
     """Delete what is left over of what others have given up, and nothing else."""
     with Process():
         repo = world.open()
-        if repo.exists():
+        if repo.exists:
             world.vacuum(repo)
 
 

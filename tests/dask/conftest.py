@@ -58,4 +58,4 @@ def repo(
 ) -> Iterator[txstore.Repository]:
     repo = txstore.Repository(tmp_path / "data.tx") if request.param == "local" else opened(server_of("s3"))
     yield repo
-    assert not repo.exists() or repo.verify().faults == []
+    assert not repo.exists or repo.verify().faults == []

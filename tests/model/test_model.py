@@ -348,7 +348,7 @@ class Model(RuleBasedStateMachine):
     def teardown(self) -> None:
         for transaction in self.open.values():
             transaction.real.rollback()
-        if self.repo.exists():
+        if self.repo.exists:
             assert self.repo.verify().faults == []
             for slot, commit in enumerate(self.commits):
                 assert dict(self.repo.mapping(slot)) == commit.content

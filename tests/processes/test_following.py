@@ -79,7 +79,7 @@ def test_a_writer_killed_at_each_step(repo, durability, way):
         for step in range(200):
             with forked(commit_with_signal, repo.url, step, signal.SIGKILL, durability) as writer:
                 status = status_of(writer)
-            log = list(txstore.Repository(repo.url).log())[::-1] if repo.exists() else []
+            log = list(txstore.Repository(repo.url).log())[::-1] if repo.exists else []
             while len(told) < len(log):
                 assert reading.poll(TIMEOUT), f"not told of slot {len(told)} after a kill at step {step}"
                 told.append(reading.recv())

@@ -284,7 +284,7 @@ def test_where_nothing_can_be_shared_the_child_is_told(repo):
             store["child"] = b"1"
 
     in_child(work)
-    assert not repo.exists()
+    assert not repo.exists
     store["owner"] = b"1"
     store.commit()
 

@@ -55,11 +55,11 @@ def test_kill_at_random_moments(open_repo, durability, repositories):
             process.join()
             last = max(acknowledged(reading), following - 1)
 
-            found = dict(txstore.Repository(repo.url).mapping()) if repo.exists() else {}
+            found = dict(txstore.Repository(repo.url).mapping()) if repo.exists else {}
             there = int(found.pop("last", b"-1"))
             assert there in (last, last + 1)  # the last one may have been killed before it could tell
             assert found == {f"number/{n}": value(n) for n in range(there + 1)}
-            if repo.exists():
+            if repo.exists:
                 assert repo.verify().faults == []
                 assert len(list(repo.log())) == there + 1
             following = there + 1

@@ -245,7 +245,7 @@ def test_it_sees_what_was_staged_when_it_joined(repo: txstore.Repository) -> Non
 def test_bad_names(repo: txstore.Repository, name: Any) -> None:
     with pytest.raises(txstore.KeyFormatError, match="transaction"):
         repo.transaction(name=name)
-    assert not repo.exists()
+    assert not repo.exists
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def look(repo: txstore.Repository) -> list[str]:
 
 def look_anew(url: str) -> list[str]:
     repo = txstore.Repository(url)
-    return look(repo) if repo.exists() else []
+    return look(repo) if repo.exists else []
 
 
 def test_each_step_of_a_commit(repo):

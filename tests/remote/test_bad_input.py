@@ -89,7 +89,7 @@ def test_something_else(s3):
 def test_reading_what_is_not_there_creates_nothing(s3):
     url = s3.url()
     repo = opened(s3, url)
-    assert not repo.exists()
+    assert not repo.exists
     with pytest.raises(RepositoryNotFoundError):
         list(repo.snapshot())
     with pytest.raises(RepositoryNotFoundError):
@@ -161,7 +161,7 @@ def test_a_server_that_lies_about_exclusivity(s3, proxy):
     with pytest.raises(OSError, match=r"ignores conditional writes.*single_writer=True"):
         write(repo)
     assert list(below(objects_of(repo))) == []
-    assert not repo.exists()
+    assert not repo.exists
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 def repo(server_of: Callable[[str], Server]) -> Iterator[txstore.Repository]:
     repo = opened(server_of("s3"))
     yield repo
-    assert not repo.exists() or repo.verify().faults == []
+    assert not repo.exists or repo.verify().faults == []
 
 
 def content(repo: txstore.Repository) -> list[str]:

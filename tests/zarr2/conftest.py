@@ -20,7 +20,7 @@ if not zarr.__version__.startswith("2."):
 def repo(tmp_path: Path) -> Iterator[txstore.Repository]:
     repo = txstore.Repository(tmp_path / "data.tx")
     yield repo
-    if repo.exists():
+    if repo.exists:
         assert repo.verify().faults == []
 
 

@@ -83,7 +83,7 @@ def test_an_array_is_read_as_it_was_written(repo: txstore.Repository, wrap: Wrap
     array[:] = data
     array[1:3, 2] = -1
     np.testing.assert_array_equal(array[:, 2], [2, -1, -1, 23, 30])  # what is staged is seen
-    assert not repo.exists() or repo.head() is None  # by nobody else
+    assert not repo.exists or repo.head() is None  # by nobody else
     transaction.commit()
     data[1:3, 2] = -1
     read = zarr.open(wrap(repo.mapping()), mode="r")
@@ -195,7 +195,7 @@ def test_a_with_block_of_zarr_does_not_end_the_transaction(repo: txstore.Reposit
     with zarr.open_group(wrap(transaction)) as group:
         group.create_dataset("a", data=np.arange(3))
     assert transaction.state == "open"
-    assert not repo.exists() or repo.head() is None
+    assert not repo.exists or repo.head() is None
     transaction.commit()
     assert "a/.zarray" in repo.mapping()
 

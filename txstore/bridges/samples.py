@@ -16,7 +16,7 @@ from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 
 from txstore.commit import MAIN, Commit
-from txstore.errors import RepositoryNotFoundError, SchemaError
+from txstore.errors import SchemaError
 from txstore.repository import Repository
 from txstore.store import TxStore
 
@@ -89,8 +89,6 @@ class Samples:
             repository = source
         else:
             repository = Repository(source, storage_options=storage_options)
-        if not repository.exists():
-            raise RepositoryNotFoundError(repository.url)
         paths = _named(arrays)
         store = repository.snapshot(at, branch=branch, tag=tag)
         if store.base is None:

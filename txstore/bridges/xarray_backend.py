@@ -11,7 +11,6 @@ from xarray import Dataset, Variable
 from xarray.backends import BackendEntrypoint
 from xarray.backends.zarr import ZarrBackendEntrypoint
 
-from txstore.errors import RepositoryNotFoundError
 from txstore.repository import Repository
 from txstore.sources import Given
 
@@ -141,8 +140,6 @@ def _snapshot(
         repository = given
     else:
         repository = Repository(given, storage_options=storage_options, sources=sources)
-    if not repository.exists():
-        raise RepositoryNotFoundError(repository.url)
     return repository.snapshot(at, branch=branch, tag=tag)
 
 

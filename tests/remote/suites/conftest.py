@@ -192,7 +192,7 @@ def open_repo(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     yield open_repo
     try:
         for repo in opened:
-            if repo.exists():
+            if repo.exists:
                 assert repo.verify().faults == []
     finally:
         if server.name in EMULATED:
