@@ -155,7 +155,7 @@ def test_options_go_to_the_file_system_they_belong_to(monkeypatch: pytest.Monkey
     given = {}
 
     class Noted(txstore.Repository):
-        def __init__(self, url: str, storage_options: dict, sources: object) -> None:
+        def __init__(self, url: str, create: bool, storage_options: dict, sources: object) -> None:
             given[url] = storage_options
             super().__init__(f"memory://{uuid.uuid4().hex}/data.tx")
             with self.begin() as transaction:

@@ -1,4 +1,7 @@
-"""The fsspec protocol `txstore`: `txstore::URL` is a snapshot of the repository at URL, as a read-only file system."""
+"""The fsspec protocol `txstore`: `txstore::URL` is a snapshot of the repository at URL, as a read-only file system.
+
+`txstore://URL`, which stores print, is the same; a path inside of the repository may follow either.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Never
 
+from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
-from txstore.errors import SnapshotExpiredError
+from txstore.errors import RepositoryNotFoundError, SnapshotExpiredError
+from txstore.opening import CHAINED, PRINTED, Access, locate
 from txstore.repository import Repository
 from txstore.snapshot import Snapshot
 from txstore.sources import Given
@@ -29,7 +34,8 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     Parameters
     ----------
     fo : str
-        The URL or path of the repository. fsspec gives it, and the next two, for a chained URL.
+        The URL or path of the repository, or of a group, array or key in it, which is the root then. fsspec gives it,
+        and the next two, for a chained URL.
     target_protocol : str, optional
         The protocol of `fo`, where that is a path without one.
     target_options : dict, optional
@@ -60,8 +66,16 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         super().__init__(**options)
         if not fo:
             raise ValueError("which repository? Chain its URL: txstore::s3://bucket/data.tx, txstore::/data/data.tx")
-        url, repository_options = _url_of(fo, target_protocol, dict(target_options or {}))
-        self.repository = Repository(url, storage_options=repository_options, sources=sources)
+        given = {**options.get(split_protocol(fo)[0], {}), **(target_options or {})}
+        url, repository_options = _url_of(fo, target_protocol, given)
+        self._root = ""
+        try:
+            self.repository = Repository(url, create=False, storage_options=repository_options, sources=sources)
+        except RepositoryNotFoundError:
+            url, self._root = locate(CHAINED + url, Access(repository_options))
+            if not self._root:
+                raise
+            self.repository = Repository(url, create=False, storage_options=repository_options, sources=sources)
         self.snapshot: Snapshot = self.repository.mapping(at=at, branch=branch, tag=tag)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,7 +86,7 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     @property
     def fsid(self) -> str:
         commit = self.snapshot.commit
-        return f"txstore_{self.repository.id}_{'' if commit is None else commit.id}"
+        return f"txstore_{self.repository.id}_{'' if commit is None else commit.id}_{self._root}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TxStoreFileSystem) and self.repository == other.repository and self.fsid == other.fsid
@@ -87,26 +101,34 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(each) for each in path]
-        return str(path).removeprefix("txstore::").removeprefix("txstore://").strip("/")
+        path = str(path).removeprefix(CHAINED)
+        return "" if _is_printed(path) else path.removeprefix(PRINTED).strip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {"fo": path.removeprefix(PRINTED)} if _is_printed(path) else {}
+
+    def _key(self, path: Any) -> str:
+        return "/".join(part for part in (self._root, self._strip_protocol(path)) if part)
 
     # --- reading
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        path = self._strip_protocol(path)
+        path, key = self._strip_protocol(path), self._key(path)
         prefix = path + "/" if path else ""
-        names = [prefix + name for name in self.snapshot.list_dir(path)]
-        if not names and path:
-            names = [path] if path in self.snapshot else []
+        names = [prefix + name for name in self.snapshot.list_dir(key)]
+        if not names and key:
+            names = [path] if key in self.snapshot else []
             if not names:
                 raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
         return [self.info(name) for name in names] if detail else names
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        path = self._strip_protocol(path)
-        size = self.snapshot.size_of(path) if path else None
+        path, key = self._strip_protocol(path), self._key(path)
+        size = self.snapshot.size_of(key) if key else None
         if size is not None:
             return {"name": path, "size": size, "type": "file"}
-        if path and not self.snapshot.has_keys_below(path):
+        if key and not self.snapshot.has_keys_below(key):
             raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
         return {"name": path, "size": 0, "type": "directory"}
 
@@ -115,18 +137,21 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     ) -> Any:
         if maxdepth is not None or withdirs:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
-        path = self._strip_protocol(path)
-        found = [path] if path and path in self.snapshot else list(self.snapshot.keys_below(path))
+        path, key = self._strip_protocol(path), self._key(path)
+        if key and key in self.snapshot:
+            found = [path]
+        else:
+            found = [each[len(self._root) :].lstrip("/") for each in self.snapshot.keys_below(key)]
         return {key: self.info(key) for key in found} if detail else found
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        path = self._strip_protocol(path)
+        key = self._key(path)
         if start is None and end is None:
-            view = self.snapshot.get_view(path) if path else None
+            view = self.snapshot.get_view(key) if key else None
         else:
-            view = self.snapshot.get_part(path, slice(start, end)) if path else None
+            view = self.snapshot.get_part(key, slice(start, end)) if key else None
         if view is None:
-            if path and not self.snapshot.has_keys_below(path):
+            if key and not self.snapshot.has_keys_below(key):
                 raise FileNotFoundError(errno.ENOENT, "no such key", path)
             raise IsADirectoryError(errno.EISDIR, "keys are below it, it is none", path)
         return bytes(view)
@@ -153,6 +178,12 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         raise PermissionError(errno.EROFS, words, f"{self.repository.url}: {path}")
 
     pipe_file = put_file = cp_file = mv = rm = rm_file = rmdir = mkdir = makedirs = touch = _rm = _refuse
+
+
+def _is_printed(path: str) -> bool:
+    """Tell whether this is the URL of a repository, or of what is inside, and not of a key: `txstore://position/c/0`."""
+    place = path.removeprefix(PRINTED)
+    return place != path and (place.startswith("/") or "://" in place)
 
 
 def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The xarray backend: `xr.open_dataset("data.tx")` reads a snapshot, by xarray's own backend for zarr."""
+"""The xarray backend: `xr.open_dataset("data.tx", engine="txstore")` reads a snapshot, by xarray's own for zarr."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from xarray import Dataset, Variable
 from xarray.backends import BackendEntrypoint
 from xarray.backends.zarr import ZarrBackendEntrypoint
 
+from txstore.opening import CHAINED, PRINTED, Access, is_repository, locate
 from txstore.repository import Repository
 from txstore.sources import Given
 
@@ -24,13 +25,16 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
     """Opens repositories by path, URL or `Repository`: the newest commit, or the one that `at` or `tag` names.
 
     >>> import xarray as xr
-    >>> xr.open_dataset("data.tx", group="run-17", at=7)                                # doctest: +SKIP
+    >>> xr.open_dataset("data.tx", engine="txstore", group="run-17", at=7)              # doctest: +SKIP
+
+    Without `engine`, xarray finds it for directories; URLs are claimed by its engine for netCDF4, where that is
+    installed.
     """
 
     description = "Open snapshots of TxStore repositories (data.tx)"
     open_dataset_parameters = (
         "filename_or_obj", "drop_variables", "mask_and_scale", "decode_times", "concat_characters", "decode_coords",
-        "use_cftime", "decode_timedelta", "group", "branch", "at", "tag", "storage_options",
+        "use_cftime", "decode_timedelta", "group", "consolidated", "branch", "at", "tag", "storage_options",
         "sources",
     )  # fmt: skip
     supports_groups = True
@@ -44,10 +48,9 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         name = os.fspath(filename_or_obj)
         if not isinstance(name, str):
             return False
-        if name.rstrip("/").endswith(".tx"):
+        if name.startswith((PRINTED, CHAINED)) or name.rstrip("/").endswith(".tx"):
             return True
-        path = os.path.expanduser(name)
-        return all(os.path.lexists(os.path.join(path, part)) for part in ("format.json", "commits/main"))
+        return "://" not in name and is_repository(name)
 
     def open_dataset(
         self,
@@ -60,6 +63,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         storage_options: Mapping[str, Any] | None = None,
         sources: Given | None = None,
         group: str | None = None,
+        consolidated: bool | None = None,
         mask_and_scale: bool = True,
         decode_times: Any = True,
         concat_characters: bool = True,
@@ -67,11 +71,12 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         use_cftime: bool | None = None,
         decode_timedelta: Any = None,
     ) -> Dataset:
-        store = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
+        _check_consolidated(consolidated)
+        store, inside = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
         opened = ZarrBackendEntrypoint().open_dataset(
             store,
             drop_variables=drop_variables,
-            group=group,
+            group=_below(inside, group),
             mask_and_scale=mask_and_scale,
             decode_times=decode_times,
             concat_characters=concat_characters,
@@ -91,10 +96,14 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         tag: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         sources: Given | None = None,
+        group: str | None = None,
+        consolidated: bool | None = None,
         **options: Any,
     ) -> dict[str, Dataset]:
-        store = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
-        opened = ZarrBackendEntrypoint().open_groups_as_dict(store, consolidated=False, **options)
+        _check_consolidated(consolidated)
+        store, inside = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
+        group = _below(inside, group)
+        opened = ZarrBackendEntrypoint().open_groups_as_dict(store, group=group, consolidated=False, **options)
         return {name: _named_by_commit(dataset, store) for name, dataset in opened.items()}
 
     def open_datatree(self, filename_or_obj: Any, **options: Any) -> DataTree:
@@ -135,12 +144,24 @@ def _snapshot(
     tag: str | None,
     storage_options: Mapping[str, Any] | None,
     sources: Given | None,
-) -> Any:  # a TxStore, which xarray takes and does not say so
+) -> tuple[Any, str]:
+    """Return a `TxStore`, which xarray takes and does not say so, and the path in it that a printed URL leads to."""
+    inside = ""
     if isinstance(given, Repository):
         repository = given
     else:
-        repository = Repository(given, storage_options=storage_options, sources=sources)
-    return repository.snapshot(at, branch=branch, tag=tag)
+        url, inside = locate(given, Access(dict(storage_options or {})))
+        repository = Repository(url, create=False, storage_options=storage_options, sources=sources)
+    return repository.snapshot(at, branch=branch, tag=tag), inside
+
+
+def _below(inside: str, group: str | None) -> str | None:
+    return "/".join(part for part in (inside, group) if part) or None
+
+
+def _check_consolidated(consolidated: bool | None) -> None:
+    if consolidated:
+        raise ValueError("a repository has no consolidated metadata, and is fast without: leave out consolidated=True")
 
 
 def _named_by_commit(dataset: Dataset, store: TxStore) -> Dataset:
