@@ -199,6 +199,45 @@ def test_zarr_on_the_bare_path_shows_how_to_open_it(repo, mode):
     assert tree(Path(repo.url)) == before
 
 
+BY_MISTAKE = {
+    "open": lambda path: zarr.open(path, mode="w"),
+    "open_group": lambda path: zarr.open_group(path, mode="w"),
+    "create_array": lambda path: zarr.create_array(path, shape=(2,), dtype="i4", overwrite=True),
+    "to_zarr": lambda path: xarray_dataset().to_zarr(path, mode="w", consolidated=False),
+}
+
+
+def xarray_dataset():
+    return pytest.importorskip("xarray").Dataset({"t": ("x", [1.0, 2.0])})
+
+
+@pytest.mark.parametrize("call", BY_MISTAKE)
+def test_a_link_to_the_repository_can_not_be_overwritten(tmp_path, call):
+    """docs/maintenance.md, "Guards". Nothing inside of the repository could prevent it: rmtree comes first."""
+    (tmp_path / "data.tx").symlink_to("data.tx.d")
+    (tmp_path / "data.tx.d").mkdir()
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    before = tree(tmp_path / "data.tx.d")
+    with pytest.raises(OSError):
+        BY_MISTAKE[call](repo.url)
+    assert tree(tmp_path / "data.tx.d") == before
+    with repo.transaction() as store:
+        store["a"] = b"2"
+    assert repo.verify().faults == []
+
+
+@pytest.mark.parametrize("mode", [None, "w-"])
+def test_xarray_on_the_bare_path_changes_nothing(repo, mode):
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    before = tree(Path(repo.url))
+    with pytest.raises(FileExistsError):
+        xarray_dataset().to_zarr(repo.url, mode=mode, consolidated=False)
+    assert tree(Path(repo.url)) == before
+
+
 def test_the_message_of_an_uncaught_error_is_one_sentence_at_the_end(tmp_path):
     (tmp_path / "data.tx").write_bytes(b"")
     done = run_python("import sys, txstore; txstore.Repository(sys.argv[1])", tmp_path / "data.tx")

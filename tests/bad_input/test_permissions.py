@@ -10,6 +10,7 @@ import pytest
 
 import txstore
 from tests.bad_input.disk import NOBODY, in_child, said, tree
+from tests.bad_input.test_paths import BY_MISTAKE
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
 USER = NOBODY if os.name == "posix" and os.getuid() == 0 else None
@@ -44,6 +45,17 @@ def test_a_read_only_repository_can_be_read(repository):
 
     before = tree(repository)
     assert in_child(read, user=USER) == (b"1", ["first"], [], [])
+    assert tree(repository) == before
+
+
+@pytest.mark.parametrize("call", BY_MISTAKE)
+def test_a_repository_of_ones_own_that_is_read_only_can_not_be_overwritten(repository, call):
+    """docs/maintenance.md, "Guards"."""
+    if USER is not None:
+        for found in [repository, *repository.rglob("*")]:
+            os.chown(found, USER, USER)
+    before = tree(repository)
+    assert isinstance(in_child(lambda: BY_MISTAKE[call](str(repository)), user=USER), PermissionError)
     assert tree(repository) == before
 
 
