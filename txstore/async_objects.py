@@ -98,6 +98,9 @@ class AsyncEngine(ABC):
     def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return None
 
+    def is_link(self, path: str) -> bool:
+        return False
+
     def put(self, path: str, content: Buffer) -> None:
         self._run(lambda: self._put(path, as_bytes(content), is_new=False))
 

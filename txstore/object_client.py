@@ -150,6 +150,9 @@ class ObjectClient:
     def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return self._request(directory, lambda engine: engine.list_after(directory, name, limit))
 
+    def is_link(self, path: str) -> bool:
+        return self._request(path, lambda engine: engine.is_link(path))
+
     def now(self) -> float:
         return self._request("", lambda engine: engine.now())
 

@@ -81,6 +81,9 @@ class ObjectStore(Ranges, Protocol):
         None where one request can't tell that.
         """
 
+    def is_link(self, path: str) -> bool:
+        """Tell whether a name leads to something else, as symbolic links do. Where there are none, nothing is asked."""
+
     def put(self, path: str, parts: Sequence[Buffer]) -> None:
         """Write an object, replacing what is there in one step. Not in one step where `creation` is "single writer"."""
 

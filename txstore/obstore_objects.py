@@ -255,6 +255,9 @@ class ObstoreEngine:
             position = f"{last}0" if slash else last  # the next sign after a slash: past the directory of this name
         return above(found.values(), name, limit)
 
+    def is_link(self, path: str) -> bool:
+        return False
+
     def put(self, path: str, content: Buffer) -> None:
         self._store.put(path, content, use_multipart=False)
 

@@ -91,6 +91,13 @@ class PlainEngine:
     def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return None
 
+    def is_link(self, path: str) -> bool:
+        try:
+            found = self.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return found.get("type") == "link" or bool(found.get("islink"))
+
     # --- writing
 
     def put(self, path: str, content: Buffer) -> None:
@@ -153,6 +160,9 @@ class MemoryEngine(PlainEngine):
 
     def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return above(self.list(directory), name, limit)
+
+    def is_link(self, path: str) -> bool:
+        return False
 
     def put(self, path: str, content: Buffer) -> None:
         with _memory_lock:

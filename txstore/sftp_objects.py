@@ -161,6 +161,13 @@ class SftpEngine:
     def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return None
 
+    def is_link(self, path: str) -> bool:
+        with self._channel() as channel:
+            try:
+                return stat.S_ISLNK(channel.lstat(self._file(path)).st_mode)
+            except FileNotFoundError:
+                return False
+
     # --- writing
 
     def put(self, path: str, content: Buffer) -> None:

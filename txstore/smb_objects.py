@@ -163,6 +163,12 @@ class SmbEngine:
     def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
         return None
 
+    def is_link(self, path: str) -> bool:
+        return self._run(self._is_link, path)
+
+    def _is_link(self, how: Mapping[str, Any], path: str) -> bool:
+        return bool(self._smb.path.islink(self._file(path), **how))
+
     # --- writing
 
     def put(self, path: str, content: Buffer) -> None:

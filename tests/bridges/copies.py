@@ -69,6 +69,9 @@ class Unsteady(LocalDestination):
     def write(self, key: str, content: Any) -> None:
         self._change(lambda: super(Unsteady, self).write(key, content))
 
+    def write_marker(self, key: str, content: Any) -> None:
+        self._change(lambda: super(Unsteady, self).write_marker(key, content))
+
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._change(lambda key=key: super(Unsteady, self).delete([key]))

@@ -15,6 +15,7 @@ import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
 from tests.conformance.test_codecs import CODECS_2, CODECS_3, NUMERIC_DTYPES, OTHER_DTYPES, RECORD, numbers_as
 from txstore.bridges import exporting
+from txstore.bridges.destinations import LocalDestination
 from txstore.bridges.exporting import MARKER
 from txstore.bridges.foreign_files import Place
 
@@ -146,7 +147,7 @@ def test_the_root_is_written_last(filled: txstore.Repository, tmp_path: Path, mo
 def test_what_was_damaged_on_the_way_is_an_error(
     filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Place, "read", lambda self, key: b"else")
+    monkeypatch.setattr(LocalDestination, "read", lambda self, key: b"else")
     with pytest.raises(txstore.ExportError, match="not what comes back"):
         filled.export(tmp_path / "out")
     filled.export(tmp_path / "unverified", verify=False)
@@ -155,10 +156,10 @@ def test_what_was_damaged_on_the_way_is_an_error(
 def test_places_that_are_refused(filled: txstore.Repository, tmp_path: Path) -> None:
     before = files(tmp_path / "data.tx")
     for inside in (filled.url, f"{filled.url}/out", f"{filled.url}/../data.tx/out"):
-        with pytest.raises(txstore.ExportError, match="inside of the repository"):
+        with pytest.raises(txstore.ExportError, match="lies in the repository"):
             filled.export(inside)
     (tmp_path / "link").symlink_to(filled.url)
-    with pytest.raises(txstore.ExportError, match="inside of the repository"):
+    with pytest.raises(txstore.ExportError, match="lies in the repository"):
         filled.export(tmp_path / "link" / "out")
     with pytest.raises(txstore.ExportError, match="holds something"):
         filled.export(tmp_path)

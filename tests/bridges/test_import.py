@@ -101,7 +101,7 @@ def test_a_path_that_is_taken(repo: txstore.Repository, plain: Path) -> None:
             repo.import_from(plain, path)
     with pytest.raises(ValueError, match="is an array"):
         repo.import_from(plain, "a/x/below")
-    with pytest.raises(ValueError, match="dots"):
+    with pytest.raises(ValueError, match="segment"):
         repo.import_from(plain, "../b")
     assert repo.head().slot == slot  # type: ignore[union-attr]
 
@@ -132,6 +132,29 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
     with pytest.raises(ValueError, match="Protocol not known"):
         repo.import_from("nope://data")
     assert not repo.exists
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_a_link_to_somewhere_else(repo: txstore.Repository, tmp_path: Path, plain: Path, what: str) -> None:
+    """A hierarchy that somebody sent must not bring what lies beside it."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_bytes(b"secret")
+    link = plain / "linked"
+    if what == "file":
+        link.symlink_to(secret / "key")
+    else:
+        link.symlink_to(secret)
+    for options in ({}, {"concat": 0}):
+        with pytest.raises(txstore.SourceError, match="a link leads from 'linked"):
+            repo.import_from(plain, "a", **options)  # type: ignore[arg-type]
+    repo.import_from(plain, "b", exclude=["linked*"])
+    link.unlink()
+    root = next(path for name in ("zarr.json", ".zgroup") if (path := plain / name).exists())
+    root.rename(plain / "root")
+    root.symlink_to("root")  # inside of it
+    repo.import_from(plain, "c", exclude=["linked*", "root"])
+    assert all(b"secret" not in value for value in repo.mapping().values())
 
 
 def test_zipped(repo: txstore.Repository, tmp_path: Path, plain: Path) -> None:

@@ -158,12 +158,19 @@ def test_a_copy_that_others_have_touched(repo: txstore.Repository, copy: Path) -
     done = repo.publish(copy, full=True)
     check_copy(copy, repo)
     assert (done.written, done.deleted) == (2, 1)
-    for content in (b"", b"{", b'{"version": 7}', b"null", b'{"version": 1, "attempts": 3}'):
-        (copy / STATE).write_bytes(content)
-        (copy / "more").write_bytes(b"other")
-        append(repo)
-        repo.publish(copy)
-        check_copy(copy, repo)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"version": 7}', b"null", b'{"version": 1, "attempts": 3}', b"[" * 100_000]
+)
+def test_a_marker_that_says_nothing_makes_no_place_ours(repo: txstore.Repository, copy: Path, content: bytes) -> None:
+    fill(repo)
+    copy.mkdir()
+    (copy / STATE).write_bytes(content)
+    (copy / "more").write_bytes(b"dear")
+    with pytest.raises(txstore.PublishError, match="was not written there"):
+        repo.publish(copy, full=True)
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == {STATE: content, "more": b"dear"}
 
 
 def test_what_is_not_ours_is_not_touched(open_repo: Callable[..., txstore.Repository], tmp_path: Path) -> None:

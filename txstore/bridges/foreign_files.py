@@ -80,6 +80,19 @@ class Place:
         found = {path[begin:]: info for path, info in self.fs.find(self.root, detail=True).items()}
         return {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
 
+    def check_inside(self, names: Iterable[str]) -> None:
+        """Raise `SourceError` for a file of this machine that a link leads to, from here to somewhere else."""
+        root = os.path.join(os.path.realpath(self.root), "")
+        is_inside: dict[str, bool] = {}  # by directory
+        for name in names if self.is_local else ():
+            path = self.path(name)
+            directory = os.path.dirname(path)
+            if directory not in is_inside:
+                is_inside[directory] = os.path.join(os.path.realpath(directory), "").startswith(root)
+            if not is_inside[directory] or (os.path.islink(path) and not os.path.realpath(path).startswith(root)):
+                reason = f"a link leads from {name!r} to somewhere else: copy it to here, or leave it out with exclude"
+                raise SourceError(self.url, reason)
+
     def read(self, key: str) -> bytes:
         return bytes(self.fs.cat_file(self.path(key)))
 

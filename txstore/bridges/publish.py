@@ -12,16 +12,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from fsspec.core import split_protocol
-
 from txstore import format
 from txstore.bridges.consolidated import consolidate, decoded, documents_of, is_consolidated, plain_document
-from txstore.bridges.destinations import Destination, open_destination
-from txstore.bridges.published_state import STATE, Mark, State, new_state, witnesses_of
+from txstore.bridges.destinations import Destination, check_outside, is_place, open_destination
+from txstore.bridges.published_state import STATE, Mark, State, witnesses_of
 from txstore.commit import MAIN, Commit
 from txstore.encoding import crc32c
 from txstore.errors import CommitNotFoundError, CorruptionError, PublishError, SnapshotExpiredError
@@ -111,15 +109,8 @@ def _target(
     if not isinstance(destination, str | os.PathLike):
         return destination
     target = open_destination(destination, storage_options, durable=durable)
-    inside = _absolute(repo.url)
-    if target.url == inside or target.url.startswith(inside.rstrip("/") + "/"):
-        raise PublishError(target.url, f"it lies in the repository {repo.url}: choose a place outside")
+    check_outside(target, repo.url)
     return target
-
-
-def _absolute(url: str) -> str:
-    protocol, path = split_protocol(url)
-    return os.path.realpath(path) if protocol in (None, "file", "local") else url
 
 
 class _Publication:
@@ -143,7 +134,7 @@ class _Publication:
         self._verify = verify
         self._progress = progress
         self._writer = os.urandom(8).hex()
-        self._state = new_state(repo.id, branch)
+        self._state = State(repo.id, branch, target.place())
         self._root: dict[str, bytes] = {}
         self._compares = False  # whether what is there may be what is wanted, though nobody says so
         self._was_empty = False
@@ -184,7 +175,7 @@ class _Publication:
 
     def _found_state(self, full: bool) -> State:
         """Return the state, without what can't be believed. Raises `PublishError` if the copy is not ours."""
-        content = self._target.read(STATE)
+        content = self._target.read_marker(STATE)
         if content is None:
             other = next(iter(self._target.list()), None)
             if other is not None:
@@ -192,9 +183,10 @@ class _Publication:
             self._was_empty = True
             return self._state
         state = State.decode(content)
-        if state is None:
-            self._compares = True
-            return self._state
+        if state is None or not is_place(state.place, self._state.place):
+            reason = f"{STATE!r} in it was not written there, or not as it is: choose a new place, or empty this one"
+            raise PublishError(self._target.url, reason)
+        state = replace(state, place=self._state.place)
         if (state.repository, state.branch) != (self._state.repository, self._state.branch):
             reason = f"it is the copy of branch {state.branch!r} of repository {state.repository}: choose another place"
             raise PublishError(self._target.url, reason)
@@ -219,7 +211,7 @@ class _Publication:
 
     def _save(self, state: State) -> None:
         self._state = state
-        self._target.write(STATE, state.encode())
+        self._target.write_marker(STATE, state.encode())
         self._target.sync()
 
     def _check_alone(self) -> None:

@@ -1,8 +1,9 @@
 """What a plain copy says of itself in a hidden file: which commit it is at, and how far one that was begun has come.
 
-It is believed only where it fits: the commits are in the history of the repository, and the documents at the root of
-the copy are those that were written. A key in a copy is as in the commit of the first mark that covers it: those of
-attempts cover the chunks up to a key, in the order of keys; that of the finished copy covers all.
+It is believed only where it was written, and where it fits: the commits are in the history of the repository, and the
+documents at the root of the copy are those that were written. A key in a copy is as in the commit of the first mark
+that covers it: those of attempts cover the chunks up to a key, in the order of keys; that of the finished copy covers
+all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from txstore.commit import MAIN
 from txstore.encoding import crc32c
 from txstore.errors import CommitNotFoundError, SnapshotExpiredError
 
@@ -48,21 +48,23 @@ class State:
 
     repository: str
     branch: str
-    writer: str
+    place: Mapping[str, Any]  # where it was written
+    writer: str = ""
     finished: Mark | None = None
     attempts: tuple[Mark, ...] = ()
 
     @classmethod
     def decode(cls, content: bytes) -> State | None:
-        """Return what a copy says; None if it says nothing that could be understood."""
+        """Return what a copy says; None if it says nothing that a publisher could have written."""
         try:
             told = json.loads(content)
             if told["version"] != _VERSION:
                 return None
             marks = [_mark(each) for each in told["attempts"]]
             finished = None if told["finished"] is None else _mark(told["finished"])
-            return cls(_text(told["repository"]), _text(told["branch"]), _text(told["writer"]), finished, tuple(marks))
-        except (ValueError, KeyError, TypeError):
+            names = _text(told["repository"]), _text(told["branch"]), dict(told["place"]), _text(told["writer"])
+            return cls(*names, finished, tuple(marks))
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def encode(self) -> bytes:
@@ -135,7 +137,3 @@ def _text(told: Any) -> str:
     if not isinstance(told, str):
         raise TypeError("a string was expected")
     return told
-
-
-def new_state(repository: str, branch: str = MAIN) -> State:
-    return State(repository, branch, "")

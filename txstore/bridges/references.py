@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from txstore.bridges.consolidated import consolidate, documents_of, is_consolidated, plain_document
-from txstore.bridges.exporting import check_outside
-from txstore.bridges.foreign_files import Place
+from txstore.bridges.destinations import Destination, LocalDestination, check_outside, open_destination
 from txstore.bridges.reference_entries import Entry, entries
 from txstore.bridges.reference_parquet import write_parquet
 from txstore.commit import Commit
@@ -54,24 +53,32 @@ def references(
     storage_options: Mapping[str, Any] | None = None,
 ) -> References:
     """See `Repository.references`."""
-    place = Place(destination, storage_options)
-    name = place.root.rpartition("/")[2]
-    if not name.endswith((".json", ".parquet", ".parq")):
-        raise ValueError(f"{place.url}: its name has to end in .json or .parquet, which says what is written")
+    above, name = _split(destination)
     is_json = name.endswith(".json")
-    check_outside(repo, place)
-    _check_free(place, is_json=is_json)
+    target = open_destination(above, storage_options, durable=True, refused=ExportError)
+    check_outside(target, repo.url)
+    url = f"{target.url}/{name}"
+    _check_free(target, name, is_json=is_json)
     if create_tag and tag not in repo.tags:
         head = repo.head()
         if head is not None:
             repo.tags[tag] = head
     snapshot, commit = _tagged(repo, tag)
-    with _complete(place) as path:
+    with _complete(target, name) as path:
         if is_json:
             keys, inline = _write_json(snapshot, _url(repo), path)
         else:
-            keys, inline = write_parquet(snapshot, _url(repo), path, place.url)
-    return References(place.url, commit, keys, inline)
+            keys, inline = write_parquet(snapshot, _url(repo), path, url)
+    return References(url, commit, keys, inline)
+
+
+def _split(destination: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the directory, or its URL, and the name in it. Raises `ValueError` if that says no format."""
+    address = os.path.expanduser(os.fspath(destination)).rstrip("/")
+    above, _, name = address.rpartition("/")
+    if not name.endswith((".json", ".parquet", ".parq")) or above.endswith(":/"):
+        raise ValueError(f"{public(address)}: its name has to end in .json or .parquet, which says what is written")
+    return above or ("/" if address.startswith("/") else "."), name
 
 
 def _tagged(repo: Repository, tag: str) -> tuple[Snapshot, Commit]:
@@ -140,40 +147,41 @@ def _as_text(key: str, value: bytes) -> str:
 # --- all of it, or nothing
 
 
-def _check_free(place: Place, *, is_json: bool) -> None:
+def _check_free(target: Destination, name: str, *, is_json: bool) -> None:
     """Raise `ExportError` for a place where the references can't go, or could not be read."""
-    place.fs.invalidate_cache()
-    if is_json and place.fs.isdir(place.root):
-        raise ExportError(place.url, "this is a directory; choose another name")
+    url = f"{target.url}/{name}"
+    is_local = isinstance(target, LocalDestination)
+    is_directory = os.path.isdir(url) if is_local else next(iter(target.list(name)), None) is not None
+    if is_json and is_directory:
+        raise ExportError(url, "this is a directory; choose another name")
     if is_json:
         return
-    if place.fs.exists(place.root):
-        raise ExportError(place.url, "it is there already; delete it, or choose another name")
-    if ".json" in place.root or set("{}") & set(place.root):
-        raise ExportError(place.url, "fsspec reads no Parquet below a path with .json, { or } in it; choose another")
+    if is_directory or target.read(name) is not None:
+        raise ExportError(url, "it is there already; delete it, or choose another name")
+    if ".json" in url or set("{}") & set(url):
+        raise ExportError(url, "fsspec reads no Parquet below a path with .json, { or } in it; choose another")
 
 
 @contextlib.contextmanager
-def _complete(place: Place) -> Iterator[str]:
+def _complete(target: Destination, name: str) -> Iterator[str]:
     """Yield the path of a file or directory to be made, which is put in its place when all is there.
 
     On a server the files of a directory come one after the other, the one that it is opened by last.
     """
-    above = os.path.dirname(place.root) if place.is_local else None
+    above = target.url if isinstance(target, LocalDestination) else None
     if above is not None:
         os.makedirs(above, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".txstore-references-", dir=above) as directory:
         path = os.path.join(directory, "new")
         yield path
-        if place.is_local:
+        if above is not None:
             for file in _files(path):
                 _sync(file)
-            os.replace(path, place.root)
+            os.replace(path, os.path.join(above, name))  # a link that stands there is replaced, too, not followed
             return
         for file in _files(path):
-            target = place.root + file[len(path) :]
-            place.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            place.fs.put_file(file, target)
+            with open(file, "rb") as content:
+                target.write(name + file[len(path) :], content.read())
 
 
 def _files(path: str) -> list[str]:

@@ -27,7 +27,7 @@ _THREADS, _AT_A_TIME, _BYTES_AT_A_TIME = 8, 64, 64 << 20
 
 def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, ForeignFile]:
     """Return the files of a hierarchy by their keys, but for consolidated metadata."""
-    return {
+    found = {
         key: file
         for key, file in place.files().items()
         if key.rpartition("/")[2] != _CONSOLIDATED_KEY
@@ -35,6 +35,8 @@ def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, Fore
         and not is_excluded(key, exclude)
         and encode_key(key)
     }
+    place.check_inside(found)
+    return found
 
 
 def copy_hierarchy(
