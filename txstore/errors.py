@@ -29,22 +29,25 @@ def _restored(kind: type[TxStoreError], args: tuple[Any, ...], facts: dict[str, 
     return error
 
 
+_RETRY = "Retry on the new head: repo.run(fn) does, or rollback() and open everything again from store.latest()"
+
+
 class ConflictError(TxStoreError):
     """Another commit changed what this transaction wrote or relied on: retry on a new snapshot.
 
     What was staged is still there after `commit()` raised this; `rollback()` drops it and moves to the head.
-    `Repository.run` does the retrying.
+    `Repository.run` does the retrying. Where it was processes of this transaction that overwrote one another, `base` and
+    `head` are None, and the message says what else to do.
     """
 
-    def __init__(self, keys: Sequence[str], *, reason: str, base: object = None, head: object = None) -> None:
+    def __init__(
+        self, keys: Sequence[str], *, reason: str, advice: str = _RETRY, base: object = None, head: object = None
+    ) -> None:
         self.keys = tuple(keys)
         self.reason = reason
         self.base = base
         self.head = head
-        super().__init__(
-            f"{reason}: {shown_keys(self.keys)}. Retry on the new head: repo.run(fn) does, or rollback() and open "
-            "everything again from store.latest()"
-        )
+        super().__init__(f"{reason}: {shown_keys(self.keys)}. {advice}")
 
 
 class Violation(NamedTuple):

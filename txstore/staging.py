@@ -531,8 +531,10 @@ class Staging(Hierarchy):
         if broken:
             raise ConflictError(
                 broken,
-                reason="several processes of this transaction wrote these keys without knowing of each other's writes "
-                "(lock them: `with store.lock(path, selection)`)",
+                reason="several processes of this transaction wrote these keys without knowing of each other's writes",
+                advice="Trying again alone does not help. Roll back, and either align the work with the chunks, so that "
+                "no two processes write one, or let them take turns: each reads and writes its part within "
+                "`with store.lock(path, selection)`",
             )
 
     def _is_damaged(self, key: str) -> bool:

@@ -152,6 +152,11 @@ def test_halves_of_one_chunk_without_a_lock(repo, store):
         with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
             store.commit()
         assert caught.value.keys == ("x/c/1",)
+        said = str(caught.value)
+        assert "align the work with the chunks" in said
+        assert "reads and writes its part within `with store.lock(path, selection)`" in said
+        assert "repo.run" not in said  # nobody else's commit is in the way
+        assert "latest()" not in said
     assert committed(repo) == [0] * 32
 
 
