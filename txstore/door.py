@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from txstore import forking, statements
 from txstore.errors import TransactionStateError
-from txstore.statements import Statement
+from txstore.statements import Statement, of_context
 
 #: Seconds that one who shuts the door waits for those inside.
 TIMEOUT = 60.0
@@ -60,7 +60,7 @@ class Door:
         self.calls: set[int] = set()
         self.is_closed = False
         self._is_closing = False
-        self._statements: set[Statement] = set()
+        self._statements: set[Statement | None] = set()
         self._lock_blocks: set[_Block] = set()
         self._blocks_waiting: set[_Block] = set()
         self._blocks_so_far = 0
@@ -111,8 +111,10 @@ class Door:
 
     def may_enter(self) -> bool:
         """Let the present statement in if it need not wait. What is no statement goes through, call by call."""
+        if of_context.get() in self._statements:
+            return True
         statement = statements.present()
-        return statement is None or statement in self._statements or self._admit(statement, None)
+        return statement is None or self._admit(statement, None)
 
     async def enter(self) -> None:
         """Let the present statement in, or wait for that."""

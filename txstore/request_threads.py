@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,8 +20,9 @@ _executors: dict[tuple[int, str], ThreadPoolExecutor] = {}
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a thread, and wait for it without holding up the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(executor("request", THREADS), function, *arguments)
+    """Call a function in a thread, in the context of the caller, and wait for it without holding up the event loop."""
+    call = partial(contextvars.copy_context().run, function, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(executor("request", THREADS), call)
 
 
 def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:

@@ -27,6 +27,7 @@ from txstore.reads import check_isolation
 from txstore.records import SERIALIZABLE, SNAPSHOT
 from txstore.snapshot import Snapshot
 from txstore.staging import Places
+from txstore.statements import of_context
 from txstore.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ def _call(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[
             door.calls.add(me)
             if door.is_closed:
                 door.wait_to_call()
+            statement = of_context.get()
+            if statement is not None and statement.has_failed:
+                raise statements.late()
             return method(self, *arguments, **named)
         finally:
             door.calls.discard(me)

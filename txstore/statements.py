@@ -2,10 +2,11 @@
 
 `z[...] = x`, `z.append(x)` or `zarr.open(store)` is one task on zarr's loop, which the caller's thread waits for, and
 the tasks that this one begins: one for each chunk, say. A store is called from any of them. For a commit to know what
-is still under way, each task is noted with the statement that it was begun in, by a task factory of the loop.
+is still under way, a task factory of the loop gives the first one a context that says which statement it is of; those
+that it begins inherit that.
 
-When a task of a statement fails, the caller gets the error at once, and the other tasks go on. They are refused the
-store, and the statement lasts until they are done. Of one that succeeds nothing is left.
+When a task of a statement fails, the caller gets the error at once, and the others go on. From then on they are refused
+the store.
 """
 
 from __future__ import annotations
@@ -26,11 +27,9 @@ from txstore.errors import TransactionStateError
 
 AnyTask = asyncio.Future[Any]
 
-_present: contextvars.ContextVar[Statement] = contextvars.ContextVar("txstore statement")
+#: The statement that a task or thread works for. `present` says when there is none.
+of_context: contextvars.ContextVar[Statement | None] = contextvars.ContextVar("txstore statement", default=None)
 _finishing = forking.new_lock()
-
-#: Tasks that a statement notes before it drops those that are done.
-_NOTED = 64
 
 
 class Statement:
@@ -38,45 +37,26 @@ class Statement:
 
     def __init__(self) -> None:
         self._roots: list[AnyTask] = []
-        self._tasks: list[AnyTask] = []
-        self._limit = _NOTED
         self._at_end: dict[Callable[[Statement], object], None] = {}  # in order, each once
         self.is_done = False  # its caller has the result
         self.has_failed = False
 
     def begin(self, root: AnyTask) -> None:
         self._roots.append(root)
-        self._tasks.append(root)
         # Before zarr adds its own callback, which wakes the caller.
         root.add_done_callback(self._root_is_done)
 
-    def note(self, task: AnyTask) -> None:
-        """Note a task that one of this statement's has begun."""
-        tasks = self._tasks
-        tasks.append(task)
-        if len(tasks) > self._limit:
-            self._tasks = [each for each in tasks if not each.done()]
-            self._limit = 2 * len(self._tasks) + _NOTED
-
     def at_end(self, call: Callable[[Statement], object]) -> None:
-        """Have `call(statement)` called when nothing of this statement is under way any more."""
+        """Have `call(statement)` called when its caller is about to be told the result."""
         self._at_end[call] = None
 
     def _root_is_done(self, _: AnyTask) -> None:
         if all(root.done() for root in self._roots):
             self.is_done = True
             self.has_failed = any(map(_has_failed, self._roots))
-            self._settle(None)
-
-    def _settle(self, _: AnyTask | None) -> None:
-        """If it has failed, wait for the tasks that are left, and those that they begin meanwhile."""
-        self._tasks = [task for task in self._tasks if self.has_failed and not task.done()]
-        if self._tasks:
-            self._tasks[0].add_done_callback(self._settle)
-            return
-        for call in self._at_end:
-            call(self)
-        self._at_end.clear()
+            for call in self._at_end:
+                call(self)
+            self._at_end.clear()
 
 
 def _has_failed(task: AnyTask) -> bool:
@@ -90,17 +70,20 @@ def present() -> Statement | None:
     The codec pipeline's own threads are not told whose work they do. Raises `TransactionStateError` in a task that is
     left of a statement that has failed: what it did would be half a statement.
     """
-    statement = _present.get(None)
+    statement = of_context.get()
     if statement is None:
         loop = asyncio._get_running_loop()
         if loop is None or loop is not zarr.core.sync.loop[0]:
             return None
         statement = _adopt(loop)
-    if statement.is_done:
-        if statement.has_failed:
-            raise TransactionStateError("this statement has failed: what is left of it is not done", state="failed")
-        return None
-    return statement
+    if statement.has_failed:
+        raise late()
+    return None if statement.is_done else statement
+
+
+def late() -> TransactionStateError:
+    """Return what is raised in what is left of a statement that has failed."""
+    return TransactionStateError("this statement has failed: what is left of it is not done", state="failed")
 
 
 def expect() -> None:
@@ -135,15 +118,12 @@ class _NotingFactory:
         coroutine: Any,
         **options: Any,
     ) -> AnyTask:
-        if asyncio.current_task(loop) is not None:
-            task: AnyTask = self._create(loop, coroutine, **options)
-            statement = _present.get(None)
-            (self.before if statement is None else statement).note(task)
-            return task
+        if asyncio.current_task(loop) is not None:  # it inherits its context, and so the statement
+            return self._create(loop, coroutine, **options)
         statement = Statement()
         context = options.pop("context", None) or contextvars.copy_context()
-        context.run(_present.set, statement)
-        task = self._create(loop, coroutine, context=context, **options)
+        context.run(of_context.set, statement)
+        task: AnyTask = self._create(loop, coroutine, context=context, **options)
         statement.begin(task)
         return task
 

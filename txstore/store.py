@@ -450,17 +450,16 @@ class TxStore(Store):
 
     @property
     def _supports_sync_io(self) -> bool:
-        """Asked by zarr's fused pipeline before each batch. If the statement has to wait, that is done in `_enter`."""
+        """Asked by zarr's fused pipeline before each batch: no, if the statement has to wait, which no thread must."""
         return self._session is None or self._session.door.may_enter()
 
-    async def _enter(self) -> None:
-        """Let the statement that calls into the session, if it is not inside."""
+    async def _let_in(self) -> None:
         session = self._session
         if session is not None and not session.door.may_enter():
             await session.door.enter()
 
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
-        await self._enter()
+        await self._let_in()
         if self._engine.storage.ranges is None:
             return function(*arguments)
         return await in_thread(function, *arguments)
@@ -468,7 +467,9 @@ class TxStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        await self._enter()
+        session = self._session
+        if session is not None and not session.door.may_enter():  # `_let_in`, on the hot paths
+            await session.door.enter()
         if self._engine.storage.ranges is None and not self._view.is_foreign(key):
             return self.get_sync(key, prototype=prototype, byte_range=byte_range)
         return await in_thread(partial(self.get_sync, key, prototype=prototype, byte_range=byte_range))
@@ -486,7 +487,13 @@ class TxStore(Store):
         return key in self if self._session is None else self._session.exists(key)
 
     async def set(self, key: str, value: Buffer) -> None:
-        await self._do(self.set_sync, key, value)
+        session = self._session
+        if session is not None and not session.door.may_enter():  # `_let_in`, on the hot paths
+            await session.door.enter()
+        if self._engine.storage.ranges is None:
+            self.set_sync(key, value)
+        else:
+            await in_thread(self.set_sync, key, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         self._check_writable()
@@ -517,7 +524,7 @@ class TxStore(Store):
             yield name
 
     async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
-        await self._enter()
+        await self._let_in()
         if self._engine.storage.ranges is None:
             for name in listing():
                 yield name
