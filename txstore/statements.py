@@ -36,13 +36,14 @@ class Statement:
     """One call of zarr's API. Changed on the thread of zarr's loop only."""
 
     def __init__(self) -> None:
-        self._roots: list[AnyTask] = []
+        self._roots = 0  # tasks that are under way, and that nothing but the statement's caller waits for
         self._at_end: dict[Callable[[Statement], object], None] = {}  # in order, each once
+        self._has_failed = False
         self.is_done = False  # its caller has the result
-        self.has_failed = False
+        self.has_failed = False  # and that is an error
 
     def begin(self, root: AnyTask) -> None:
-        self._roots.append(root)
+        self._roots += 1
         # Before zarr adds its own callback, which wakes the caller.
         root.add_done_callback(self._root_is_done)
 
@@ -50,10 +51,11 @@ class Statement:
         """Have `call(statement)` called when its caller is about to be told the result."""
         self._at_end[call] = None
 
-    def _root_is_done(self, _: AnyTask) -> None:
-        if all(root.done() for root in self._roots):
-            self.is_done = True
-            self.has_failed = any(map(_has_failed, self._roots))
+    def _root_is_done(self, root: AnyTask) -> None:
+        self._roots -= 1
+        self._has_failed = self._has_failed or _has_failed(root)
+        if not self._roots:
+            self.is_done, self.has_failed = True, self._has_failed
             for call in self._at_end:
                 call(self)
             self._at_end.clear()
@@ -76,7 +78,7 @@ def present() -> Statement | None:
         if loop is None or loop is not zarr.core.sync.loop[0]:
             return None
         statement = _adopt(loop)
-    if statement.has_failed:
+    elif statement.has_failed:
         raise late()
     return None if statement.is_done else statement
 
@@ -118,9 +120,12 @@ class _NotingFactory:
         coroutine: Any,
         **options: Any,
     ) -> AnyTask:
-        if asyncio.current_task(loop) is not None:  # it inherits its context, and so the statement
+        if asyncio.current_task(loop) is None:
+            statement = Statement()
+        elif of_context.get() is None and not self.before.is_done:
+            statement = self.before
+        else:  # it inherits its context, and so the statement
             return self._create(loop, coroutine, **options)
-        statement = Statement()
         context = options.pop("context", None) or contextvars.copy_context()
         context.run(of_context.set, statement)
         task: AnyTask = self._create(loop, coroutine, context=context, **options)
