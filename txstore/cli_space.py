@@ -65,9 +65,10 @@ def vacuum(
         print_json(asdict(report))
         return
     would = "would be " if dry_run else ""
+    staged = f", {readable_size(report.staged)} of it staged by processes that died" if report.staged else ""
     typer.echo(
-        f"{report.files:,} files ({readable_size(report.bytes)}) {would}deleted, {report.expired:,} commits {would}"
-        f"given up; commits are kept from slot {report.floor} on"
+        f"{report.files:,} files ({readable_size(report.bytes)}{staged}) {would}deleted, {report.expired:,} commits "
+        f"{would}given up; commits are kept from slot {report.floor} on"
     )
 
 

@@ -36,7 +36,7 @@ class ConflictError(TxStoreError):
     """Another commit changed what this transaction wrote or relied on: retry on a new snapshot.
 
     What was staged is still there after `commit()` raised this; `rollback()` drops it and moves to the head.
-    `Repository.run` does the retrying. Where it was processes of this transaction that overwrote one another, `base` and
+    `Repository.run` does the retrying. Where processes of this transaction have overwritten one another, `base` and
     `head` are None, and the message says what else to do.
     """
 

@@ -167,14 +167,17 @@ class LocalStorage:
     def is_abandoned(self, path: str) -> bool:
         return not self.is_held(path)
 
-    def reclaim(self, path: str) -> None:
+    def reclaim(self, path: str) -> bool:
         try:
             # PermissionError: another user's, which had not yet got its permissions; that user's processes reclaim it.
             with contextlib.suppress(FileNotFoundError, PermissionError), self._opened(path, os.O_RDWR) as descriptor:
                 if _hold(descriptor):  # so that whoever has just created it, and does not hold it yet, notices
                     os.unlink(self._file(path))
+                    return True
         except IsADirectoryError:
             os.rmdir(self._file(path))  # it was to become one of the repository's; whoever lives makes another
+            return True
+        return False
 
     def link(self, source: str, target: str) -> None:
         os.link(self._file(source), self._file(target))

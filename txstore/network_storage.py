@@ -63,13 +63,12 @@ class NetworkStorage(LocalStorage):
         age = self.now() - os.stat(self._file(path)).st_mtime
         return age > _ABANDONED and super().is_abandoned(path)
 
-    def reclaim(self, path: str) -> None:
+    def reclaim(self, path: str) -> bool:
         try:
             is_abandoned = self.is_abandoned(path)
         except OSError:
-            return
-        if is_abandoned:
-            super().reclaim(path)
+            return False
+        return is_abandoned and super().reclaim(path)
 
     def now(self) -> float:
         """Return the time by the clock that the times of files are by."""

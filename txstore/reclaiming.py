@@ -15,9 +15,14 @@ from txstore.records import TransactionRecord
 from txstore.storage import Storage
 
 
-def reclaim_staging(commits: Commits) -> None:
-    """Delete the staged files of dead processes. Any number of processes may do so at once."""
+def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
+    """Delete the staged files of dead processes; return their paths. Any number of processes may do so at once.
+
+    `dry_run` deletes nothing, and returns what would be deleted.
+    """
     storage = commits.storage
+    dead: list[str] = []
+    reclaimed: list[str] = []
     files = storage.list(names.STAGING)
     staged = {file: found[0] for file in files if (found := names.parse_staging(file)) is not None}
     shared = {transaction for transaction in map(names.parse_record, files) if transaction is not None}
@@ -28,17 +33,27 @@ def reclaim_staging(commits: Commits) -> None:
     leased = {file.partition(".")[0] for file in files if names.parse_record(file) is not None} | set(files)
     doomed |= {file for file in files if file.endswith(names.LEASE) and file.removesuffix(names.LEASE) not in leased}
     with contextlib.suppress(OSError):  # this serves tidiness; a later writer tries again
-        if any(not file.endswith(".0") for file in doomed):
+        if not dry_run and any(not file.endswith(".0") for file in doomed):
             # One who died ending a transaction with a name had deleted its record, and perhaps not synced that: after a
             # power loss the transaction must not be found with half of its packs.
             storage.sync_directory(names.STAGING)
         for file in files:
             is_unfinished = file.endswith(names.NEW) and names.parse_named(file) is None
             if is_unfinished or file in doomed:
-                storage.reclaim(f"{names.STAGING}/{file}")
+                dead.append(f"{names.STAGING}/{file}")
         for transaction in shared - kept:
-            for path in (names.open_path(transaction), names.sealed_path(transaction)):
-                storage.reclaim(path)
+            dead += [names.open_path(transaction), names.sealed_path(transaction)]
+        for path in dead:
+            if _is_abandoned(storage, path) if dry_run else storage.reclaim(path):
+                reclaimed.append(path)
+    return reclaimed
+
+
+def _is_abandoned(storage: Storage, path: str) -> bool:
+    try:
+        return storage.is_abandoned(path)
+    except FileNotFoundError:
+        return False
 
 
 def _has_name(storage: Storage, transaction: bytes, name: str) -> bool:

@@ -128,11 +128,13 @@ class RemoteStorage:
             raise FileNotFoundError(path)
         return self.leases.may_go(path, _leased(path))
 
-    def reclaim(self, path: str) -> None:
-        if self.leases.may_go(path, _leased(path)):
-            self.objects.delete([path])
-            if not path.endswith(names.LEASE):
-                self.leases.delete(_leased(path))
+    def reclaim(self, path: str) -> bool:
+        if not self.leases.may_go(path, _leased(path)):
+            return False
+        self.objects.delete([path])
+        if not path.endswith(names.LEASE):
+            self.leases.delete(_leased(path))
+        return True
 
     def link(self, source: str, target: str) -> None:
         self.objects.create(target, self._content(source))

@@ -532,8 +532,8 @@ class Staging(Hierarchy):
             raise ConflictError(
                 broken,
                 reason="several processes of this transaction wrote these keys without knowing of each other's writes",
-                advice="Trying again alone does not help. Roll back, and either align the work with the chunks, so that "
-                "no two processes write one, or let them take turns: each reads and writes its part within "
+                advice="Trying again alone does not help. Roll back, and either align the work with the chunks, so "
+                "that no two processes write one, or let them take turns: each reads and writes its part within "
                 "`with store.lock(path, selection)`",
             )
 

@@ -119,8 +119,8 @@ class Storage(Protocol):
     def is_abandoned(self, path: str) -> bool:
         """Tell whether what whoever held a file has staged may be deleted; FileNotFoundError if it does not exist."""
 
-    def reclaim(self, path: str) -> None:
-        """Delete a staged file that nobody holds; nothing happens if somebody does, or if it does not exist."""
+    def reclaim(self, path: str) -> bool:
+        """Delete a staged file that nobody holds; return False if somebody does, or if it does not exist."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; FileExistsError if the target exists."""

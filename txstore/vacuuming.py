@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from txstore import encoding, names
+from txstore import encoding, format, names
 from txstore.commit import Stored
 from txstore.commits import Commits
 from txstore.errors import CorruptionError
@@ -40,6 +40,8 @@ class VacuumReport:
         How many commits can't be read any more that could be before.
     files, bytes : int
         What was deleted.
+    staged : int
+        How many of these bytes were staged by processes that died before they committed.
     dry_run : bool
     """
 
@@ -47,6 +49,7 @@ class VacuumReport:
     expired: int
     files: int
     bytes: int
+    staged: int = 0
     dry_run: bool = False
 
 
@@ -104,10 +107,13 @@ class _Vacuum:
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
         if not self.dry_run:
             self.commits.identity.create(durable=True)  # of a copy, empty directories may be missing
-            reclaim_staging(self.commits)
+        sizes = self.storage.sizes(names.STAGING)
+        staged = reclaim_staging(self.commits, dry_run=self.dry_run)
+        files = [path.removeprefix(f"{names.STAGING}/") for path in staged]
+        staged_size = sum(sizes.get(file, 0) for file in files if not self._is_committed(file))
         head = self.commits.head(self.branch)
         if head is None:
-            return VacuumReport(0, 0, 0, 0, self.dry_run)
+            return VacuumReport(0, 0, len(staged), staged_size, staged_size, self.dry_run)
         floor_before = self.commits.floor(self.branch)
         floor = self.wanted(head, keep, before)
         if not self.dry_run:
@@ -125,7 +131,14 @@ class _Vacuum:
             for i in range(0, len(doomed), self.storage.deleted_together):
                 self.storage.delete(*doomed[i : i + self.storage.deleted_together])
         tagged = {tag.slot for tag in self.commits.tags().values() if floor_before <= tag.slot < floor}
-        return VacuumReport(floor, floor - floor_before - len(tagged), len(doomed), size, self.dry_run)
+        expired = floor - floor_before - len(tagged)
+        count, size = len(doomed) + len(staged), size + staged_size
+        return VacuumReport(floor, expired, count, size, staged_size, self.dry_run)
+
+    def _is_committed(self, staged: str) -> bool:
+        """Tell whether a file below `.staging/` is another name of a pack: its transaction died after its commit."""
+        found = names.parse_staging(staged)
+        return found is not None and self.storage.exists(names.data_pack_path(format.participants_pack(*found)))
 
     # --- how far the floor may rise
 

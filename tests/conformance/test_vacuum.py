@@ -192,7 +192,8 @@ def test_orphans_and_what_the_dead_left(open_repo):
     (root / "commits/main/0000000001.orphan-00").write_bytes(b"moved aside")
     (root / ".staging" / ("cd" * 16 + ".0")).write_bytes(b"of a dead process")
     report = repo.vacuum()
-    assert report.files == 2
+    assert report.files == 3
+    assert report.staged == len(b"of a dead process")
     assert staged(repo) == []
     assert len(tree(repo)) == 6 + 0 * report.bytes
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import txstore
 from tests.conflicts.faults import watch
+from tests.processes.members import members, put
 from tests.processes.workers import SPAWN, TIMEOUT
+from txstore.format import participants_pack
 
 SIZES = pytest.mark.parametrize("size", [10, 3 << 20])
 
@@ -63,6 +66,39 @@ def test_the_dead(repo: txstore.Repository, size: int, how: str) -> None:
     assert staged(repo) == before, "it lives"
     writer.kill()
     write(repo)
+    assert staged(repo) == []
+
+
+@SIZES
+@pytest.mark.parametrize("how", ["flushed", "shared"])
+def test_a_vacuum_counts_what_the_dead_had_staged(repo: txstore.Repository, size: int, how: str) -> None:
+    write(repo)
+    writer = Writer(repo, size, how)
+    before = staged(repo)
+    for dry_run in (True, False):
+        report = repo.vacuum(dry_run=dry_run)
+        assert (report.files, report.bytes, report.staged) == (0, 0, 0), "it lives"
+    writer.kill()
+    on_disk = sum(Path(repo.url, ".staging", name).stat().st_size for name in before)
+    would = repo.vacuum(dry_run=True)
+    assert staged(repo) == before
+    done = repo.vacuum()
+    assert staged(repo) == []
+    assert done.bytes == done.staged == on_disk >= (size if size > 1 << 20 else 0)
+    assert done.files == len(before)
+    assert would == replace(done, dry_run=True)
+
+
+def test_a_vacuum_does_not_count_the_other_name_of_a_pack(repo: txstore.Repository) -> None:
+    """Whoever died between the commit and the end of the transaction had left it, and the pack is not deleted."""
+    write(repo)
+    with members(store := repo.transaction(), 1) as (member,):
+        member.do(put, "key", b"1")
+        store.commit()
+    (pack,) = Path(repo.url, "packs").glob("*/*")
+    transaction = participants_pack(bytes.fromhex(pack.name), 1)
+    os.link(pack, Path(repo.url, ".staging", f"{transaction.hex()}.1"))
+    assert repo.vacuum().staged == 0
     assert staged(repo) == []
 
 
