@@ -15,8 +15,10 @@ from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.foreign import ForeignRange
 from txstore.format import PackName, RunName
 from txstore.keys import stored_prefix
-from txstore.pack import Pack, PackSource
+from txstore.pack import Kept, Pack, PackSource
 from txstore.storage import Mapped
+
+_LIGHT = 1 << 20  # bytes
 
 
 class Found(NamedTuple):
@@ -56,12 +58,21 @@ class Change(NamedTuple):
     checksum: int
 
 
+#: The packs that the refs of one run have led to, by their numbers in its table.
+OpenPacks = Kept[int, Pack]
+
+
 class OpenRun:
     """A run, opened where it lies, and what was decoded of its table of packs."""
 
+    is_light = True
+    """Whether it may be kept open when nobody reads it: it takes little space on the disk when its file is deleted."""
+
     def __init__(self, name: RunName, packs: PackSource) -> None:
         self.file = placed(name)
-        self._open(name, packs.get(self.file).section(name.offset, name.length))
+        self._pack = packs.get(self.file)  # so that its values need no second map
+        self.is_light = name.offset + name.length <= _LIGHT  # all but a header follows
+        self._open(name, self._pack.section(name.offset, name.length))
 
     def _open(self, name: RunName, section: Mapped) -> None:
         self._entries: list[bytes] | None = None
@@ -101,6 +112,11 @@ def placed(name: RunName) -> PackName:
     return name.pack
 
 
+#: Runs that are open, and the packs that they have led to, which are shared by all the commits that have the run.
+Known = Mapping[RunName, tuple[OpenRun, OpenPacks]]
+NONE_KNOWN: Known = MappingProxyType({})
+
+
 class Runs:
     """The runs of one commit, newest first, opened in its mapped packs. Immutable.
 
@@ -115,29 +131,35 @@ class Runs:
         names: Sequence[RunName],
         own: PackName | None,
         packs: PackSource,
-        known: Mapping[RunName, OpenRun] = MappingProxyType({}),
+        known: Known = NONE_KNOWN,
     ) -> None:
         self.names = names_of(names, own)
         self._packs = packs
-        self._open = self._open_all(known)
+        opened = self._open_all(known)
+        self._open = tuple([open_run for open_run, _ in opened])
+        self._open_packs = tuple([open_packs for _, open_packs in opened])
         self._runs = tuple([open_run.run for open_run in self._open])
 
-    def _open_all(self, known: Mapping[RunName, OpenRun]) -> tuple[OpenRun, ...]:
-        return tuple([known.get(name) or OpenRun(name, self._packs) for name in self.names])
+    def _open_all(self, known: Known) -> list[tuple[OpenRun, OpenPacks]]:
+        return [known.get(name) or (OpenRun(name, self._packs), OpenPacks()) for name in self.names]
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def opened(self) -> dict[RunName, OpenRun]:
+    def opened(self) -> Known:
         """Return the runs as the `known` ones of another commit."""
-        return dict(zip(self.names, self._open, strict=True))
+        return dict(zip(self.names, zip(self._open, self._open_packs, strict=True), strict=True))
 
     def file(self, run: int) -> PackName:
         return self._open[run].file
 
     def open_pack(self, run: int, number: int) -> Pack:
         """Open the pack that a ref names: its run's file, or one of the run's table."""
-        return self._packs.get(self._open[run].pack(number))
+        pack = self._open_packs[run].get(number)
+        if pack is None:
+            pack = self._packs.get(self._open[run].pack(number))
+            self._open_packs[run].keep(number, pack)
+        return pack
 
     def lookup(self, key: bytes) -> Found | None:
         """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from txstore import encoding, forking, format, names
 from txstore._native import local
@@ -23,7 +26,8 @@ _STEP_SMALLEST, _STEP_LARGEST = 4 << 20, 64 << 20
 #: The kernel is asked to start writing behind us in steps, so that the sync of a large commit finds little to do.
 _WRITEBACK_STEP = 8 << 20
 
-#: Maps held at once. The kernel allows a process 65,530 by default.
+#: Maps that a process keeps at once besides those that somebody uses, of all its repositories. The kernel allows it
+#: 65,530 by default, for all that it maps.
 MAX_MAPS = 16_384
 
 #: Frames are collected up to this length, so that small values cost a copy each and no system call. A transaction of
@@ -33,6 +37,10 @@ _BUFFER_SMALLEST, _BUFFER_LARGEST = 16 << 10, 1 << 20
 _WRITTEN_DIRECTLY = 128 << 10
 
 _ZEROS = bytes(format.ALIGNMENT)
+_SWEPT_FROM = 64
+
+Key = TypeVar("Key")
+Opened = TypeVar("Opened")
 
 
 class Staged(NamedTuple):
@@ -399,21 +407,70 @@ class PackSource(Protocol):
         """Return a pack. Raises `CorruptionError`, here or when the pack is read."""
 
 
-class Packs:
-    """The packs of one repository that are mapped: at most `MAX_MAPS`, those mapped first go first.
+class Kept(dict[Key, Opened]):
+    """What is kept open to be used again: it is let go with this, or, the oldest first, when a process has too much."""
 
-    Views that were handed out keep their map alive; no descriptor is held.
+    __slots__ = ("__weakref__",)
+
+    def keep(self, key: Key, opened: Opened) -> None:
+        self[key] = opened
+        _order.append((weakref.ref(self), key))
+        if len(_order) > MAX_MAPS:
+            _thin_out()
+
+
+#: What is in all `Kept` of the process, the oldest first. No lock: each step is one that other threads see whole, and
+#: a finalizer, which may come here at any point, waits for nobody.
+_order: deque[tuple[weakref.ref[Kept[Any, Any]], Any]] = deque()
+
+
+def _thin_out() -> None:
+    """Forget what is gone; where that is little, let go of the oldest."""
+    with suppress(IndexError):  # another thread does it, too
+        for _ in range(len(_order)):
+            kept, key = _order.popleft()
+            if key in (kept() or ()):
+                _order.append((kept, key))
+        while len(_order) > MAX_MAPS * 3 // 4:
+            kept, key = _order.popleft()
+            if (holder := kept()) is not None:
+                holder.pop(key, None)
+
+
+class _Forked:
+    """A forked child opens again what it reads, since it pins it then: what its parent has pinned ends with that."""
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        for kept, _ in _order:
+            if (holder := kept()) is not None:
+                holder.clear()
+        _order.clear()
+
+
+_forked = _Forked()
+forking.watch(_forked)
+
+
+class Packs:
+    """The packs of one repository that are mapped, each as long as anybody has it. No descriptor is held.
+
+    Whoever reads through a pack keeps it: a run the file that it lies in, a snapshot what its runs have led to (see
+    `Kept`), a view what it shows. Nobody else does: what a vacuum has deleted takes space as long as it is mapped.
     """
 
     is_ranged = False
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._open: dict[bytes, OpenPack] = {}
-        self._lock = forking.new_lock()
+        self._open: dict[bytes, weakref.ref[OpenPack]] = {}
+        self._swept_at = _SWEPT_FROM  # with so many, those that are gone are looked for
 
     def get(self, name: PackName, missing: Missing | None = None) -> OpenPack:
-        pack = self._open.get(name.id)
+        found = self._open.get(name.id)
+        pack = None if found is None else found()
         return self._map(name, missing) if pack is None else pack
 
     def _map(self, name: PackName, missing: Missing | None) -> OpenPack:
@@ -425,8 +482,8 @@ class Packs:
             # Never a missing key (I4): zarr would turn it into fill values.
             raise MissingPackError(name.path, reason="the file is missing") from error
         pack = OpenPack(name.path, mapped, name.id)
-        with self._lock:
-            self._open[name.id] = pack
-            if len(self._open) > MAX_MAPS:
-                del self._open[next(iter(self._open))]
+        self._open[name.id] = weakref.ref(pack)
+        if len(self._open) > self._swept_at:
+            self._open = {key: found for key, found in list(self._open.items()) if found() is not None}
+            self._swept_at = max(_SWEPT_FROM, 2 * len(self._open))
         return pack

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
-from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from txstore import forking, format
@@ -23,8 +22,8 @@ from txstore._native import index
 from txstore.errors import CorruptionError
 from txstore.foreign import ForeignRange
 from txstore.format import PackName, RunName
-from txstore.index import Change, Found, Listed, OpenRun, Runs, placed
-from txstore.pack import MissingPackError, PackSource
+from txstore.index import NONE_KNOWN, Change, Found, Known, Listed, OpenPacks, OpenRun, Runs, placed
+from txstore.pack import MissingPackError, Pack, PackSource
 from txstore.remote_packs import RemotePack
 
 #: What is fetched of a run at first, in bytes: as a rule all that follows the blocks, and a few of these. A run that is
@@ -38,6 +37,8 @@ _EVERYTHING = 1 << 63
 _TRAILER_SIZE = 64  # format.md, "Trailer"
 _INDEX_AT = struct.Struct("<36xQ")
 _THREADS_MOST = 16
+#: There is nothing to keep open: to get a pack makes no request.
+_NO_PACKS = OpenPacks()
 
 _BEGIN, _END = itemgetter(0), itemgetter(1)
 
@@ -130,11 +131,15 @@ class _Blocks(NamedTuple):
 class LazyRuns(Runs):
     """The runs of one commit, in packs that are read by ranges."""
 
-    def _open_all(self, known: Mapping[RunName, OpenRun]) -> tuple[OpenRun, ...]:
-        opened = {name: run for name in self.names if isinstance(run := known.get(name), LazyRun)}
+    def _open_all(self, known: Known) -> list[tuple[OpenRun, OpenPacks]]:
+        there = {name: known[name] for name in self.names if name in known}
+        opened = {name: run for name, (run, _) in there.items() if isinstance(run, LazyRun)}
         opened.update(_opened([name for name in self.names if name not in opened], self._packs))
         self._lazy = tuple([opened[name] for name in self.names])
-        return self._lazy
+        return [(run, _NO_PACKS) for run in self._lazy]
+
+    def open_pack(self, run: int, number: int) -> Pack:
+        return self._packs.get(self._open[run].pack(number))
 
     def lookup(self, key: bytes) -> Found | None:
         for i, open_run in enumerate(self._lazy):
@@ -296,9 +301,7 @@ def _whole(runs: Sequence[LazyRun]) -> list[_Blocks]:
 # --- opening
 
 
-def open_runs(
-    names: Sequence[RunName], packs: PackSource, known: Mapping[RunName, OpenRun] = MappingProxyType({})
-) -> Runs:
+def open_runs(names: Sequence[RunName], packs: PackSource, known: Known = NONE_KNOWN) -> Runs:
     """Open the runs of one commit in packs that are mapped, or read by ranges."""
     return (LazyRuns if packs.is_ranged else Runs)(names, None, packs, known)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, Never
 
 from txstore import format
@@ -17,7 +16,7 @@ from txstore.declarations import decode as decode_constraints
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.foreign import ForeignRange
 from txstore.format import PackName, RunName
-from txstore.index import Found, OpenRun, Runs, names_of
+from txstore.index import NONE_KNOWN, Found, Known, OpenPacks, OpenRun, Runs, names_of
 from txstore.keys import decode_key, encode_key
 from txstore.listing import Hierarchy
 from txstore.pack import Missing, Pack, PackSource
@@ -26,17 +25,23 @@ from txstore.remote_packs import open_packs
 from txstore.remote_runs import open_runs
 from txstore.sources import Sources
 
-_NONE: Mapping[RunName, OpenRun] = MappingProxyType({})
 _NO_SOURCES = Sources()
 
 
-class _Opened:
-    """The runs that are open, of a snapshot and perhaps of others before it. It outlives the snapshot."""
+class _Warm:
+    """The runs that the snapshots of one repository have opened last, for the next one, if nobody reads any more.
+
+    Only those in small files, and nothing that they have led to: of what a vacuum deletes then, little stays on the
+    disk.
+    """
 
     __slots__ = ("runs",)
 
-    def __init__(self, runs: Mapping[RunName, OpenRun]) -> None:
-        self.runs = runs
+    def __init__(self) -> None:
+        self.runs: Mapping[RunName, OpenRun] = {}
+
+    def note(self, opened: Known) -> None:
+        self.runs = {name: run for name, (run, _) in opened.items() if run.is_light}
 
 
 class Snapshot(Hierarchy):
@@ -55,14 +60,17 @@ class Snapshot(Hierarchy):
         stored: Stored | None,
         packs: PackSource,
         url: str,
-        known: Mapping[RunName, OpenRun] = _NONE,
         sources: Sources = _NO_SOURCES,
+        opened: Known = NONE_KNOWN,
+        warm: _Warm | None = None,
     ) -> None:
+        """`opened`: runs of this commit that are open."""
         self.stored = stored
         self.url = url
         self.sources = sources
-        self.opened = _Opened(known)  # of this commit and others
+        self.opened = opened
         self._packs = packs
+        self._warm = _Warm() if warm is None else warm
 
     @cached_property
     def run_names(self) -> tuple[RunName, ...]:
@@ -72,16 +80,18 @@ class Snapshot(Hierarchy):
     @cached_property
     def runs(self) -> Runs:
         """The runs of the commit, opened at the first use: making a snapshot can't fail."""
-        runs = open_runs(self.run_names, self._packs, self.opened.runs)
-        self.opened.runs = runs.opened()  # and no others: they need not be kept
+        runs = open_runs(self.run_names, self._packs, self.opened)
+        self.opened = runs.opened()
+        self._warm.note(self.opened)
         return runs
 
     def runs_since(self, seq: int) -> Runs:
         """Return the runs that hold anything newer than a seq. No others are opened."""
         newer = [name for name in self.run_names if name.max_seq > seq]
-        runs = open_runs(newer, self._packs, self.opened.runs)
-        known = {**self.opened.runs, **runs.opened()}
-        self.opened.runs = {name: known[name] for name in self.run_names if name in known}
+        runs = open_runs(newer, self._packs, self.opened)
+        known = {**self.opened, **runs.opened()}
+        self.opened = {name: known[name] for name in self.run_names if name in known}
+        self._warm.note(self.opened)
         return runs
 
     @property
@@ -196,7 +206,7 @@ class Snapshots:
         self.is_ranged = self._packs.is_ranged
         self.pins = Pins(commits.storage.open_pins)
         self._last: weakref.ref[Snapshot] | None = None  # what nobody reads any more is not to be pinned
-        self._opened = _Opened({})  # of the last one: most of them the next one has, too
+        self._warm = _Warm()
 
     def of(self, stored: Stored | None, *, check: bool = True) -> Snapshot:
         """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up.
@@ -208,7 +218,8 @@ class Snapshots:
             self.pins.renew()
             return last
         packs: PackSource = self._packs if stored is None else _PacksOfCommit(self, stored)
-        snapshot = Snapshot(stored, packs, self._commits.storage.url, self._opened.runs, self._sources)
+        opened = NONE_KNOWN if stored is None else self._opened(stored.header.runs, last)
+        snapshot = Snapshot(stored, packs, self._commits.storage.url, self._sources, opened, self._warm)
         # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
         self.pins.hold(snapshot, snapshot.seq)
         if stored is not None and check:
@@ -217,8 +228,19 @@ class Snapshots:
             except BaseException:
                 del snapshot, packs  # its pin goes now, not when whoever catches this forgets it
                 raise
-        self._last, self._opened = weakref.ref(snapshot), snapshot.opened
+        self._last = weakref.ref(snapshot)
         return snapshot
+
+    def _opened(self, names: Sequence[RunName], last: Snapshot | None) -> Known:
+        """Return which of a commit's runs are open. Those that came with it, which have other names here, are not.
+
+        No others: what they lead to may have been deleted, and takes space as long as it is mapped.
+        """
+        if last is not None:
+            opened = last.opened
+            return {name: found for name in names if (found := opened.get(name)) is not None}
+        warm = self._warm.runs
+        return {name: (run, OpenPacks()) for name in names if (run := warm.get(name)) is not None}
 
     def newest(self, branch: str, found: Stored | None = None) -> Snapshot:
         """Return the snapshot at the head of a branch, which is `found` unless a vacuum has overtaken it since."""

@@ -70,7 +70,7 @@ def test_only_the_runs_of_the_last_commit_are_kept(open_repo: OpenRepo) -> None:
         put(writer, str(number))
         head = reader.mapping()
         head.runs_since(head.seq - 1)
-    assert set(head.opened.runs) <= set(head.run_names)
+    assert set(head.opened) <= set(head.run_names)
 
 
 @pytest.mark.parametrize("field", ["seq", "offset", "length", "entries", "max_seq", "pack"])
