@@ -5,6 +5,7 @@ Facts are attributes; the message is built from them and says what to do next.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,13 @@ from typing import Any, NamedTuple
 def shown_keys(keys: Sequence[str]) -> str:
     """Return the first keys as a message shows them."""
     return ", ".join(repr(key) for key in keys[:5]) + (", ..." if len(keys) > 5 else "")
+
+
+def raise_if_full(error: BaseException) -> None:
+    """If an error says that the disk is full, or a quota used up, raise one that says what became of the work."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        told = f"{error.strerror}; nothing was published. Make room (`txstore vacuum` may), then try again"
+        raise OSError(error.errno, told, error.filename) from error
 
 
 class TxStoreError(Exception):

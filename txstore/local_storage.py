@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import filelock
 
@@ -28,6 +28,9 @@ if sys.platform != "win32":
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LocalStorage:
@@ -149,7 +152,7 @@ class LocalStorage:
         if not _hold(descriptor):
             os.close(descriptor)
             raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this file", path)
-        return LocalStagedFile(descriptor)
+        return LocalStagedFile(descriptor, self._file(path))
 
     def is_held(self, path: str) -> bool:
         with contextlib.suppress(PermissionError), self._opened(path) as descriptor:
@@ -194,7 +197,7 @@ class LocalStorage:
                 os.close(descriptor)
                 raise
             if not reclaimed:
-                return LocalStagedFile(descriptor)
+                return LocalStagedFile(descriptor, self._file(path))
             os.close(descriptor)
 
     def sync_file(self, path: str) -> None:
@@ -300,29 +303,49 @@ class LocalStorage:
 _U64 = (1 << 64) - 1
 
 
+def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Concatenate[LocalStagedFile, P], T]:
+    """Let the errors of a method name the file, which the system does not do for a descriptor."""
+
+    @wraps(method)
+    def named(self: LocalStagedFile, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except OSError as error:
+            error.filename = self._name
+            raise
+
+    return named
+
+
 class LocalStagedFile:
     """An open file below `.staging/`."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor = descriptor
+        self._name = name  # for errors
         self._closing = forking.new_lock()
         forking.watch(self)
 
+    @_named
     def write(self, offset: int, parts: Sequence[Buffer]) -> None:
         _write_fully(self._descriptor, offset, parts)
 
+    @_named
     def read(self, offset: int, length: int) -> bytes:
         return _read_fully(self._descriptor, offset, length)
 
+    @_named
     def allocate(self, offset: int, length: int) -> None:
         local.allocate(self._descriptor, offset, length)
 
     def start_writeback(self, offset: int, length: int) -> None:
         local.start_writeback(self._descriptor, offset, length)
 
+    @_named
     def truncate(self, length: int) -> None:
         os.ftruncate(self._descriptor, length)
 
+    @_named
     def sync(self) -> None:
         _sync(self._descriptor)
 

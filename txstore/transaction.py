@@ -25,6 +25,7 @@ from txstore.errors import (
     LockTimeoutError,
     TransactionStateError,
     TxStoreError,
+    raise_if_full,
 )
 from txstore.foreign import FileVersion, canonical
 from txstore.keys import directory_prefix, encode_key, is_document
@@ -271,6 +272,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._staging.stage(kind, key, encoded, value)
         except BaseException as error:
             self.poison(error)
+            raise_if_full(error)
             raise
         finally:
             with self._lock:
@@ -556,10 +558,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         except SyncFailedError as error:
             self._go_on(committer)
             self.poison(error.cause)  # I9: never retried as if the data were still there
+            raise_if_full(error.cause)
             raise error.cause from None
         except BaseException as error:
             if committer is None or not committer.offered:
                 self._go_on(committer)
+                raise_if_full(error)
                 raise
             # I2: also after an interrupt, what may stand in a slot is never written again.
             self.state = "of unknown outcome"

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +45,14 @@ def fill(path: Path, leave: int = 0) -> Path:
     return ballast
 
 
+def assert_told(error: OSError, disk: Path) -> None:
+    """The message says which file there was no room for, and what has become of the transaction."""
+    assert error.filename.startswith(f"{disk}/data.tx/")
+    assert error.filename in str(error)
+    assert "nothing was published" in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
 def published(repo: txstore.Repository) -> list[str]:
     return [commit.message for commit in repo.log()]
 
@@ -54,8 +63,9 @@ def test_a_large_value_does_not_fit(small_disk):
         store["a"] = b"1"
     session = txstore.TxStore(repo)
     session["b"] = b"2"
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         session["a"] = bytes(1 << 20)
+    assert_told(caught.value, small_disk)
     with pytest.raises(txstore.TransactionStateError, match=r"No space left.*rollback\(\)"):
         session.commit()
     session.rollback()
@@ -75,8 +85,9 @@ def test_the_commit_does_not_fit(small_disk):
     session = txstore.TxStore(repo)
     session["a"] = b"2" * 10_000
     ballast = fill(small_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         session.commit("second")
+    assert_told(caught.value, small_disk)
     assert published(repo) == ["first"]
     ballast.unlink()
     session.rollback()
@@ -182,7 +193,7 @@ def test_whatever_call_fails_the_commit_is_there_or_it_is_not(open_repo):
         except OSError as error:
             raised = error
             session.rollback()
-        assert raised is None or raised.errno == errno.ENOSPC
+        assert raised is None or (raised.errno == errno.ENOSPC and "nothing was published" in str(raised))
         assert (raised is None) == (published(repo) == ["second", "first"])
         assert tree(Path(repo.url) / ".staging") == {}
         storage.left = 0
