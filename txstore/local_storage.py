@@ -307,7 +307,7 @@ def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Con
     """Let the errors of a method name the file, which the system does not do for a descriptor."""
 
     @wraps(method)
-    def named(self: LocalStagedFile, *args: P.args, **kwargs: P.kwargs) -> T:
+    def named(self: LocalStagedFile, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return method(self, *args, **kwargs)
         except OSError as error:
