@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from txstore import format, names
 from txstore.checking import check_frames, check_sections, frames_end, open_run
@@ -198,8 +199,8 @@ class _BackUp:
         """Yield the commits to copy, the oldest first: from the floor on, and tagged ones below it."""
         first = head.header.floor if last is None else max(head.header.floor, last.header.slot)
         tagged = {Tag.decode(self.source.read(path)).slot for path in self._tags(head)}
-        slots = sorted({slot for slot in tagged if slot < first} | set(range(first, head.header.slot + 1)))
-        for slot in slots:
+        # One by one: how many slots there are is what a header says, until the first is found missing.
+        for slot in chain(sorted(slot for slot in tagged if slot < first), range(first, head.header.slot + 1)):
             stored = self.commits.read(MAIN, slot)
             if stored is None:
                 raise CorruptionError(names.commit_path(MAIN, slot), reason="the file is missing, or went meanwhile")

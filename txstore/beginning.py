@@ -8,11 +8,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from txstore import encoding
 from txstore.errors import TransactionStateError
 from txstore.publishing import default_author
 from txstore.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
 from txstore.snapshot import Snapshot
 
+#: Bytes of message and properties together, written as JSON. Records and headers hold them (docs/format.md, "Bounds").
+MAX_DESCRIPTION = 1 << 20
 _DURABILITIES = ("fsync", "none")
 
 
@@ -25,11 +28,19 @@ def check_description(message: str | None, properties: Mapping[str, Any] | None)
             message.encode()
         except UnicodeEncodeError:
             raise ValueError(f"the message {message!r} has a lone surrogate: it can't be stored as UTF-8") from None
+    length = len(json.dumps(message)) if message else 0
     if properties:
         try:
-            json.dumps(dict(properties), sort_keys=True)
-        except (TypeError, ValueError) as error:
+            written = json.dumps(dict(properties), sort_keys=True).encode()
+            encoding.json_object(written)  # as every reader of the commit does
+        except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"a commit's properties are a JSON object: {error}") from error
+        length += len(written)
+    if length > MAX_DESCRIPTION:
+        raise ValueError(
+            f"message and properties of a commit have {length} bytes together, and at most {MAX_DESCRIPTION} are "
+            "possible: whoever opens it reads them. Put what is larger into attributes, or an array"
+        )
 
 
 def check_durability(durability: str) -> None:

@@ -114,7 +114,6 @@ def _next_frame(window: Window, damaged: int, end: int, sequence: int) -> tuple[
             frame = window.frame(position + at, end) if not (position + at) % 8 else None
             if frame is not None and frame.sequence > sequence:
                 return position + at, frame.sequence
-            part = bytes(window.at(position, min(_WINDOW, end - position)))
             at = part.find(b"TXFR", at + 1)
         position += max(len(part) - 3, 1) // 8 * 8 or 8
     return None

@@ -88,6 +88,7 @@ class Commits:
             if encoding.crc32c(encoded) != footer.header_checksum:
                 raise encoding.MalformedError("the header has a wrong checksum")
             header = Header.decode(encoded)
+            header.check_placed(footer.header_offset)
         except encoding.NewerFormatError as error:
             raise UnsupportedFormatError(path, found=error.reason, supported=f"version {encoding.VERSION}") from error
         except encoding.MalformedError as error:
@@ -161,10 +162,15 @@ class Commits:
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
         """Find a commit near the head without a hint: the highest one whose chain of parents is whole."""
+        lowest: int | None = None  # slot, of those whose chain breaks where that of a commit above them did
         for slot in sorted(self.slots(branch), reverse=True):
+            if lowest is not None and slot >= lowest:
+                continue  # nobody vouches for it who was not met on the way down to there
             found = self.read(branch, slot)
-            if found is not None and self._is_whole(found, newest):
-                return found
+            if found is not None:
+                lowest = self._break_below(found, newest)
+                if lowest is None:
+                    return found
         return None
 
     def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
@@ -174,29 +180,33 @@ class Commits:
         return any(slot not in slots for slot in range(first, header.slot))
 
     def _is_whole(self, stored: Stored, known: Stored | None) -> bool:
-        """Tell whether the parents of a commit are there, down to one that was durable before its child was made.
+        return self._break_below(stored, known) is None
 
-        A commit that was synced vouches for all below it but those that it calls pending (I1); one made with
-        `durability="none"` vouches for nothing.
+    def _break_below(self, stored: Stored, known: Stored | None) -> int | None:
+        """Return where the parents of a commit are not there any more: the slot above that. None: the chain is whole.
+
+        It is if they are there down to one that was durable before its child was made. A commit that was synced vouches
+        for all below it but those that it calls pending (I1); one made with `durability="none"` vouches for nothing.
         """
         if self._is_copy and self._has_gaps(stored, known):
-            return False
+            return stored.header.slot
         vouched = 0  # what lies below this slot was durable when a commit was made that we have met
         floor = 0
         while known is None or stored.header.id != known.header.id:
             header = stored.header
             floor = max(floor, header.floor)
             if header.slot <= floor:
-                return True  # a vacuum, which is durable before it deletes anything, may have removed what was below
+                return None  # a vacuum, which is durable before it deletes anything, may have removed what was below
             below = self.read(header.branch, header.slot - 1) if header.slot else None
             if not stored.follows(below):
-                return below is None and self.is_below_floor(header.branch, header.slot - 1)
+                is_removed = below is None and self.is_below_floor(header.branch, header.slot - 1)
+                return None if is_removed else header.slot
             if header.synced:
                 vouched = max(vouched, header.slot - header.pending)
             if below is None or below.header.slot < vouched:
-                return True
+                return None
             stored = below
-        return True
+        return None
 
     def check_branch(self, branch: str) -> None:
         """Raise `CommitNotFoundError` unless there is, or can be, such a branch."""

@@ -35,7 +35,15 @@ from txstore import format
 from txstore.documents import NODE_DOCUMENTS, DocumentChange, Node, below, compare_documents, drops_chunk
 from txstore.errors import ConflictError
 from txstore.index import Change
-from txstore.keys import after_prefix, directory_prefix, document_key, is_document, node_of_document, stored_key
+from txstore.keys import (
+    after_prefix,
+    ancestors,
+    directory_prefix,
+    document_key,
+    is_document,
+    node_of_document,
+    stored_key,
+)
 from txstore.reads import NOTHING_READ, Reads
 from txstore.snapshot import Snapshot
 
@@ -117,12 +125,13 @@ class Check:
 
     def changed_documents(self, path: str) -> list[str]:
         """Return the documents of this node and those above it that changed since."""
-        known = self._changed_nodes.get(path)
-        if known is None:
-            own = [document_key(path, name) for name in NODE_DOCUMENTS]
-            above = self.changed_documents(path.rpartition("/")[0]) if path else []
-            known = self._changed_nodes[path] = [key for key in own if self.changed(key)] + above
-        return known
+        nodes = [path, *ancestors(path)]
+        known = next((i for i, node in enumerate(nodes) if node in self._changed_nodes), len(nodes))
+        found = self._changed_nodes[nodes[known]] if known < len(nodes) else []
+        for node in reversed(nodes[:known]):
+            own = [document_key(node, name) for name in NODE_DOCUMENTS]
+            found = self._changed_nodes[node] = [key for key in own if self.changed(key)] + found
+        return found
 
     def node_change(self, document: str) -> tuple[DocumentChange, Node]:
         """Return how a document has changed from the base to the head, and what it says there."""

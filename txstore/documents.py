@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from txstore.encoding import json_value
 from txstore.keys import document_key
 from txstore.listing import Hierarchy
 
@@ -60,9 +60,9 @@ def moved_edges(document: str, before: bytes | None, after: bytes | None) -> fro
     """
     old, new = Node.parse(document, before), Node.parse(document, after)
     return frozenset(
-        (dimension, o // c)
+        (dimension, o // max(c, 1))
         for dimension, (o, n, c) in enumerate(zip(old.shape, new.shape, old.chunks or (), strict=False))
-        if o != n and o % c
+        if o != n and o % max(c, 1)
     )
 
 
@@ -105,15 +105,18 @@ class Node:
         if content is None:
             return cls("absent")
         try:
-            document = json.loads(content)
+            document = json_value(content)
             name = key.rpartition("/")[2]
             kind = {".zarray": "array", ".zgroup": "group"}.get(name) or document["node_type"]
             if kind != "array":
                 return cls("group" if kind == "group" else "unknown")
             shape = tuple(int(n) for n in document["shape"])
+            chunks = _regular_chunks(document)
+            if chunks is not None and len(chunks) != len(shape):
+                return cls("unknown")
             rest = {k: v for k, v in document.items() if k not in ("attributes", "shape", "consolidated_metadata")}
-            return cls("array", shape, _regular_chunks(document), rest)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return cls("array", shape, chunks, rest)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):  # the last of float("inf")
             return cls("unknown")
 
     def index_of(self, suffix: str) -> tuple[int, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,15 @@ from txstore.keys import check_name
 
 VERSION = 1
 NO_ID = bytes(16)
+
+# What numbers and documents may say: docs/format.md, "Bounds".
+#: Of slots and seqs: whoever counts on from one comes to no number that a field, or a byte lock, has no room for.
+MAX_COUNT = (1 << 62) - 1
+#: Microseconds since 1970 UTC: the end of the year 9999, behind which Python has no dates.
+MAX_TIME = 253_402_300_799_999_999
+#: Of a JSON object, in bytes, and how deep its lists and objects lie in one another.
+MAX_JSON, MAX_JSON_DEPTH = 2 << 20, 100
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 CHECKSUM = struct.Struct("<I")
 
 crc32c = local.crc32c
@@ -114,11 +124,43 @@ def decode_varints(data: bytes) -> Iterator[int]:
         yield reader.varint()
 
 
+def check_numbers(*bounded: tuple[str, int, int]) -> None:
+    """Raise `MalformedError` for a number above what it may be: each is given with its name and that."""
+    for name, number, most in bounded:
+        if number > most:
+            raise MalformedError(f"its {name} is {number}, and at most {most} is possible")
+
+
 def json_object(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise MalformedError("the JSON in it can't be parsed") from error
+    if len(data) > MAX_JSON:
+        raise MalformedError(f"the JSON in it has {len(data)} bytes, and at most {MAX_JSON} are possible")
+    value = json_value(data)
     if not isinstance(value, dict):
         raise MalformedError("the JSON in it is not an object")
     return value
+
+
+def json_value(data: bytes | memoryview) -> Any:
+    """Return what JSON says that others have written. Raises `MalformedError`, and no other error.
+
+    Nothing in it is nested so deeply, and no text in it is such, that what goes through it later could fail.
+    """
+    content = bytes(data)
+    try:
+        value = json.loads(content.decode())
+        if _SURROGATE.search(content):  # of half a pair, which is no text
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise MalformedError("the JSON in it can't be parsed") from error
+    # Most has not even so many lists and objects in all, which takes no walk.
+    if content.count(b"[") + content.count(b"{") > MAX_JSON_DEPTH and _depth(value) > MAX_JSON_DEPTH:
+        raise MalformedError(f"the JSON in it is nested more than {MAX_JSON_DEPTH} deep")
+    return value
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)]
+    return depth

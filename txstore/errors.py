@@ -110,6 +110,15 @@ class LockTimeoutError(TxStoreError, TimeoutError):
         )
 
 
+class LockRegionError(TxStoreError, ValueError):
+    """What was to be locked can't be, as it is: the message says what to lock instead."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path or '/'!r}: {reason}")
+
+
 class LocksUnavailableError(TxStoreError):
     """There can be no chunk-key locks here: the message says why. `Repository.run` retries instead of locking."""
 

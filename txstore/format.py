@@ -7,16 +7,20 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, NamedTuple
 
 from txstore import names
 from txstore._native import header as native
 from txstore.encoding import (
     CHECKSUM,
+    MAX_COUNT,
+    MAX_TIME,
     VERSION,
     MalformedError,
     NewerFormatError,
     Reader,
+    check_numbers,
     check_version,
     checked,
     crc32c,
@@ -65,6 +69,10 @@ FRAME_SIZE = 32
 assert HEAD.size == FOOTER.size == 60
 assert FRAME.size == 28
 assert HEADER.size == 120
+
+#: docs/format.md, "Bounds": a header in bytes, and how many runs and sections it lists. `_header.c` has the last two.
+MAX_HEADER = 64 << 20
+MAX_RUNS = MAX_SECTIONS = 1024
 
 _BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING, _CONSTRAINTS = range(1, 11)
 
@@ -175,6 +183,7 @@ def number_of(transaction: bytes, pack_id: bytes) -> int:
 # A participant that can't let a file grow has several packs, counted from 1; whoever can has one, the 0th. An offset
 # says in its upper bits in which of them it is.
 _OFFSET_BITS, _PARTICIPANT_BITS = 40, 16
+MAX_PARTICIPANT = (1 << _PARTICIPANT_BITS) - 1
 
 
 def pack_number(participant: int, nth: int) -> int:
@@ -340,6 +349,19 @@ class Header:
     def synced(self) -> bool:
         return not self.optional & FEATURE_NOT_SYNCED
 
+    def check_bounds(self) -> None:
+        """Raise `MalformedError` for what could be encoded, and not be decoded again."""
+        _check_places(self.slot, self.seq, self.floor, self.time, self.pending)
+        check_numbers(
+            ("number of runs", len(self.runs), MAX_RUNS), ("number of sections", len(self.sections), MAX_SECTIONS)
+        )
+
+    def check_placed(self, end: int) -> None:
+        """Raise `MalformedError` unless the sections lie before the header, which begins at `end`."""
+        for _, offset, length in self.sections:
+            if offset < HEAD_SIZE or offset + length > end:
+                raise MalformedError("a section lies outside of the file")
+
     def encode(self) -> bytes:
         fixed = HEADER.pack(
             b"TXHD", HEADER_COMMIT, CHECKSUM_CRC32C, self.required, self.optional,
@@ -374,6 +396,7 @@ class Header:
             return cls._decode_any(data)
         (repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
          properties, statistics, sections, runs, pending, floor, required, optional) = plain  # fmt: skip
+        _check_places(slot, seq, floor, time, pending)
         return cls(
             repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
             {} if properties is None else json_object(properties),
@@ -396,10 +419,14 @@ class Header:
         while not reader.at_end:
             tag, length = FIELD.unpack(reader.take(FIELD.size))
             typed[tag] = reader.take(length)
-        numbers = list(decode_varints(typed.get(_STATISTICS, b"")))[:5]
-        sections = list(decode_varints(typed.get(_SECTIONS, b"")))
+        numbers = _first_varints(typed.get(_STATISTICS, b""), 5)
+        sections = list(islice(decode_varints(typed.get(_SECTIONS, b"")), 3 * MAX_SECTIONS + 1))
+        if len(sections) > 3 * MAX_SECTIONS:
+            raise MalformedError(f"it lists more than {MAX_SECTIONS} sections")
         if len(sections) % 3:
             raise MalformedError("the list of sections is cut short")
+        pending = Reader(typed.get(_PENDING, b"\0")).varint()
+        _check_places(slot, seq, floor, time, pending)
         return cls(
             repository_id=repository_id, id=commit_id, parent_id=parent_id, parent_hash=parent_hash,
             slot=slot, seq=seq, time=time, floor=floor, required=required, optional=optional,
@@ -409,9 +436,26 @@ class Header:
             sections=tuple(Section(*sections[i : i + 3]) for i in range(0, len(sections), 3)),
             runs=tuple(_decode_runs(typed.get(_RUNS, b""))),
             packs=tuple(_decode_data_packs(typed.get(_PACKS, b""))),
-            pending=Reader(typed.get(_PENDING, b"\0")).varint(),
+            pending=pending,
             constraints=json_object(typed.get(_CONSTRAINTS, b"{}")) if required & FEATURE_CONSTRAINTS else {},
         )  # fmt: skip
+
+
+def _check_places(slot: int, seq: int, floor: int, time: int, pending: int) -> None:
+    """Check the numbers of a header that others are counted from."""
+    check_numbers(
+        ("slot", slot, seq - 1), ("seq", seq, MAX_COUNT), ("floor", floor, slot), ("time", time, MAX_TIME),
+        ("pending", pending, slot),
+    )  # fmt: skip
+
+
+def _first_varints(data: bytes, count: int) -> list[int]:
+    """Return the first of some numbers, once all of them were decoded."""
+    numbers: list[int] = []
+    for number in decode_varints(data):
+        if len(numbers) < count:
+            numbers.append(number)
+    return numbers
 
 
 def header_hash(encoded: bytes) -> bytes:
@@ -438,11 +482,19 @@ def _encode_run(run: RunName) -> bytes:
 
 
 def _decode_runs(data: bytes) -> Iterator[RunName]:
+    """Yield the runs. No two are one: each is opened, and every look-up goes through all of them."""
     reader = Reader(data)
+    places: set[tuple[PackName | None, int]] = set()
     while not reader.at_end:
         length = reader.varint()
         pack = PackName.decode(reader.take(length)) if length else None
-        yield RunName(pack, *(reader.varint() for _ in range(5)))
+        run = RunName(pack, *(reader.varint() for _ in range(5)))
+        if len(places) == MAX_RUNS:
+            raise MalformedError(f"it lists more than {MAX_RUNS} runs", reader.position)
+        if (run.pack, run.offset) in places:
+            raise MalformedError("it lists a run twice", reader.position)
+        places.add((run.pack, run.offset))
+        yield run
 
 
 def _encode_data_pack(pack: DataPack) -> bytes:
@@ -480,4 +532,5 @@ class Footer:
         check_version("a commit", version)
         if header_offset + header_length + FOOTER_SIZE != file_length:
             raise MalformedError("header and footer do not end the file")
+        check_numbers(("length of the header", header_length, MAX_HEADER))
         return cls(header_length, header_offset, file_length, pack_id, checksum)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,17 +22,26 @@ import numpy.typing as npt
 Chunk = tuple[int, ...]
 _Indices = npt.NDArray[np.intp]
 
+#: So many chunks are counted one by one at most, and numpy has no more dimensions.
+MAX_CHUNKS, _MAX_DIMENSIONS = 1 << 18, 64
+#: Of an axis, and of a chunk: two of them can be added where numpy adds.
+_MAX_EXTENT = sys.maxsize >> 1
+
 
 class Grid:
     """The chunks of the array that a parsed metadata document, of Zarr 3 or 2, describes.
 
     Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for a document that can't be understood. What the
-    methods raise for a selection: `IndexError` where it is outside of the array, `TypeError` where it is none.
+    methods raise for a selection: `IndexError` where it is outside of the array, `TypeError` where it is none, and
+    `TooManyChunksError` where more than `MAX_CHUNKS` would have to be counted to tell. What they return may be more,
+    and takes no memory before it is iterated over.
     """
 
     def __init__(self, path: str, document: Mapping[str, Any]) -> None:
         self.path = path
-        self.shape = tuple(operator.index(extent) for extent in document["shape"])
+        self.shape = tuple(_extent(extent) for extent in document["shape"])
+        if len(self.shape) > _MAX_DIMENSIONS:
+            raise ValueError(f"it has {len(self.shape)} dimensions, and at most {_MAX_DIMENSIONS} are possible")
         self.encode: Callable[[Chunk], str]
         sizes: Sequence[Any]
         if "chunk_grid" in document:
@@ -43,7 +53,7 @@ class Grid:
             sizes = document["chunks"]
             self.encode = partial(_encode_format_2, document.get("dimension_separator", "."))
         self.axes = tuple(
-            _Axis(extent, size if isinstance(size, tuple) else operator.index(size))
+            _Axis(extent, size if isinstance(size, tuple) else _extent(size))
             for extent, size in zip(self.shape, sizes, strict=True)
         )
 
@@ -59,11 +69,11 @@ class Grid:
         items = _items(selection)
         if len(items) == 1 and len(self.shape) > 1 and _is_mask(items[0], self.shape):
             return self.points(selection)
-        return product(*self._per_axis(self.axes, selection))
+        return _lazy_product([*self._per_axis(self.axes, selection)])
 
     def blocks(self, selection: Any) -> Iterable[Chunk]:
         """Return the chunks that are selected by their place in the grid."""
-        return product(*self._per_axis([_Axis(axis.count, 1) for axis in self.axes], selection))
+        return _lazy_product([*self._per_axis([_Axis(axis.count, 1) for axis in self.axes], selection)])
 
     def points(self, selection: Any) -> Iterable[Chunk]:
         """Return the chunks of the points that one index array for each axis, or a mask, selects."""
@@ -76,11 +86,8 @@ class Grid:
         chunks = [axis.chunk_of(along) for axis, along in zip(self.axes, indices, strict=True)]
         if not chunks:
             return [()]
-        counts = tuple(axis.count for axis in self.axes)
-        if not all(counts):
-            return []
-        places = np.unique(np.ravel_multi_index(tuple(np.broadcast_arrays(*chunks)), counts))
-        return zip(*(along.tolist() for along in np.unravel_index(places, counts)), strict=True)
+        places = np.stack([along.ravel() for along in np.broadcast_arrays(*chunks)])
+        return zip(*np.unique(places, axis=1).tolist(), strict=True) if places.size else []
 
     def partly_filled(self, axis: int) -> Iterable[Chunk]:
         """Return the chunks at the end of an axis that reach beyond it."""
@@ -91,7 +98,7 @@ class Grid:
         reaches_beyond = last >= 0 and along.start_of(last + 1) > along.extent
         ranges = [range(each.count) for each in self.axes]
         ranges[axis] = range(last, last + 1) if reaches_beyond else range(0)
-        return product(*ranges)
+        return _lazy_product(ranges)
 
     def outside(self, shape: Sequence[int]) -> Iterator[Chunk]:
         """Yield the chunks that lie outside of a shape, wholly or in part."""
@@ -136,23 +143,31 @@ class Grid:
                 f"{_shown(item)} can't be in a selection: use integers, slices, `...`, or arrays of integers or "
                 "booleans"
             )
-        wrapped = np.where(found < 0, found + extent, found).astype(np.intp)
-        if wrapped.min() < 0 or wrapped.max() >= extent:
+        if found.min() < -extent or found.max() >= extent:
             raise self._outside_error(f"{_shown(selection)} is outside of it")
-        return wrapped
+        indices = found.astype(np.intp)
+        return np.where(indices < 0, indices + extent, indices)
 
     def _outside_error(self, reason: str) -> IndexError:
         return IndexError(f"{self.path!r} has shape {self.shape}: {reason}")
 
 
-def _lazy_product(ranges: Sequence[range]) -> Iterator[Chunk]:
-    """Yield what `itertools.product` does, which first makes tuples of them all: an axis may have a billion chunks."""
-    if not ranges:
-        yield ()
-        return
-    for first in _lazy_product(ranges[:-1]):
-        for last in ranges[-1]:
-            yield (*first, last)
+class TooManyChunksError(OverflowError):
+    """To tell which chunks a selection touches, more would have to be counted than is reasonable."""
+
+
+def _lazy_product(along: Sequence[Sequence[int]]) -> Iterator[Chunk]:
+    """Return what `itertools.product` does, which first makes tuples of them all: an axis may have a billion chunks."""
+    if sum(map(len, along)) <= MAX_CHUNKS:
+        return product(*along)
+    return ((*first, last) for first in _lazy_product(along[:-1]) for last in along[-1])
+
+
+def _extent(number: Any) -> int:
+    extent = operator.index(number)
+    if not 0 <= extent <= _MAX_EXTENT:
+        raise ValueError(f"{extent} is no length of an axis or chunk: it is from 0 to {_MAX_EXTENT}")
+    return extent
 
 
 @dataclass(frozen=True)
@@ -161,6 +176,10 @@ class _Axis:
 
     extent: int
     sizes: int | Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sizes, int):
+            _extent(sum(self.sizes))
 
     @cached_property
     def _bounds(self) -> _Indices:
@@ -190,11 +209,21 @@ class _Axis:
         chunks = range(int(self.chunk_of(indices[0])), int(self.chunk_of(indices[-1])) + 1)
         if indices.step == 1:
             return chunks
+        if len(indices) <= len(chunks):  # at most one in each
+            _check_countable(len(indices))
+            met = np.unique(self.chunk_of(np.arange(indices.start, indices.stop, indices.step)))
+            return [int(chunk) for chunk in met]
         # A step may pass over chunks: keep those in which the first index at or after their start still lies.
+        _check_countable(len(chunks))
         starts = self.start_of(np.arange(chunks.start, chunks.stop + 1))
         steps = np.maximum(-(-(starts[:-1] - indices.start) // indices.step), 0)
         met = indices.start + steps * indices.step < starts[1:]
         return [chunk for chunk, is_met in zip(chunks, met.tolist(), strict=True) if is_met]
+
+
+def _check_countable(number: int) -> None:
+    if number > MAX_CHUNKS:
+        raise TooManyChunksError(f"{number} chunks would have to be counted, and at most {MAX_CHUNKS} are")
 
 
 # --- what documents say
@@ -213,6 +242,11 @@ def _chunk_sizes(grid: Mapping[str, Any]) -> Sequence[int | Sequence[int]]:
 
     if not hasattr(v3, "RectilinearChunkGridMetadata"):
         raise ValueError(f"this zarr knows no chunk grid {grid['name']!r}: upgrade zarr")
+    for sizes in grid["configuration"]["chunk_shapes"]:
+        # A pair says how often there is a size, and zarr writes it out.
+        pairs = [each for each in sizes if isinstance(each, list)] if isinstance(sizes, list) else []
+        if sum(operator.index(count) for _, count in pairs) > MAX_CHUNKS:
+            raise ValueError(f"its chunk grid lists more than {MAX_CHUNKS} chunks along an axis")
     return v3.RectilinearChunkGridMetadata.from_dict(grid).chunk_shapes  # type: ignore[arg-type]
 
 

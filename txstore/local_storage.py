@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import filelock
 
-from txstore import forking, names
+from txstore import forking, names, records
 from txstore._native import local, watch
+from txstore.errors import CorruptionError
 from txstore.objects import Ranges
 from txstore.pack_cache import PackCache
 from txstore.records import SLOTS_BY_RENAME
@@ -56,7 +57,11 @@ class LocalStorage:
 
     def read(self, path: str) -> bytes:
         with open(self._file(path), "rb") as file:
-            return file.read()
+            content = file.read(records.MAX_SIZE + 1)
+        if len(content) > records.MAX_SIZE:  # packs are mapped, or read by ranges
+            reason = f"the file has more than the {records.MAX_SIZE} bytes that one of its kind may have"
+            raise CorruptionError(path, reason=reason)
+        return content
 
     # The two that follow are called several times for each commit: os.open and lseek cost half of `_opened` and fstat.
 
@@ -301,6 +306,7 @@ class LocalStorage:
 
 
 _U64 = (1 << 64) - 1
+_BELIEVED, _LARGEST_OFFSET = 1 << 20, 1 << 62
 
 
 def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Concatenate[LocalStagedFile, P], T]:
@@ -438,6 +444,11 @@ def _sync_directory(directory: str) -> None:
 
 
 def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
+    if length > _BELIEVED or offset > _LARGEST_OFFSET:
+        # It is what a file says, perhaps of itself: no more is asked for, and made room for, than there is.
+        length = min(length, os.fstat(descriptor).st_size - offset)
+        if length <= 0:
+            return b""
     data = os.pread(descriptor, length, offset)
     while len(data) < length:
         more = os.pread(descriptor, length - len(data), offset + len(data))

@@ -42,7 +42,7 @@ def is_commit_path(path: str) -> bool:
 
 def parse_slot(name: str) -> int | None:
     """Return the slot of a commit file's name, None for any other name."""
-    if len(name) < 10 or not (name.isascii() and name.isdigit()):
+    if not 10 <= len(name) <= 19 or not (name.isascii() and name.isdigit()):
         return None
     slot = int(name)
     return slot if slot_name(slot) == name else None
@@ -59,12 +59,13 @@ def staging_path(transaction: bytes, participant: int) -> str:
 def parse_staging(name: str) -> tuple[bytes, int] | None:
     """Return transaction and participant of a staged pack's file name, None for any other name."""
     transaction, _, participant = name.partition(".")
-    if len(transaction) != 32 or not (participant.isascii() and participant.isdigit()):
+    if len(transaction) != 32 or len(participant) > 10 or not (participant.isascii() and participant.isdigit()):
         return None
     try:
-        return bytes.fromhex(transaction), int(participant)
+        staged = bytes.fromhex(transaction), int(participant)
     except ValueError:
         return None
+    return staged if staged[1] < 1 << 32 and f".{staged[1]}" == name[32:] else None
 
 
 def open_path(transaction: bytes) -> str:

@@ -6,13 +6,13 @@ committed since is no conflict.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from txstore import format
 from txstore.documents import NODE_DOCUMENTS, DocumentChange, Node, compare_documents
+from txstore.encoding import MalformedError, json_value
 from txstore.keys import after_prefix, directory_prefix, document_key
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def written_by_zarr(key: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _object(content: bytes | memoryview | None) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(content or b"{}"))
-    except (ValueError, RecursionError):
+        found = json_value(content or b"{}")
+    except MalformedError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -300,6 +300,11 @@ class SharedTransaction:
         while True:
             number += random.randrange(1, 2 + tries)  # of many that join at once, each must not try what all others try
             tries += 1
+            if number > format.MAX_PARTICIPANT:
+                reason = (
+                    f"there is, or was, a participant {number - 1} of this transaction, and can be no more: commit it"
+                )
+                raise TransactionStateError(reason, state="open")
             writer = self._commits.new_pack(self.id, number)
             append_about(writer)
             try:

@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 from txstore import encoding, format, names
 from txstore.commit import Stored
 from txstore.commits import Commits, SlotTakenError
-from txstore.errors import CommitUnknownError, SnapshotExpiredError, TransactionStateError, TxStoreError
+from txstore.errors import (
+    CommitUnknownError,
+    CorruptionError,
+    SnapshotExpiredError,
+    TransactionStateError,
+    TxStoreError,
+)
 from txstore.format import DataPack, Footer, Header, RunName, Section, Statistics
 from txstore.pack import Writer
 from txstore.snapshot import Snapshot
@@ -234,6 +240,11 @@ class Publisher:
             constraints=constraints,
             optional=0 if self.durable else format.FEATURE_NOT_SYNCED,
         )
+        try:
+            header.check_bounds()
+        except encoding.MalformedError as error:
+            path = names.commit_path(self.branch, slot - 1)
+            raise CorruptionError(path, reason=f"no commit can follow this one: {error.reason}") from error
         encoded = header.encode()
         offset = max((align(section.offset + section.length) for section in contents.sections), default=self.end)
         total = offset + len(encoded) + format.FOOTER_SIZE

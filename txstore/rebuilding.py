@@ -317,7 +317,7 @@ def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | 
         if frame.length and window.checksum(frame.offset, frame.length) != frame.checksum:
             return None
         position = frame.end
-    seq = 1 if parent is None else parent.header.seq + 1
+    seq = slot + 1 if parent is None else parent.header.seq + 1
     found = _first_run(commits.storage.read_range(path, position, size - position), seq)
     if found is None:
         return None

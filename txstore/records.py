@@ -23,6 +23,9 @@ from txstore.errors import KeyFormatError
 from txstore.format import REQUIRED_FEATURES_KNOWN
 from txstore.keys import check_name
 
+#: Of the files in which these lie, in bytes: docs/format.md, "Bounds".
+MAX_SIZE = 4 << 20
+
 HINT = struct.Struct("<8sQ16sQQIII")
 HINT_SIZE = 64
 assert HINT.size == 60
@@ -156,7 +159,8 @@ class TransactionRecord:
             "time": self.time,
             "isolation": self.isolation,
         }
-        return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
+        # Not indented: what is nested would take many times its length.
+        return json.dumps({**members, "checksum": _json_checksum(members)}).encode() + b"\n"
 
     @classmethod
     def decode(cls, data: bytes) -> TransactionRecord:

@@ -14,17 +14,21 @@ Whoever changes an array's shape holds its documents, so chunks beyond the prese
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from txstore.errors import NodeNotFoundError
+from txstore.encoding import json_value
+from txstore.errors import LockRegionError, NodeNotFoundError
 from txstore.keys import document_key
 from txstore.listing import Hierarchy
 
 if TYPE_CHECKING:
     from txstore.grids import Grid
+
+#: So many keys are locked by one call at most. How many chunks an array has is what its document says.
+MAX_KEYS = 1 << 18
 
 #: What `lock=` takes: paths, each locked with all that is below it, or a dictionary from path to region.
 Lock = str | Collection[str] | Mapping[str, Any]
@@ -92,8 +96,8 @@ def keys_to_lock(view: Hierarchy, lock: Lock) -> list[str]:
     A list of regions covers what each of them does. A slice that lies beyond the end covers nothing.
 
     Raises `NodeNotFoundError` for a path where there is no node, or a group where an array is needed; `IndexError` for
-    a selection that is outside of the array; `TypeError` for what is no selection; `ValueError` for a document that
-    can't be understood.
+    a selection that is outside of the array; `TypeError` for what is no selection; `LockRegionError` for a document
+    that can't be understood, and for more than `MAX_KEYS` keys.
     """
     if isinstance(lock, str):
         lock = [lock]
@@ -102,8 +106,23 @@ def keys_to_lock(view: Hierarchy, lock: Lock) -> list[str]:
     regions = lock if isinstance(lock, Mapping) else dict.fromkeys(lock, Whole())
     keys: dict[str, None] = {}
     for path, region in regions.items():
-        keys.update(dict.fromkeys(_covered(view, _Node.at(view, path.strip("/")), region)))
+        try:
+            covered = _covered(view, _Node.at(view, path.strip("/")), region)
+            keys.update(dict.fromkeys(islice(covered, MAX_KEYS + 1 - len(keys))))
+        except OverflowError as error:
+            raise _too_many(path) from error
+        if len(keys) > MAX_KEYS:
+            raise _too_many(path)
     return list(keys)
+
+
+def _too_many(path: str) -> LockRegionError:
+    return LockRegionError(
+        path,
+        f"this covers more than the {MAX_KEYS:,} keys that are locked at once. Lock what is written at a time, "
+        f"{{{path!r}: np.s_[0:100]}}; or {{{path!r}: txstore.METADATA}}, if all who write it do; or nothing, and try "
+        "again where there is a conflict: repo.run(fn)",
+    )
 
 
 def _covered(view: Hierarchy, node: _Node, region: Any) -> Iterator[str]:
@@ -129,15 +148,23 @@ def _covered(view: Hierarchy, node: _Node, region: Any) -> Iterator[str]:
             yield from node.chunks.keys(node.chunks.touched(region))
 
 
-def _below(view: Hierarchy, node: _Node) -> Iterator[str]:
-    yield from node.documents
-    if node.grid is not None:
-        yield from node.grid.keys(node.grid.everything())
-        return
-    for name in view.list_dir(node.path):
-        path = document_key(node.path, name)
-        if path not in node.documents:
-            yield from _below(view, _Node.at(view, path))
+def _below(view: Hierarchy, top: _Node) -> Iterator[str]:
+    nodes = [iter([top])]  # those that are left, at each depth: there may be thousands
+    while nodes:
+        node = next(nodes[-1], None)
+        if node is None:
+            nodes.pop()
+            continue
+        yield from node.documents
+        if node.grid is not None:
+            yield from node.grid.keys(node.grid.everything())
+        else:
+            nodes.append(_members(view, node))
+
+
+def _members(view: Hierarchy, node: _Node) -> Iterator[_Node]:
+    paths = (document_key(node.path, name) for name in view.list_dir(node.path))
+    return (_Node.at(view, path) for path in paths if path not in node.documents)
 
 
 def _is_index_array(items: list[Any]) -> bool:
@@ -173,12 +200,13 @@ class _Node:
         from txstore.grids import Grid  # late: it imports numpy, and most transactions lock nothing
 
         try:
-            document = json.loads(content)
+            document = json_value(content)
             if name == ".zgroup" or document.get("node_type") == "group":
                 return cls(path, "group", documents)
             return cls(path, "array", documents, Grid(path, document))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{documents[0]!r} describes no array or group that can be locked: {error!r}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = f"its document {documents[0]!r} describes no array or group that can be locked: {error!r}"
+            raise LockRegionError(path, reason) from error
 
     def existing(self) -> _Node:
         if self.kind == "absent":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -46,9 +47,16 @@ class Tracer:
     ) -> None:
         self._commits = commits
         self._ids = ids
+        self._slots = sorted(ids)
         self._runs = runs
         self._readers = readers
         self._brought = brought
+        self._packs = open_packs(commits.storage)
+        # Many faults are in the same commits.
+        self._snapshot = lru_cache(_LOOKED_AT_MOST)(self._read)
+
+    def _read(self, slot: int) -> Snapshot:
+        return Snapshot(self._commits.read(MAIN, slot), self._packs, self._commits.storage.url)
 
     def with_commits(self, fault: Fault) -> Fault:
         slots = sorted(self._touched(fault))
@@ -69,33 +77,36 @@ class Tracer:
                     fault.path,
                     fault.offset,
                 ):
-                    found |= set(range(listed.first, listed.last + 1))
+                    found |= self._between(listed.first, listed.last)
         elif fault.part in ("head", "missing", "unreadable"):
             for listed in self._runs:
                 if listed.name.pack is not None and listed.name.pack.path == fault.path:
-                    found |= set(range(listed.first, listed.last + 1))
+                    found |= self._between(listed.first, listed.last)
             for pack_id, ranges in self._readers.items():
                 if fault.path.endswith(pack_id.hex()) or (own is not None and self._ids.get(own) == pack_id):
                     for first, last in ranges:
-                        found |= set(range(first, last + 1))
+                        found |= self._between(first, last)
         return found & self._ids.keys()
+
+    def _between(self, first: int, last: int) -> set[int]:
+        """Return the slots of commits from one to another: of those that there are, not of all that there could be."""
+        slots = self._slots
+        return set(slots[bisect_left(slots, first) : bisect_right(slots, last)])
 
     def _readers_of(self, path: str, key: str, offset: int) -> set[int]:
         """Return the slots in which a key has the value that lies there: they follow one another."""
-        packs = open_packs(self._commits.storage)
 
         def reads(slot: int) -> bool | None:
             try:
-                stored = self._commits.read(MAIN, slot)
-                snapshot = Snapshot(stored, packs, self._commits.storage.url)
-                found = snapshot.runs.lookup(encode_key(key))
+                runs = self._snapshot(slot).runs
+                found = runs.lookup(encode_key(key))
                 if found is None or found.kind not in format.FRAME_OF_REF:
                     return False
-                return found.offset == offset and snapshot.runs.pack_name(found.run, found.pack).path == path
+                return found.offset == offset and runs.pack_name(found.run, found.pack).path == path
             except (TxStoreError, OSError):
                 return None
 
-        slots = sorted(self._ids)
+        slots = self._slots
         begin = bisect_left(slots, self._brought.get(path, 0))
         if begin < len(slots) and reads(slots[begin]):
             end = bisect_left(range(begin, len(slots)), True, key=lambda i: reads(slots[i]) is not True) + begin

@@ -258,7 +258,7 @@ class _Vacuum:
 
     def _down_from(self, floor: int, lowest: int) -> Iterator[Stored]:
         """Yield the commits below the floor that somebody pinned just before it was raised."""
-        for slot in range(lowest, floor):
+        for slot in sorted(slot for slot in self.commits.slots(self.branch) if lowest <= slot < floor):
             stored = self.commits.read(self.branch, slot)
             if stored is not None:
                 yield stored

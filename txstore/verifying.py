@@ -5,7 +5,7 @@ Two passes: the frames of all packs, then the runs, whose refs must lead to them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from txstore import encoding, format, names, records
 from txstore.checking import (
@@ -31,6 +31,9 @@ from txstore.records import Tag, TransactionRecord
 from txstore.remote_packs import open_packs
 from txstore.snapshot import Snapshot
 from txstore.tracing import Listed, Tracer
+
+#: Of so many missing files one after the other, each is told.
+_MISSING_TOLD = 1000
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -60,6 +63,7 @@ class Verifier:
         self.commits = commits
         self.storage = commits.storage
         self.report = Report()
+        self._told: set[Fault] = set()
         self.runs: dict[tuple[bytes, int], Listed] = {}
         self._progress = progress
         self._total = 0
@@ -116,7 +120,7 @@ class Verifier:
                 self._add(Fault(path, "this commit does not follow the one in the slot before it", part="orphan"))
         self._check_hint(floor)
         child: Stored | None = None
-        for slot in range(top, floor - 1, -1):
+        for slot in self._slots_down(top, floor):
             path, stored = names.commit_path(MAIN, slot), None
             try:
                 stored = self.commits.read(MAIN, slot)
@@ -127,7 +131,8 @@ class Verifier:
             if stored is not None:
                 self._ids[slot] = stored.header.id
                 self._total += stored.footer.file_length + sum(pack.end for pack in stored.header.packs)
-                named = None if child is None else (child.header.parent_id, child.header.parent_hash)
+                is_below = child is not None and child.header.slot == slot + 1
+                named = (child.header.parent_id, child.header.parent_hash) if child is not None and is_below else None
                 if named not in (None, (stored.header.id, stored.hash)):
                     self._add(Fault(path, f"this is not the parent that slot {slot + 1} names", part="link"))
             child = stored
@@ -135,6 +140,24 @@ class Verifier:
             if slot < floor and slot in self._tagged and (stored := self._read_quietly(slot)) is not None:
                 self._ids[slot] = stored.header.id  # a vacuum has kept it; who is damaged is reported with the tag
         self._floor = floor
+
+    def _slots_down(self, top: int, floor: int) -> Iterator[int]:
+        """Yield the slots from the top down to the floor. Where a great many in a row are missing, report them as one.
+
+        How many there are is what the names of files say, and what a header says of the floor.
+        """
+        there = sorted({slot for slot in self.commits.slots(MAIN) if floor <= slot <= top}, reverse=True)
+        above = top + 1
+        for slot in [*there, floor - 1]:
+            missing = range(above - 1, slot, -1)
+            if len(missing) <= _MISSING_TOLD:
+                yield from missing
+            else:
+                reason = f"the file is missing, and so are those of the {len(missing) - 1} slots below it"
+                self._add(Fault(names.commit_path(MAIN, above - 1), reason, part="missing"))
+            if slot >= floor:
+                yield slot
+            above = slot
 
     def _read_quietly(self, slot: int) -> Stored | None:
         try:
@@ -296,7 +319,7 @@ class Verifier:
                 self._add(Fault(names.GUARD, "this is not the guard that keeps plain zarr out", part="guard"))
         except FileNotFoundError:
             self._add(Fault(names.GUARD, "the file is missing", part="guard"))
-        except OSError as error:
+        except (TxStoreError, OSError) as error:
             self._add_error(error, names.GUARD, part="guard")
 
     def _check_tags(self) -> None:
@@ -316,8 +339,8 @@ class Verifier:
                 Tag.decode(self.storage.read(path))
             except FileNotFoundError:
                 continue
-            except OSError as error:
-                self._add_error(error, path)
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, path, part="floor")
             except encoding.MalformedError as error:
                 self._add(Fault(path, error.reason, part="floor"))
 
@@ -335,7 +358,7 @@ class Verifier:
                     raise encoding.MalformedError("it names no transaction")
             except FileNotFoundError:
                 continue  # the transaction has ended
-            except OSError as error:
+            except (TxStoreError, OSError) as error:
                 self._add_error(error, path, part="staging")
             except ValueError as error:
                 self._add(Fault(path, str(error), part="staging"))
@@ -356,7 +379,8 @@ class Verifier:
             self._add(Fault(str(getattr(error, "path", path)), str(error), part=part or "header"))
 
     def _add(self, fault: Fault) -> None:
-        if fault not in self.report.faults:  # a damaged head is met twice
+        if fault not in self._told:  # a damaged head is met twice
+            self._told.add(fault)
             self.report.faults.append(fault)
 
 

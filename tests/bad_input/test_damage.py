@@ -337,7 +337,7 @@ def with_slot(content: bytes, slot: int) -> bytes:
     footer = format.Footer.decode(content[-format.FOOTER_SIZE :])
     start = footer.header_offset
     header = bytearray(content[start : start + footer.header_length])
-    header[88:96] = slot.to_bytes(8, "little")
+    header[88:104] = slot.to_bytes(8, "little") + (slot + 1).to_bytes(8, "little")
     assert format.Header.decode(bytes(header)).slot == slot
     renewed = format.Footer(len(header), start, len(content), footer.pack_id, encoding.crc32c(bytes(header)))
     return content[:start] + bytes(header) + renewed.encode()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 #: Numbers at which arithmetic on lengths and offsets goes wrong, if it does.
-_NUMBERS = sorted({(1 << bits) + step for bits in (0, 3, 7, 8, 15, 16, 31, 32, 47, 63, 64) for step in (-2, -1, 0, 1)})
+NUMBERS = sorted({(1 << bits) + step for bits in (0, 3, 7, 8, 15, 16, 31, 32, 47, 63, 64) for step in (-2, -1, 0, 1)})
 
 
 def mutated(data: bytes, others: Sequence[bytes], random: Random) -> bytes:
@@ -55,7 +55,7 @@ def _set_a_number(data: bytearray, _: Sequence[bytes], random: Random) -> None:
     if len(data) >= width:
         at = random.randrange(len(data) - width + 1)
         at -= at % width if random.random() < 0.5 else 0
-        data[at : at + width] = (random.choice(_NUMBERS) % (1 << 8 * width)).to_bytes(width, "little")
+        data[at : at + width] = (random.choice(NUMBERS) % (1 << 8 * width)).to_bytes(width, "little")
 
 
 def _cut_off(data: bytearray, _: Sequence[bytes], random: Random) -> None:

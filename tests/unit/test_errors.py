@@ -12,6 +12,7 @@ EXAMPLES = [
     errors.ConstraintError([errors.Violation("aligned", "a", "its first dimension is 1, and that of 'b' 2")]),
     errors.StaleArrayError("a", reason="it changed"),
     errors.LockTimeoutError(["a/c/0"], "process 7"),
+    errors.LockRegionError("a", "too much"),
     errors.LocksUnavailableError("/data.tx", "none here"),
     errors.LocksLostError(["a/c/0"]),
     errors.ParticipantLostError(["process 7 on host"], ["a/c/0"]),

@@ -5,7 +5,7 @@ import contextlib
 import re
 import struct
 import types
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import txstore
 from txstore import encoding, format, identity, names, publishing, records
 from txstore._native import index
+from txstore.commit import Stored
 from txstore.encoding import MalformedError, NewerFormatError
 from txstore.format import Footer, Header, PackName, RunName, Section, Statistics
 from txstore.records import Hint, RepositoryFormat, Tag
@@ -32,22 +33,47 @@ json_values = st.recursive(
 
 branches = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", fullmatch=True)
 pack_names = st.builds(PackName, ids, branches, numbers)
-runs = st.builds(RunName, st.none() | pack_names, *[numbers] * 5)
+
+
+def run_lists(packs):
+    """Runs as headers list them: no two at one place."""
+    runs = st.builds(RunName, packs, *[numbers] * 5)
+    return st.lists(runs, max_size=4, unique_by=lambda run: (run.pack, run.offset)).map(tuple)
+
+
+def headers_with(**fields):
+    """Headers whose numbers are within their bounds."""
+
+    def placed(seq, slot, floor, pending, time, **rest):
+        seq = 1 + seq % encoding.MAX_COUNT
+        slot %= seq
+        return Header(
+            **rest, seq=seq, slot=slot, floor=floor % (slot + 1), pending=pending % (slot + 1),
+            time=time % (encoding.MAX_TIME + 1),
+        )  # fmt: skip
+
+    return st.builds(
+        placed, repository_id=ids, id=ids, parent_id=ids, parent_hash=ids, slot=numbers, seq=numbers, time=numbers,
+        floor=numbers, author=text, message=text, statistics=st.builds(Statistics, *[numbers] * 5),
+        sections=st.lists(st.builds(Section, *[numbers] * 3), max_size=3).map(tuple), optional=u64, pending=numbers,
+        **fields,
+    )  # fmt: skip
+
+
 headers = st.builds(
-    lambda constraints, **rest: Header(
-        **rest, constraints=constraints, required=format.FEATURE_CONSTRAINTS if constraints else 0
+    lambda header, constraints: replace(
+        header, constraints=constraints, required=format.FEATURE_CONSTRAINTS if constraints else 0
     ),
-    constraints=st.dictionaries(text, json_values, max_size=2),
-    repository_id=ids, id=ids, parent_id=ids, parent_hash=ids, slot=numbers, seq=numbers, time=numbers, floor=numbers,
-    branch=text, author=text, message=text, properties=st.dictionaries(text, json_values, max_size=4),
-    statistics=st.builds(Statistics, *[numbers] * 5),
-    sections=st.lists(st.builds(Section, *[numbers] * 3), max_size=3).map(tuple),
-    runs=st.lists(runs, max_size=4).map(tuple),
-    optional=u64, pending=numbers,
-)  # fmt: skip
+    headers_with(
+        branch=text,
+        properties=st.dictionaries(text, json_values, max_size=4),
+        runs=run_lists(st.none() | pack_names),
+    ),
+    st.dictionaries(text, json_values, max_size=2),
+)
 footers = st.builds(
     lambda length, offset, pack, checksum: Footer(length, offset, offset + length + 64, pack, checksum),
-    u32, st.integers(0, 2**63), ids, u32,
+    st.integers(0, format.MAX_HEADER), st.integers(0, 2**63), ids, u32,
 )  # fmt: skip
 hints = st.builds(Hint, u64, ids, u64, u64, u32, st.booleans(), u32)
 tags = st.builds(Tag, branches, u64, ids)
@@ -136,7 +162,7 @@ def test_packs_of_a_transaction(transaction, number):
     assert name.path == f"packs/{pack.hex()[:2]}/{pack.hex()}"
 
 
-@given(st.integers(0, 2**64 - 1))
+@given(st.integers(0, 10**19 - 1))
 def test_names_of_slots(slot):
     name = names.commit_path("main", slot).rpartition("/")[2]
     assert len(name) >= 10
@@ -144,10 +170,33 @@ def test_names_of_slots(slot):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "0", "000000001", "00000000012", "000000001x", "0000000001.orphan-ab", "٠" * 10, "-000000001"]
+    "name",
+    [
+        "",
+        "0",
+        "000000001",
+        "00000000012",
+        "000000001x",
+        "0000000001.orphan-ab",
+        "٠" * 10,
+        "-000000001",
+        "1" * 20,
+        "1" * 255,
+    ],
 )
 def test_other_names_are_no_slots(name):
     assert names.parse_slot(name) is None
+
+
+@pytest.mark.parametrize("number", [0, 7, 2**32 - 1])
+def test_names_of_staged_packs(number):
+    assert names.parse_staging(names.staging_path(bytes(16), number).partition("/")[2]) == (bytes(16), number)
+
+
+@pytest.mark.parametrize("number", ["", "-1", "01", str(2**32), "9" * 200, "0x1", "1.new"])
+def test_other_names_are_no_staged_packs(number):
+    """The id of a pack has no room for such a number: it was an OverflowError wherever staging was listed."""
+    assert names.parse_staging(f"{'0' * 32}.{number}") is None
 
 
 def test_sizes():
@@ -230,6 +279,84 @@ def test_json_that_is_nested_too_deep(depth):
         field = b'{"a": ' + nested + b"}"
         header = Header(*[bytes(16)] * 4, 0, 1, 0, "main").encode()
         attempt(Header.decode, header + struct.pack("<HI", 4, len(field)) + field)
+
+
+FIRST = Header(*[bytes(16)] * 4, 0, 1, 0, "main")
+RUN = RunName(None, 1, 64, 64, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("beyond", "reason"),
+    [
+        (replace(FIRST, slot=400_000_000), "slot is 400000000, and at most 0"),
+        (replace(FIRST, seq=0), "slot is 0, and at most -1"),
+        (replace(FIRST, slot=3, seq=1 << 62), "seq is 4611686018427387904, and at most 4611686018427387903"),
+        (replace(FIRST, floor=1), "floor is 1, and at most 0"),
+        (replace(FIRST, pending=1), "pending is 1, and at most 0"),
+        (replace(FIRST, time=encoding.MAX_TIME + 1), "time is 253402300800000000"),
+        (replace(FIRST, runs=(RUN, RUN)), "a run twice"),
+        (replace(FIRST, runs=tuple(RUN._replace(offset=i) for i in range(1025))), "more than 1024 runs"),
+        (replace(FIRST, runs=(RUN,) * 300_000), "a run twice"),
+        (replace(FIRST, sections=(Section(1, 64, 64),) * 1025), "more than 1024 sections"),
+        (replace(FIRST, properties={"a": "x" * (2 << 20)}), "at most 2097152 are possible"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_header_beyond_its_bounds(beyond, reason, monkeypatch):
+    """The greatest slot of a directory was counted down from, and each of 300,000 equal runs was opened."""
+    encoded = beyond.encode()
+    for native in (format.native, None):
+        monkeypatch.setattr(format, "native", native)
+        with pytest.raises(MalformedError, match=reason):
+            Header.decode(encoded)
+
+
+def test_a_header_at_its_bounds(monkeypatch):
+    most = replace(
+        FIRST, slot=encoding.MAX_COUNT - 1, seq=encoding.MAX_COUNT, floor=encoding.MAX_COUNT - 1,
+        time=encoding.MAX_TIME, runs=tuple(RUN._replace(offset=i) for i in range(1024)),
+        sections=(Section(1, 64, 64),) * 1024, statistics=Statistics(*[2**64 - 1] * 5),
+    )  # fmt: skip
+    encoded = most.encode()
+    for native in (format.native, None):
+        monkeypatch.setattr(format, "native", native)
+        assert Header.decode(encoded) == most
+    footer = Footer(format.MAX_HEADER, 64, 128 + format.MAX_HEADER, bytes(16), 0)
+    assert Footer.decode(footer.encode()) == footer
+    with pytest.raises(MalformedError, match="length of the header"):
+        Footer.decode(replace(footer, header_length=footer.header_length + 1, header_offset=63).encode())
+    commit = Stored(most, footer, bytes(16)).commit
+    assert commit.time == datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 101 + b"]" * 101,
+        b'{"a":' * 100 + b"[]" + b"}" * 100,
+        b"[" * 1000 + b"]" * 1000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b'"\\ud800"',
+        b'{"\\udfff": 1}',
+        b'"\xed\xa0\x80"',
+        b'"\xff"',
+        '{"a": 1}'.encode("utf-16"),
+        b"1" * 5000,
+        b"",
+    ],
+)
+def test_json_that_could_fail_later(content):
+    with pytest.raises(MalformedError):
+        encoding.json_value(content)
+
+
+def test_json_that_can_not_fail_later():
+    wide = [[]] * 5000
+    deep = [wide]
+    for _ in range(97):
+        deep = [deep, "[[[["]
+    for value in (deep, {"a": [{}] * 200}, "\\ud800", "\U0001f600", [1e400], 10**4000, None, "[" * 200):
+        assert encoding.json_value(format.json.dumps(value).encode()) == value
 
 
 @given(st.binary(max_size=200), st.integers(0, 250))

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.test_format import branches, headers, ids, json_values, numbers, text, u64
+from tests.unit.test_format import branches, headers, headers_with, ids, json_values, numbers, run_lists, text
 from txstore import format
 from txstore._native import header as native
 from txstore.encoding import MalformedError
-from txstore.format import Header, PackName, RunName, Section, Statistics
+from txstore.format import Header, PackName, RunName, Section
 
 pytestmark = pytest.mark.skipif(native is None, reason="the extension was not built")
 
@@ -24,16 +24,9 @@ pytestmark = pytest.mark.skipif(native is None, reason="the extension was not bu
 def plain(branch: str) -> st.SearchStrategy[Header]:
     """Headers as commits have them: without data packs, and without runs of other branches."""
     packs = st.none() | ids.map(PackName) | st.builds(PackName, ids, st.just(branch), numbers)
-    return st.builds(
-        Header,
-        repository_id=ids, id=ids, parent_id=ids, parent_hash=ids, slot=u64, seq=u64, time=u64, floor=u64,
-        branch=st.just(branch), author=text, message=text,
-        properties=st.dictionaries(text, json_values, max_size=3),
-        statistics=st.builds(Statistics, *[numbers] * 5),
-        sections=st.lists(st.builds(Section, *[numbers] * 3), max_size=3).map(tuple),
-        runs=st.lists(st.builds(RunName, packs, *[numbers] * 5), max_size=4).map(tuple),
-        optional=u64, pending=numbers,
-    )  # fmt: skip
+    return headers_with(
+        branch=st.just(branch), properties=st.dictionaries(text, json_values, max_size=3), runs=run_lists(packs)
+    )
 
 
 plain_headers = branches.flatmap(plain)
@@ -110,6 +103,11 @@ ENTRY = b"\x01" + bytes(16) + b"\x05"
         fields((2, b"\xff")),
         fields((4, b"")),
         fields((4, b"[]")),
+        fields((7, (b"\x11\x02" + bytes(16) + bytes(5)) * 2)),
+        fields((7, bytes(6) + bytes([0, 0, 1, 0, 0, 0]) + bytes(6))),
+        fields((7, b"".join(bytes([0, 0, 129 + i // 128, i // 128, 0, 0, 0]) for i in range(1025)))),
+        fields((6, bytes(3 * 1025))),
+        fields((9, b"\x01")),
         fields((8, b"\x11\x02" + bytes(16) + b"\x07")),
         fields((9, b"")),
         fields((9, b"\x01\x02")),

@@ -586,6 +586,7 @@ def test_run_refuses_what_is_no_buffer_or_seq(index: Any) -> None:
 A = craft_block(craft_entry(0, b"a"))
 B = craft_block(craft_entry(0, b"b"))
 ALL = [(b"a", A), (b"b", B)]
+LONG = craft_block(craft_entry(0, b"a"), restarts=(0,) * ((16384 - len(A)) // 4 + 2))
 
 
 def set_field(i: int, to: Any) -> Callable[[list[Any]], list[Any]]:
@@ -618,8 +619,19 @@ def set_field(i: int, to: Any) -> Callable[[list[Any]], list[Any]]:
         (craft(ALL, record=set_field(3, 0), max_seq=1), "index at 40: bad seq"),
         (craft([(b"b", A), (b"a", B)]), "index at 72: keys out of order"),
         (craft([(b"a", A), (b"a", B)]), "index at 72: keys out of order"),
+        (craft([(b"a", LONG)]), "index at 16388: block too long"),
+        (craft(ALL, record=lambda f: [*f[:4], 0, f[5]]), "index at 72: first key out of place"),
+        (
+            craft([(b"a", A), (b"bb", B)], record=lambda f: [*f[:5], 1]),
+            "index at 40: first keys do not end where the prefixes begin",
+        ),
         (craft([], [(b"a/", 0)], prefix_record=set_field(0, 1)), "prefixes at 0: prefix out of bounds"),
         (craft([], [(b"a/", 0)], prefix_record=set_field(1, 2**32 - 1)), "prefixes at 0: prefix out of bounds"),
+        (craft([], [(b"a/", 0), (b"a/b/", 0)], prefix_record=set_field(0, 0)), "prefixes at 16: prefix out of place"),
+        (
+            craft([], [(b"a//", 0)], prefix_record=set_field(1, 2)),
+            "prefixes at 0: prefixes do not end where the packs begin",
+        ),
         (craft([], [(b"a/", 1)]), "prefixes at 0: bad seq"),
         (craft([], [(b"a/", 2)], max_seq=1), "prefixes at 0: bad seq"),
         (craft([], [(b"a", 0)]), "prefixes at 0: prefix does not end in /"),
@@ -642,6 +654,10 @@ def test_opening_refuses(index: Any, data: bytes, message: str) -> None:
 
 SEVENTEEN = [craft_entry(0, b"%02d" % i) for i in range(17)]
 FIRST_16 = sum(map(len, SEVENTEEN[:16]))
+
+
+#: Every key but the first is written as that before it and one byte more.
+CHAINED = [craft_entry(i, b"a", kind=0) for i in range(100)]
 
 
 def one(block: bytes, first: bytes = b"a", **options: Any) -> bytes:
@@ -678,6 +694,7 @@ def one(block: bytes, first: bytes = b"a", **options: Any) -> bytes:
         (one(craft_block(craft_entry(0, b"a", seq=1))), "bad entry"),
         (one(craft_block(craft_entry(0, b"a", seq=0)), max_seq=3), "bad entry"),
         (one(craft_block(craft_entry(0, b"a", seq=4)), max_seq=3), "bad entry"),
+        (one(craft_block(*CHAINED[:17])), "bad restart points"),
         (one(craft_block(craft_entry(0, b"a", pack=1))), "pack number out of range"),
         (one(craft_block(craft_entry(0, b"a", pack=2)), packs=[b"p"]), "pack number out of range"),
     ],
@@ -741,6 +758,21 @@ def test_verify_accepts_what_is_right(index: Any) -> None:
     index.Run(craft(ALL, entries=2), 1).verify()
     index.Run(one(craft_block(*SEVENTEEN, restarts=(0, FIRST_16)), b"00", entries=17), 1).verify()
     run_of(index, 1, numbered(5000), [b"x/"]).verify()
+
+
+def test_a_run_unfolds_to_16_times_its_length_at_most(index: Any) -> None:
+    """A few bytes stood for a key of 4,096, a thousand times: now only up to the next restart point."""
+    longest = craft_entry(0, b"k" * 4081, kind=0)
+    chain = [craft_entry(4081 + i, b"k", kind=0) for i in range(15)]
+    block = craft_block(longest, *chain)
+    run = index.Run(one(block, b"k" * 4081, entries=16), 1)
+    run.verify()
+    assert sum(len(entry[0]) for entry in run.scan(b"", None, -1)) < 16 * len(block)
+    more = craft_block(longest, *chain, craft_entry(4000, b"l", kind=0))
+    with pytest.raises(ValueError, match="bad restart points"):
+        index.Run(one(more, b"k" * 4081, entries=17), 1).scan(b"", None, -1)
+    whole = craft_block(longest, *chain, craft_entry(0, b"l", kind=0))  # no restart point: only verify minds
+    assert len(index.Run(one(whole, b"k" * 4081, entries=17), 1).scan(b"", None, -1)) == 17
 
 
 def test_no_reader_takes_a_flipped_bit_for_data(index: Any) -> None:

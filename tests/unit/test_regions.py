@@ -408,3 +408,92 @@ def test_a_document_that_can_not_be_understood(store, document):
     store["x/zarr.json"] = document
     with pytest.raises(ValueError, match=r"'x/zarr\.json'"):
         locked(store, 0)
+
+
+# --- more than there is reason to count
+
+HUGE = 10**15
+
+
+@pytest.fixture
+def huge(store):
+    """An array of 10^30 chunks, of which none is stored: its document says so, in 500 bytes."""
+    create(store, shape=(HUGE, HUGE), chunks=(1, 1))
+    return store
+
+
+@pytest.mark.parametrize(
+    "region",
+    [..., Whole(), np.s_[:, 0], np.s_[0], np.s_[: 1 << 19, 0], np.s_[::2, 3], np.s_[:: 1 << 20, 3], Resize((0, 0)),
+     Resize((HUGE, 1)), Blocks(np.s_[:]), [0, np.s_[:, 5]]],
+)  # fmt: skip
+def test_more_chunks_than_can_be_locked(huge, region):
+    """They were counted one by one, or all of an axis in memory."""
+    with pytest.raises(txstore.LockRegionError, match=r"more than the 262,144 keys .*METADATA.*repo\.run") as caught:
+        locked(huge, region)
+    assert caught.value.path == "x"
+    assert isinstance(caught.value, ValueError)
+
+
+def test_what_can_be_locked_of_a_huge_array(huge):
+    last = HUGE - 1
+    assert locked(huge, np.s_[-1, 1:4]) == {f"x/c/{last}/{n}" for n in (1, 2, 3)}
+    assert locked(huge, np.s_[:: 10**14, -1]) == {f"x/c/{n}/{last}" for n in range(0, HUGE, 10**14)}
+    assert locked(huge, np.s_[5 :: 10**14, [0, -1]]) == {
+        f"x/c/{5 + n}/{m}" for n in range(0, HUGE, 10**14) for m in (0, last)
+    }
+    assert locked(huge, Points(([0, last, last], [3, -1, -1]))) == {"x/c/0/3", f"x/c/{last}/{last}"}
+    assert locked(huge, Blocks(np.s_[last, -2:])) == {f"x/c/{last}/{n}" for n in (HUGE - 2, last)}
+    assert locked(huge, [METADATA, APPEND]) == {"x/zarr.json"}
+    assert len(locked(huge, np.s_[: 1 << 18, 0])) == 1 << 18
+    with pytest.raises(IndexError):
+        locked(huge, HUGE)
+
+
+def test_many_arrays_together_are_too_many(store):
+    for name in ("x", "y"):
+        create(store, name, shape=(150_000,), chunks=(1,))
+    assert len(keys_to_lock(store.mapping, ["x"])) == 150_001
+    with pytest.raises(txstore.LockRegionError, match="262,144"):
+        keys_to_lock(store.mapping, ["x", "y"])
+
+
+DOCUMENT = (
+    '{{"zarr_format": 3, "node_type": "array", "shape": {shape}, "chunk_grid": {grid}, "chunk_key_encoding": '
+    '{{"name": "default"}}}}'
+)
+REGULAR = '{{"name": "regular", "configuration": {{"chunk_shape": {}}}}}'
+RECTILINEAR = '{{"name": "rectilinear", "configuration": {{"kind": "inline", "chunk_shapes": {}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid"),
+    [
+        ([1 << 62], REGULAR.format([1])),
+        ([4], REGULAR.format([1 << 64])),
+        ([10**400], REGULAR.format([1])),
+        ([-1], REGULAR.format([1])),
+        ([1] * 65, REGULAR.format([1] * 65)),
+        ([4], REGULAR.format([1, 1])),
+        ([4], REGULAR.format([-1])),
+        ('["a"]', REGULAR.format([1])),
+        ([4], RECTILINEAR.format([[[2, 10**12]]])),
+        ([4], RECTILINEAR.format([[[1 << 61, 4]]])),
+        ([4], RECTILINEAR.format([[["a", "b"]]])),
+    ],
+)
+def test_documents_that_are_absurd(store, shape, grid):
+    """Numbers beyond what numpy holds, a pair that zarr would write out as 10^12 numbers."""
+    store["x/zarr.json"] = DOCUMENT.format(shape=shape, grid=grid).encode()
+    for region in (0, ..., np.s_[::3], APPEND, Whole(), Resize((1,)), Points(([0],)), Blocks(0)):
+        with pytest.raises(txstore.LockRegionError, match=r"'x/zarr\.json'"):
+            locked(store, region)
+
+
+def test_groups_in_one_another_by_the_thousand(store):
+    """Each was one call deeper."""
+    path = "/".join("a" * 1500)
+    for depth in range(1501):
+        store["/".join(["a"] * depth + ["zarr.json"])] = b'{"zarr_format": 3, "node_type": "group"}'
+    assert path.count("/") == 1499
+    assert len(keys_to_lock(store.mapping, "")) == 1501

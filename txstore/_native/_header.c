@@ -35,6 +35,7 @@ enum { FIXED_BYTES = 120, ID_BYTES = 16, FIELD_BYTES = 6, NAME_BYTES = 100 };
 enum { HEADER_COMMIT = 1, CHECKSUM_CRC32C = 1, PACK_COMMIT_FILE = 1, PACK_DATA = 2 };
 enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, TYPES };
 enum { STATISTICS_KNOWN = 5, RUN_NUMBERS = 5 };
+enum { MAX_RUNS = 1024, MAX_SECTIONS = 1024 }; /* as in format.py: a header that lists more is not plain */
 
 typedef struct {
     const uint8_t *at, *end;
@@ -202,13 +203,43 @@ tuple_of(PyObject *list, int failed)
     return tuple;
 }
 
+/* Where a run lies: the bytes of its pack's entry, and its offset there. */
+typedef struct {
+    span entry;
+    uint64_t offset;
+} place;
+
+static int
+is_among(const place *places, Py_ssize_t count, place wanted)
+{
+    size_t length = (size_t)(wanted.entry.end - wanted.entry.at);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (places[i].offset == wanted.offset && (size_t)(places[i].entry.end - places[i].entry.at) == length &&
+            memcmp(places[i].entry.at, wanted.entry.at, length) == 0)
+            return 1;
+    return 0;
+}
+
 static PyObject *
 all_runs(span from, span branch, PyObject *branch_object, PyTypeObject *pack_type, PyTypeObject *run_type)
 {
+    place places[MAX_RUNS];
     PyObject *list = PyList_New(0);
     int failed = 0;
-    while (list != NULL && !failed && from.at < from.end)
-        failed = append(list, next_run(&from, branch, branch_object, pack_type, run_type));
+    while (list != NULL && !failed && from.at < from.end) {
+        Py_ssize_t count = PyList_GET_SIZE(list);
+        span next = from;
+        uint64_t length, seq;
+        PyObject *run = count == MAX_RUNS ? NULL : next_run(&from, branch, branch_object, pack_type, run_type);
+        failed = append(list, run) < 0;
+        if (!failed) { /* then it can be read */
+            read_varint(&next, &length);
+            places[count].entry = (span){next.at, next.at + length};
+            next.at += length;
+            failed = !read_varint(&next, &seq) || !read_varint(&next, &places[count].offset) ||
+                     is_among(places, count, places[count]);
+        }
+    }
     return tuple_of(list, failed);
 }
 
@@ -218,7 +249,7 @@ all_sections(span from, PyTypeObject *type)
     PyObject *list = PyList_New(0);
     int failed = 0;
     while (list != NULL && !failed && from.at < from.end)
-        failed = append(list, named(type, numbers_behind(0, 3, &from)));
+        failed = PyList_GET_SIZE(list) == MAX_SECTIONS || append(list, named(type, numbers_behind(0, 3, &from))) < 0;
     return tuple_of(list, failed);
 }
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "python"
 
 BLOCK_BYTES = 4096
+BLOCK_MOST = 16384  # of its entries but the last, of that, and of the restart points: never as much
 RESTART_EVERY = 16
 KEY_BYTES = 4096
 RUN_KIND_BLOCK_TABLE = 1
@@ -182,14 +183,18 @@ def _read_index(part: memoryview, blocks: int, base: int, highest: int) -> list[
         _fault("index", base, "too short for its blocks")
     keys = bytes(part[keys_at:])
     records: list[_Record] = []
-    expected = 0
+    expected = next_key = 0
     previous = b""
     for at in range(0, keys_at, RECORD.size):
         offset, length, checksum, max_seq, key_at, key_length = RECORD.unpack_from(part, at)
         if offset != expected or length > base - offset:
             _fault("index", base + at, "block out of place")
+        if length > BLOCK_MOST:
+            _fault("index", base + at, "block too long")
         if not 1 <= key_length <= KEY_BYTES or key_at + key_length > len(keys):
             _fault("index", base + at, "first key out of bounds")
+        if key_at != next_key:
+            _fault("index", base + at, "first key out of place")
         if max_seq > highest or (max_seq == 0) != (highest == 0):
             _fault("index", base + at, "bad seq")
         first_key = keys[key_at : key_at + key_length]
@@ -197,9 +202,12 @@ def _read_index(part: memoryview, blocks: int, base: int, highest: int) -> list[
             _fault("index", base + at, "keys out of order")
         records.append(_Record(offset, length, checksum, max_seq, first_key))
         expected = offset + length
+        next_key += key_length
         previous = first_key
     if expected != base:
         _fault("index", base, "blocks do not end where the index begins")
+    if next_key != len(keys):
+        _fault("index", base, "first keys do not end where the prefixes begin")
     return records
 
 
@@ -209,10 +217,13 @@ def _read_prefixes(part: memoryview, count: int, base: int, highest: int) -> lis
         _fault("prefixes", base, "too short for their count")
     keys = bytes(part[keys_at:])
     prefixes: list[tuple[bytes, int]] = []
+    next_key = 0
     for at in range(0, keys_at, PREFIX.size):
         key_at, key_length, seq = PREFIX.unpack_from(part, at)
         if key_length > KEY_BYTES or key_at + key_length > len(keys):
             _fault("prefixes", base + at, "prefix out of bounds")
+        if key_at != next_key:
+            _fault("prefixes", base + at, "prefix out of place")
         if seq > highest or (seq == 0) != (highest == 0):
             _fault("prefixes", base + at, "bad seq")
         prefix = keys[key_at : key_at + key_length]
@@ -221,6 +232,9 @@ def _read_prefixes(part: memoryview, count: int, base: int, highest: int) -> lis
         if prefixes and prefix <= prefixes[-1][0]:
             _fault("prefixes", base + at, "prefixes out of order")
         prefixes.append((prefix, seq))
+        next_key += key_length
+    if next_key != len(keys):
+        _fault("prefixes", base, "prefixes do not end where the packs begin")
     return prefixes
 
 
@@ -256,6 +270,7 @@ class _Cursor:
         self.restarts: tuple[int, ...] = ()
         self.key = b""
         self.shared = 0
+        self.chained = 0  # entries in a row, up to this one, whose keys are not whole: fewer than RESTART_EVERY
         self.kind = self.seq = self.pack = self.offset = self.length = self.checksum = 0
 
     def seek(self, key: bytes) -> bool:
@@ -327,6 +342,10 @@ class _Cursor:
             self._bad("bad entry")
         if not 1 <= shared + unshared <= KEY_BYTES:
             self._bad("bad entry")
+        # Else an entry of some bytes could stand for a key of 4,096, for as long as the block goes on.
+        chained = self.chained + 1 if shared else 0
+        if chained == RESTART_EVERY:
+            self._bad("bad restart points")
         suffix = block[at : at + unshared]
         if suffix <= self.key[shared:]:
             self._bad("keys out of order")
@@ -354,7 +373,7 @@ class _Cursor:
                 self._bad("pack number out of range")
             (checksum,) = U32.unpack_from(block, at)
             at += U32.size
-        self.key, self.shared, self.kind, self.seq = key, shared, kind, seq or run.seq
+        self.key, self.shared, self.chained, self.kind, self.seq = key, shared, chained, kind, seq or run.seq
         self.pack, self.offset, self.length, self.checksum = pack, offset, length, checksum
         self.at = at
 

@@ -23,6 +23,7 @@ typedef struct {
 
     uint64_t seq, pack, offset, length; /* the entry that it stands on; its seq is effective */
     uint32_t checksum, shared, key_length;
+    uint32_t chained; /* entries in a row, up to this one, whose keys are not whole: fewer than RESTART_EVERY */
     uint8_t kind;
     uint8_t key[KEY_BYTES];
 } cursor;
@@ -36,7 +37,7 @@ cursor_init(cursor *c, const run *r, span stop, uint64_t since)
     c->index = NONE;
     c->block = c->at = c->end = NULL;
     c->restarts = 0;
-    c->key_length = 0;
+    c->key_length = c->chained = 0;
 }
 
 static inline span
@@ -83,6 +84,10 @@ cursor_decode(cursor *c)
         (c->at == c->block && shared) || unshared > (uint64_t)(end - at) || shared + unshared < 1 ||
         shared + unshared > KEY_BYTES)
         return cursor_fault(c, "bad entry");
+    /* Else an entry of some bytes could stand for a key of 4,096, for as long as the block goes on. */
+    uint32_t chained = shared ? c->chained + 1 : 0;
+    if (chained == RESTART_EVERY)
+        return cursor_fault(c, "bad restart points");
     span suffix = {at, (size_t)unshared};
     if (compare(suffix, (span){c->key + shared, c->key_length - shared}) <= 0)
         return cursor_fault(c, "keys out of order");
@@ -114,6 +119,7 @@ cursor_decode(cursor *c)
     memcpy(c->key + shared, suffix.data, suffix.length);
     c->key_length = (uint32_t)(shared + unshared);
     c->shared = (uint32_t)shared;
+    c->chained = chained;
     c->kind = kind;
     c->seq = seq ? seq : c->run->seq;
     c->pack = pack;

@@ -9,6 +9,7 @@
 
 enum {
     BLOCK_BYTES = 4096,
+    BLOCK_MOST = 16384, /* of its entries but the last, of that, and of the restart points: never as much */
     RESTART_EVERY = 16,
     KEY_BYTES = 4096,
     RECORD_BYTES = 32,
@@ -197,6 +198,7 @@ check_index(const run *r)
     span key, previous = {NULL, 0};
     if ((uint64_t)r->blocks * RECORD_BYTES > r->prefixes_at - r->index_at)
         return fault("index", r->index_at, "too short for its blocks");
+    const uint8_t *next_key = r->data + r->index_at + (uint64_t)r->blocks * RECORD_BYTES;
     for (uint32_t i = 0; i < r->blocks; i++) {
         uint64_t at = r->index_at + (uint64_t)i * RECORD_BYTES;
         block_record block;
@@ -204,16 +206,25 @@ check_index(const run *r)
             return -1;
         if (block.offset != expected)
             return fault("index", at, "block out of place");
+        if (block.length > BLOCK_MOST)
+            return fault("index", at, "block too long");
         if (read_first_key(r, i, &key) < 0)
             return -1;
+        if (key.data != next_key)
+            return fault("index", at, "first key out of place");
         if (is_bad_seq(r, block.max_seq))
             return fault("index", at, "bad seq");
         if (compare(key, previous) <= 0)
             return fault("index", at, "keys out of order");
         expected += block.length;
+        next_key += key.length;
         previous = key;
     }
-    return expected == r->index_at ? 0 : fault("index", r->index_at, "blocks do not end where the index begins");
+    if (expected != r->index_at)
+        return fault("index", r->index_at, "blocks do not end where the index begins");
+    if (next_key != r->data + r->prefixes_at)
+        return fault("index", r->index_at, "first keys do not end where the prefixes begin");
+    return 0;
 }
 
 static int
@@ -223,18 +234,24 @@ check_prefixes(const run *r)
     uint64_t seq;
     if ((uint64_t)r->prefixes * PREFIX_BYTES > r->packs_at - r->prefixes_at)
         return fault("prefixes", r->prefixes_at, "too short for their count");
+    const uint8_t *next_prefix = r->data + r->prefixes_at + (uint64_t)r->prefixes * PREFIX_BYTES;
     for (uint32_t i = 0; i < r->prefixes; i++) {
         uint64_t at = r->prefixes_at + (uint64_t)i * PREFIX_BYTES;
         if (read_prefix(r, i, &prefix, &seq) < 0)
             return -1;
+        if (prefix.data != next_prefix)
+            return fault("prefixes", at, "prefix out of place");
         if (is_bad_seq(r, seq))
             return fault("prefixes", at, "bad seq");
         if (prefix.length && prefix.data[prefix.length - 1] != '/')
             return fault("prefixes", at, "prefix does not end in /");
         if (i && compare(prefix, previous) <= 0)
             return fault("prefixes", at, "prefixes out of order");
+        next_prefix += prefix.length;
         previous = prefix;
     }
+    if (next_prefix != r->data + r->packs_at)
+        return fault("prefixes", r->prefixes_at, "prefixes do not end where the packs begin");
     return 0;
 }
 

@@ -1,0 +1,158 @@
+"""Repositories of a few kilobytes, all of whose checksums are right, that would take all memory, or time without end.
+
+Each ends in an error of ours that names the file, or in a report. Where it did not, the test was killed by its time-out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.fuzz import forging
+from tests.fuzz.forging import Forged, Run
+from txstore import names
+from txstore.errors import CorruptionError
+
+FAR = 400_000_000
+
+
+@pytest.fixture
+def forged(tmp_path: Path) -> Callable[[Callable[[Forged], object]], Path]:
+    """Write a repository of three commits, and again with what a function makes of it; return where that is."""
+    repo = txstore.Repository(tmp_path / "true.tx")
+    for i in range(3):
+        with repo.transaction(f"commit {i}") as store:
+            store["a/c/0"] = b"%d" % i * 100
+            store[f"b/c/{i}"] = b"b"
+
+    def forged(change: Callable[[Forged], object]) -> Path:
+        parts = Forged.read(tmp_path / "true.tx")
+        del parts.others[names.hint_path("main")]
+        change(parts)
+        parts.write(tmp_path / "data.tx")
+        return tmp_path / "data.tx"
+
+    return forged
+
+
+def alone_in_a_far_slot(parts: Forged) -> None:
+    """The first commit, which has no parent, far up: all slots below are missing."""
+    first, *others = parts.commits
+    for path in others:
+        del parts.packs[path]
+    parts.move(first, FAR)
+
+
+def head_in_a_far_slot(parts: Forged) -> None:
+    """The head says that it needs nothing below it, but for what the floor names."""
+    head = parts.packs[parts.move(parts.commits[-1], FAR)]
+    assert head.fixed is not None
+    head.fixed[forging.PARENT_ID] = head.fixed[forging.PARENT_HASH] = bytes(16)
+
+
+@pytest.mark.parametrize("change", [alone_in_a_far_slot, head_in_a_far_slot])
+def test_slots_up_to_a_far_one_are_not_counted(forged, tmp_path, change):
+    """`verify` looked for each of them, and told of it; `backup` held all their numbers in memory."""
+    path = forged(change)
+    faults = txstore.Repository(path).verify().faults
+    told = [fault for fault in faults if fault.part == "missing"]
+    assert [fault.path for fault in told] == [names.commit_path("main", FAR - 1)]
+    assert f"{FAR - (1 if change is alone_in_a_far_slot else 3):,}".replace(",", "") in told[0].reason
+    assert len(faults) < 20
+    with pytest.raises(CorruptionError):
+        txstore.Repository(path).backup(tmp_path / "copy.tx")
+    with pytest.raises(CorruptionError) if change is head_in_a_far_slot else contextlib.nullcontext():
+        txstore.Repository(path).usage()
+    txstore.Repository(path).verify(repair=True)
+    assert txstore.Repository(path).head().slot == FAR
+
+
+def test_a_vacuum_does_not_count_the_slots_that_a_record_is_based_on(forged):
+    """Down to the base of a transaction, which anybody may write into its record, each slot was looked for."""
+
+    def change(parts: Forged) -> None:
+        head_in_a_far_slot(parts)
+        head = parts.packs[parts.commits[-1]]
+        assert head.fixed is not None
+        head.fixed[forging.FLOOR] = FAR
+        record = {
+            "transaction": "ab" * 16, "branch": "main", "base": [0, "0" * 32], "name": "run-17", "message": None,
+            "properties": {}, "durability": "fsync", "owner": "", "time": 0, "isolation": "snapshot",
+        }  # fmt: skip
+        parts.others[f"{names.STAGING}/{'ab' * 16}.open"] = forging.forge_json(record)
+        parts.others[names.named_path("run-17")] = b"ab" * 16
+
+    path = forged(change)
+    repo = txstore.Repository(path)
+    repo.vacuum()
+    assert [commit.slot for commit in repo.log()] == [FAR]
+
+
+def test_many_runs_that_are_one(forged):
+    """Each was opened, and each look-up went through all of them."""
+
+    def change(parts: Forged) -> None:
+        head = parts.packs[parts.commits[-1]]
+        head.runs = head.runs[:1] * 300_000
+
+    path = forged(change)
+    with pytest.raises(CorruptionError, match="a run twice"):
+        txstore.Repository(path).mapping()
+    assert [fault.part for fault in txstore.Repository(path).verify().faults] == ["header"]
+
+
+def test_keys_that_unfold(forged):
+    """Entries of eight bytes stood for keys of 4,096."""
+
+    def change(parts: Forged) -> None:
+        run = parts.packs[parts.commits[-1]].sections[0]
+        assert isinstance(run, Run)
+        run.entries = [forging.Entry(b"k" * 4093 + b"%03d" % i, 0) for i in range(1000)]
+        run.restart_every, run.block_bytes = 1000, 16_000
+
+    path = forged(change)
+    with pytest.raises(CorruptionError, match="bad restart points"):
+        list(txstore.Repository(path).mapping())
+    with pytest.raises(CorruptionError):
+        txstore.Repository(path).backup(path.with_name("copy.tx"))
+    assert any(fault.part == "run" for fault in txstore.Repository(path).verify().faults)
+
+
+def test_a_file_of_many_gigabytes_that_takes_no_room(forged):
+    """A small file is read as a whole: of one with a hole in it, all of the hole was."""
+    path = forged(lambda parts: None)
+    (path / "tags").mkdir(exist_ok=True)
+    with open(path / "tags/v1", "wb") as file:
+        file.truncate(1 << 40)
+    repo = txstore.Repository(path)
+    with pytest.raises(CorruptionError, match="tags/v1"):
+        dict(repo.tags)
+    assert [fault.path for fault in repo.verify().faults] == ["tags/v1"]
+
+
+@pytest.mark.parametrize("count", [32, 2000])
+def test_orphans_without_end(forged, count):
+    """Each was followed down to where the chain breaks, and so was each below it."""
+    read = []
+
+    def change(parts: Forged) -> None:
+        for path in parts.commits[:-1]:
+            del parts.packs[path]
+        last = parts.packs[parts.move(parts.commits[-1], 10)]
+        assert last.fixed is not None
+        for slot in range(11, 11 + count):
+            other = parts.copy_pack(last)
+            other.id = other.fixed[forging.ID] = slot.to_bytes(16, "little")
+            other.fixed[forging.SLOT], other.fixed[forging.SEQ] = slot, slot + 1
+            other.fixed[forging.OPTIONAL] = 1  # not synced: it vouches for nothing
+            parts.packs[names.commit_path("main", slot)] = other
+
+    repo = txstore.Repository(forged(change))
+    commits = repo.engine.commits
+    true_read, commits.read = commits.read, lambda branch, slot: read.append(slot) or true_read(branch, slot)
+    assert commits.head() is None
+    assert len(read) < 3 * count + 10
