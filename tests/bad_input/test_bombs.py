@@ -1,6 +1,6 @@
 """Repositories of a few kilobytes, all of whose checksums are right, that would take all memory, or time without end.
 
-Each ends in an error of ours that names the file, or in a report. Where it did not, the test was killed by its time-out.
+Each ends in an error of ours that names the file, or in a report. Where it did not, its time-out killed the test.
 """
 
 from __future__ import annotations
