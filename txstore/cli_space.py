@@ -93,6 +93,7 @@ def du(path: PathArgument, as_json: JsonOption = False) -> None:
 def _purposes(usage: Usage) -> Iterator[tuple[int, str]]:
     yield usage.live, "live: values at the head"
     yield usage.history, "history: what else the kept commits need"
+    yield usage.overwritten, "overwritten: of no kept commit, in files that are needed; optimize, then vacuum, frees it"
     yield usage.staged, "staged: transactions that are going on, or were"
     yield usage.orphan, "orphan: needed by nothing; vacuum deletes it"
     yield usage.total, "total"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from txstore import names
 from txstore.commit import Stored
 from txstore.commits import Commits
 from txstore.finding import find_tagged
 from txstore.format import PackName, RunName, packs_begin
-from txstore.index import names_of
+from txstore.index import Runs, names_of
 from txstore.remote_packs import open_packs
-from txstore.remote_runs import open_run
+from txstore.remote_runs import open_run, open_runs
 
 
 class Reachable:
@@ -35,6 +35,9 @@ class Reachable:
             if name not in self._runs:
                 self._runs.add(name)
                 self.paths.update(pack.path for pack in self._packs_of(name))
+
+    def open_runs(self, runs: Sequence[RunName]) -> Runs:
+        return open_runs(runs, self._packs)
 
     def _packs_of(self, name: RunName) -> Iterator[PackName]:
         found = open_run(name, self._packs)

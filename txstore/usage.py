@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from txstore import names
+from txstore import format, names
+from txstore.commit import Stored
 from txstore.commits import Commits
 from txstore.documents import kind_of_node
+from txstore.format import RunName
+from txstore.index import names_of
 from txstore.keys import ancestors, directory_prefix, stored_key
 from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, sizes_of
 from txstore.snapshot import Snapshot, Snapshots
@@ -30,6 +35,10 @@ class Usage:
         Values at the head.
     history : int
         What else the commits that are kept need: older values, runs, headers.
+    overwritten : int
+        In files that kept commits need, values that none of them has: overwritten by the transaction that wrote them,
+        or given up with their commits. `optimize`, then a vacuum that gives up what was before it, frees them. At least
+        so many bytes: of each value that is there, the frame is taken to be as large as it can be.
     staged : int
         Below `.staging/`: transactions that are going on, or that were.
     orphan : int
@@ -40,13 +49,14 @@ class Usage:
 
     live: int = 0
     history: int = 0
+    overwritten: int = 0
     staged: int = 0
     orphan: int = 0
     arrays: dict[str, ArrayUsage] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        return self.live + self.history + self.staged + self.orphan
+        return self.live + self.history + self.overwritten + self.staged + self.orphan
 
 
 def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
@@ -61,21 +71,85 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     committing = StagedPacks(staged)
     head = None if oldest is None else commits.head(branch)
     needed = Reachable(commits)
+    referred = _Referred(commits, needed, commits.floor(branch))
     if head is not None:
         snapshot = snapshots.of(head)
         found.arrays = _arrays(snapshot)
         found.live = sum(array.bytes for array in found.arrays.values())
         for stored in kept_commits(commits, branch, head, commits.floor(branch)):
             needed.add(stored)
+            referred.add(stored)
+    sizes = sizes_of(commits, files)
+    found.overwritten = referred.overwritten(branch, sizes)
     del oldest
-    for path, size in sizes_of(commits, files).items():
+    for path, size in sizes.items():
         if path in needed.paths:
             found.history += size
         elif path not in committing:  # another name of what is staged
             found.orphan += size
-    found.history -= found.live
+    found.history -= found.live + found.overwritten
     found.staged = sum(sizes_of(commits, [f"{names.STAGING}/{file}" for file in staged]).values())
     return found
+
+
+#: Bytes that a frame takes beside key and value, at most; of a value that is not small, also what aligns it.
+_FRAME, _ALIGNED_FRAME = format.FRAME_SIZE + format.PREDECESSOR.size + 7, format.ALIGNMENT
+
+
+class _Referred:
+    """The values that kept commits have, by the file that they lie in."""
+
+    def __init__(self, commits: Commits, needed: Reachable, floor: int) -> None:
+        self._commits = commits
+        self._needed = needed
+        self._floor = floor
+        self._offsets: dict[str, array[int]] = {}
+        self._lengths: dict[str, array[int]] = {}  # of frames, at most
+        self._ends: dict[str, int] = {}  # of frames
+
+    def add(self, stored: Stored) -> None:
+        self._ends[stored.path] = _end_of_frames(stored)
+        self._ends.update({pack.name.path: pack.end for pack in stored.header.packs})
+        for names_together in self._runs(stored):
+            runs = self._needed.open_runs(names_together)
+            for found in runs.scan_all():
+                path = runs.pack_name(found.run, found.pack).path
+                self._offsets.setdefault(path, array("Q")).append(found.offset)
+                aligned = _ALIGNED_FRAME if found.length >= format.ALIGNED_FROM else 0
+                self._lengths.setdefault(path, array("Q")).append(found.length + len(found.key) + _FRAME + aligned)
+
+    def _runs(self, stored: Stored) -> Iterator[Sequence[RunName]]:
+        """Yield the runs of a commit, as they are to be read together, that tell what no kept commit before it has."""
+        header = stored.header
+        runs = names_of(header.runs, header.name)
+        if header.slot <= self._floor:
+            yield runs
+            return
+        for name in runs:
+            # A merged run says what others say, but that of `optimize`, which has brought packs.
+            if name.pack == header.name and (name.seq == header.seq or header.packs):
+                yield [name]
+
+    def overwritten(self, branch: str, sizes: Mapping[str, int]) -> int:
+        return sum(self._overwritten_in(branch, path, sizes.get(path, 0)) for path in self._needed.paths)
+
+    def _overwritten_in(self, branch: str, path: str, size: int) -> int:
+        import numpy as np  # late: who asks for something else does not wait for it
+
+        end = self._ends.get(path)
+        if end is None and names.is_commit_path(path):  # given up, but the file is needed
+            slot = names.parse_slot(path.rpartition("/")[2])
+            stored = None if slot is None else self._commits.read(branch, slot)
+            end = 0 if stored is None else _end_of_frames(stored)
+        frames = 0
+        if path in self._offsets:  # several runs may refer to one value
+            _, first = np.unique(np.frombuffer(self._offsets[path], np.uint64), return_index=True)
+            frames = int(np.frombuffer(self._lengths[path], np.uint64)[first].sum())
+        return max(0, (size if end is None else end) - format.HEAD_SIZE - format.ALIGNMENT - frames)
+
+
+def _end_of_frames(stored: Stored) -> int:
+    return min([section.offset for section in stored.header.sections], default=stored.footer.header_offset)
 
 
 def _arrays(snapshot: Snapshot) -> dict[str, ArrayUsage]:

@@ -29,14 +29,14 @@ def test_it_adds_up(repo):
 
     def look():
         usage = repo.usage()
-        assert usage.live + usage.history + usage.orphan == packed(repo)
+        assert usage.live + usage.history + usage.overwritten + usage.orphan == packed(repo)
         assert usage.live == sum(len(value) for value in repo.mapping().values())
-        assert min(usage.live, usage.history, usage.staged, usage.orphan) >= 0
-        assert usage.total == usage.live + usage.history + usage.orphan + usage.staged
+        assert min(usage.live, usage.history, usage.overwritten, usage.staged, usage.orphan) >= 0
+        assert usage.total == usage.live + usage.history + usage.overwritten + usage.orphan + usage.staged
         usages.append(usage)
         return usage
 
-    assert look().orphan == 0
+    assert look().orphan == look().overwritten == 0
     with repo.begin() as transaction:
         transaction["b"] = bytes(100_000)
         transaction.share()
@@ -57,6 +57,56 @@ def test_it_adds_up(repo):
     assert look().orphan > 0
     assert look().orphan == repo.vacuum().bytes
     assert look().orphan == 0
+
+
+SIZES = pytest.mark.parametrize("size", [100, 5_000, 200_000, 2 << 20])
+
+
+@SIZES
+def test_what_a_transaction_has_overwritten_itself_is_not_history(repo, size):
+    put(repo, {"old": bytes(size)})
+    with repo.begin() as transaction:
+        for number in range(10):
+            transaction["key"] = b"%09d" % number * (size // 9)
+            transaction[f"once/{number}"] = bytes(size)
+    del transaction  # or a vacuum would keep what it was based on
+    usage = repo.usage()
+    assert 0.6 * 9 * size <= usage.overwritten <= 1.6 * 9 * size
+    assert usage.history < 12 * 200 + 10_000
+    assert usage.total == packed(repo)
+    repo.optimize()
+    assert repo.usage().overwritten == usage.overwritten
+    repo.vacuum(keep=1)
+    assert repo.usage().overwritten == 0
+
+
+@SIZES
+def test_what_other_commits_have_is_history_until_they_are_given_up(repo, size):
+    for number in range(10):
+        put(repo, {"key": b"%09d" % number * (size // 9), f"once/{number}": bytes(size)})
+    repo.tags["v1"] = 3
+    repo.tags["v2"] = 5
+    assert repo.usage().overwritten == 0
+    before = repo.usage().history
+    assert before > 9 * size
+    repo.optimize()
+    assert repo.usage().overwritten == 0
+    repo.vacuum(keep=1)
+    usage = repo.usage()
+    assert usage.total == packed(repo)
+    assert size < usage.history  # the commits with tags
+    assert 2 * size < usage.overwritten < 4.5 * size  # of "key" in the files of the slots 0, 1, 2 and 4
+    del repo.tags["v2"], repo.tags["v1"]
+    repo.vacuum(keep=1)
+    assert repo.usage().overwritten == 0
+
+
+def test_overwritten_by_the_processes_of_one_transaction(repo):
+    store = repo.transaction(name="run")
+    for number in range(10):
+        store.mapping["key"] = b"%09d" % number * 10_000
+    store.commit()
+    assert 9 * 80_000 < repo.usage().overwritten < 9 * 100_000
 
 
 def test_arrays_of_both_formats_in_nested_groups(repo):
