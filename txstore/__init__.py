@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from txstore.commit import Commit
 from txstore.errors import (
     BackupError,
+    ClockWarning,
     CommitNotFoundError,
     CommitUnknownError,
     ConflictError,
@@ -48,6 +49,7 @@ __all__ = [
     "METADATA",
     "Append",
     "BackupError",
+    "ClockWarning",
     "Commit",
     "CommitNotFoundError",
     "CommitUnknownError",

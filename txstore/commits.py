@@ -53,6 +53,7 @@ class Commits:
         self.is_tidy = False  # what dead processes had staged was looked for
         self._newest: Stored | None = None  # the head that was found last
         self._durable_slot = -1  # known to be durable, with all slots below it
+        self.warned_of = 0  # the time, ahead of the clock, that a commit was warned to be of
         self._is_copy = False  # its files were durable elsewhere; here nobody has synced them
 
     def new_pack(self, transaction: bytes, number: int) -> Writer:

@@ -84,7 +84,7 @@ class Committer:
         merged = self._append_merged_run(self.head)
 
         # 4. All that is large is made durable; then the header is written, and the file takes the next slot.
-        self.publisher.prepare()
+        self.publisher.prepare(self.head.stored)
         return self.publisher.publish(self._catch_up, lambda head: self._contents(own, merged, head, statistics))
 
     def withdraw_packs(self) -> None:

@@ -305,3 +305,7 @@ class KeyFormatError(TxStoreError, ValueError):
 
 class UncommittedChangesWarning(UserWarning):
     """Staged writes were dropped because nobody committed them."""
+
+
+class ClockWarning(UserWarning):
+    """A commit is dated later than it is now by this machine's clock: one of two clocks is wrong."""

@@ -94,6 +94,19 @@ def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Store
     return found
 
 
+def first_since(commits: Commits, head: Stored, time: int) -> int:
+    """Return the slot of the oldest commit, of those from the floor to `head`, that is not older than a time."""
+    low, high = head.header.floor, head.header.slot
+    while low < high:  # times ascend with the slots
+        middle = (low + high) // 2
+        stored = commits.read(head.header.branch, middle)
+        if stored is not None and stored.header.time >= time:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
 def find_tagged(commits: Commits, name: str) -> Stored:
     """Return the commit with a tag. Raises `CommitNotFoundError`."""
     tag = commits.read_tag(name)

@@ -282,7 +282,7 @@ class _Optimizer:
         if not inputs and may_wait:
             return None
         section, merged = self._append(self.head, len(inputs), self.copies.run_of) if inputs else (None, None)
-        self.publisher.prepare()
+        self.publisher.prepare(self.head.stored)
 
         def contents(head: Snapshot) -> Contents | None:
             runs = list(head.run_names)

@@ -11,7 +11,9 @@ import getpass
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,20 +21,21 @@ from txstore import encoding, format, names
 from txstore.commit import Stored
 from txstore.commits import Commits, SlotTakenError
 from txstore.errors import (
+    ClockWarning,
     CommitUnknownError,
     CorruptionError,
     SnapshotExpiredError,
-    TransactionStateError,
     TxStoreError,
 )
+from txstore.finding import first_since
 from txstore.format import DataPack, Footer, Header, RunName, Section, Statistics
 from txstore.pack import Writer
 from txstore.snapshot import Snapshot
 
 #: A commit above this length is synced before the commit lock is taken, so that nobody waits for its data.
 SYNC_BEFORE_LOCK = 1 << 20
-#: Clocks order nothing, but a parent from the future would push all later commit times ahead (microseconds).
-MAX_CLOCK_LEAD = 3600 * 1_000_000
+#: Clocks order nothing, but a commit from the future takes all later commit times along (microseconds).
+MAX_CLOCK_LEAD = 60 * 1_000_000
 
 
 class SyncFailedError(Exception):
@@ -85,12 +88,15 @@ class Publisher:
         self.writer.write_at(section.offset, content + bytes(self.end - section.offset - len(content)))
         return section
 
-    def prepare(self) -> None:
+    def prepare(self, head: Stored | None) -> None:
         """I1: values and runs are durable before the header that names them: large ones now, small ones with it.
 
         The file is created now in any case: that can take a millisecond where many others were deleted. The data packs
-        go where readers look for them. Raises `SyncFailedError` or `OSError`.
+        go where readers look for them. `head` is the newest commit that is known. Raises `SyncFailedError` or
+        `OSError`.
         """
+        if head is not None:
+            self._compare_clocks(head)
         self.writer.finish(self.end)
         if self.durable and self.end > SYNC_BEFORE_LOCK:
             self._sync()
@@ -112,6 +118,27 @@ class Publisher:
                 if not self.durable:
                     raise
                 raise SyncFailedError(error) from error
+
+    def _compare_clocks(self, head: Stored) -> None:
+        """Warn of commits that are dated later than it is now: who made the first, and what that means.
+
+        Before anything is published: somebody may have made an error of the warning.
+        """
+        now = time.time_ns() // 1000
+        if head.header.time - now <= MAX_CLOCK_LEAD or head.header.time - self.commits.warned_of <= MAX_CLOCK_LEAD:
+            return
+        self.commits.warned_of = head.header.time  # once: those that follow are dated a microsecond later
+        # Those above the first one are dated as they are because of it.
+        first = self.commits.read(self.branch, first_since(self.commits, head, now)) or head
+        ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
+        warnings.warn(
+            f"{self.storage.url}: commit {commit} ({commit.id[:12]}) by {commit.author} is dated "
+            f"{commit.time.isoformat(timespec='seconds')}, {_hours(ahead)} ahead of the clock of this machine "
+            f"({platform.node()}): one of the two is wrong. Until that time, each commit is dated a microsecond after "
+            "the one before, and is found by that date",
+            ClockWarning,
+            stacklevel=2,
+        )
 
     def publish(
         self, catch_up: Callable[[], Snapshot], contents: Callable[[Snapshot], Contents | None]
@@ -260,15 +287,12 @@ def align(offset: int) -> int:
 
 def _commit_time(parent: Stored | None) -> int:
     now = time.time_ns() // 1000
-    if parent is None:
-        return now
-    if parent.header.time - now > MAX_CLOCK_LEAD:
-        raise TransactionStateError(
-            f"commit {parent.commit} is dated {parent.commit.time.isoformat()}, over an hour ahead of this machine's "
-            "clock: set the clock right, then commit again",
-            state="open",
-        )
-    return max(now, parent.header.time + 1)
+    return now if parent is None else min(max(now, parent.header.time + 1), encoding.MAX_TIME)
+
+
+def _hours(ahead: timedelta) -> str:
+    minutes = round(ahead.total_seconds() / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
 
 
 @cache

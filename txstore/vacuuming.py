@@ -19,6 +19,7 @@ from txstore import encoding, format, names
 from txstore.commit import Stored
 from txstore.commits import Commits
 from txstore.errors import CorruptionError
+from txstore.finding import first_since
 from txstore.pack import MissingPackError
 from txstore.publishing import Contents, Publisher, SyncFailedError
 from txstore.reachable import Reachable, StagedPacks, data_packs, kept_commits, sizes_of
@@ -119,7 +120,7 @@ class _Vacuum:
         if not self.dry_run:
             if floor > head.header.floor:
                 self.commits.make_durable(head)  # before anybody has to wait for us
-                head = self._publish(floor)
+                head = self._publish(head, floor)
                 floor = head.header.floor
             if head.header.floor > floor_before:
                 self.commits.make_durable(head)  # one that was interrupted may not have come to that
@@ -148,24 +149,12 @@ class _Vacuum:
             return head.header.floor
         wanted = head.header.slot if keep is None else head.header.slot - keep + 1
         if before is not None:
-            wanted = min(wanted, self._first_since(head, before))
+            wanted = min(wanted, first_since(self.commits, head, before))
         return max(head.header.floor, self._limited(head, wanted))
 
     def _limited(self, head: Stored, wanted: int) -> int:
         wanted = self._pinned(head, below=wanted)  # first: see above
         return min([wanted, *self._bases()])
-
-    def _first_since(self, head: Stored, time: int) -> int:
-        """Return the slot of the oldest commit that is not older than a time."""
-        low, high = head.header.floor, head.header.slot
-        while low < high:  # times ascend with the slots
-            middle = (low + high) // 2
-            stored = self.commits.read(self.branch, middle)
-            if stored is not None and stored.header.time >= time:
-                high = middle
-            else:
-                low = middle + 1
-        return high
 
     def _bases(self) -> Iterator[int]:
         """Yield the slots that recorded transactions are based on: what has a name outlives its processes."""
@@ -191,12 +180,12 @@ class _Vacuum:
         seq = self.snapshots.pins.lowest(below + difference)
         return below if seq is None else max(0, seq - difference)
 
-    def _publish(self, floor: int) -> Stored:
+    def _publish(self, head: Stored, floor: int) -> Stored:
         writer = self.commits.new_pack(os.urandom(16), 0)
         # Durable in any case (I10): what commits of `durability="none"` have made is synced once, not each time.
         publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
-            publisher.prepare()
+            publisher.prepare(head)
             stored = publisher.publish(
                 lambda: self.snapshots.newest(self.branch), lambda head: self._raised(head, floor)
             )
