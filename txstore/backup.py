@@ -87,20 +87,25 @@ class _BackUp:
         self._id = commits.identity.id
         self._pins = Pins(self.source.open_pins)
         self._files = self._bytes = self._total = self._floor = 0
+        self._tags: dict[str, bytes] = {}  # what those say that are copied, by their names
         self._seen: set[tuple[bytes, int]] = set()  # runs whose packs are known
 
     def run(self) -> Backup:
-        try:
-            return self._run()
-        except FileNotFoundError as error:
-            head = open_commits(self.source).head(MAIN)
-            if head is not None and head.header.floor > self._floor:
-                raise BackupError(self.target.url, "a vacuum has deleted files meanwhile: run it again") from error
-            raise
+        while True:
+            try:
+                return self._run()
+            except (FileNotFoundError, CorruptionError) as error:
+                if self._are_tags_gone():
+                    continue  # without them: below the floor only they had kept what is missing
+                head = open_commits(self.source).head(MAIN)
+                if isinstance(error, FileNotFoundError) and head is not None and head.header.floor > self._floor:
+                    raise BackupError(self.target.url, "a vacuum has deleted files meanwhile: run it again") from error
+                raise
 
     def _run(self) -> Backup:
         head = self._pinned_head()
-        tags = self._tags(head)
+        self._tags = {} if head is None else self._read_tags(head)
+        self._seen = set()
         copies = open_commits(self.target)
         is_new = self._check_target(copies)
         last = None if is_new else copies.head(MAIN)
@@ -110,8 +115,8 @@ class _BackUp:
         self._write_once(names.GUARD)
         if head is not None:
             self._copy_history(head, last)
-        for path in tags:
-            self._write_tag(path)
+        for name, content in self._tags.items():
+            self._write_tag(names.tag_path(name), content)
         if is_new:
             self._write_once(names.FORMAT)
         copies = open_commits(self.target)
@@ -198,7 +203,7 @@ class _BackUp:
     def _new_commits(self, head: Stored, last: Stored | None) -> Iterator[Stored]:
         """Yield the commits to copy, the oldest first: from the floor on, and tagged ones below it."""
         first = head.header.floor if last is None else max(head.header.floor, last.header.slot)
-        tagged = {Tag.decode(self.source.read(path)).slot for path in self._tags(head)}
+        tagged = {Tag.decode(content).slot for content in self._tags.values()}
         # One by one: how many slots there are is what a header says, until the first is found missing.
         for slot in chain(sorted(slot for slot in tagged if slot < first), range(first, head.header.slot + 1)):
             stored = self.commits.read(MAIN, slot)
@@ -224,16 +229,15 @@ class _BackUp:
         except ValueError as error:
             raise CorruptionError(path, offset=name.offset, reason=f"damaged run: {error}") from error
 
-    def _tags(self, head: Stored | None) -> list[str]:
-        """Return the paths of the tags on commits up to the head."""
-        if head is None:
-            return []
-        paths = []
-        for name in sorted(self.source.list("tags")):
-            with contextlib.suppress(FileNotFoundError):
-                if self.commits.read_tag(name).slot <= head.header.slot:
-                    paths.append(names.tag_path(name))
-        return paths
+    def _read_tags(self, head: Stored) -> dict[str, bytes]:
+        """Return what the tags on commits up to the head say: read once, since others delete and make them."""
+        tags = {name: tag for name, tag in sorted(self.commits.tags().items()) if tag.slot <= head.header.slot}
+        return {name: tag.encode() for name, tag in tags.items()}
+
+    def _are_tags_gone(self) -> bool:
+        """Tell whether a tag that was to be copied has been deleted since."""
+        there = self.commits.tags()
+        return any(name not in there or there[name].encode() != content for name, content in self._tags.items())
 
     def _of_pack(self, path: str, end: int | None) -> _Copy:
         length = self.source.read_tail(path, 0)[1] if end is None else end
@@ -308,20 +312,19 @@ class _BackUp:
         for fault in faults:
             raise CorruptionError(copy.path, offset=fault.offset, key=fault.key, reason=fault.reason)
 
-    def _write_tag(self, path: str) -> None:
-        """Copy a tag. One that was given anew is replaced."""
-        content = self.source.read(path)
+    def _write_tag(self, path: str, content: bytes) -> None:
+        """Write a tag into the copy. One that was given anew is replaced."""
         if self.target.exists(path) and self.target.read(path) != content:
             temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
             self.target.write_once(temporary, content, durable=True)
             self.target.replace(temporary, path)
             self._files += 1
         else:
-            self._write_once(path)
+            self._write_once(path, content)
 
-    def _write_once(self, path: str) -> None:
-        """Copy a small file, unless it is there."""
-        content = self.source.read(path)
+    def _write_once(self, path: str, content: bytes | None = None) -> None:
+        """Copy a small file, or write what was read of it, unless it is there."""
+        content = self.source.read(path) if content is None else content
         if self.target.exists(path):
             if self.target.read(path) != content:
                 raise BackupError(self.target.url, f"its {path} is another than the repository's: choose a new one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -12,6 +13,7 @@ import pytest
 
 import txstore
 from tests.bad_input.disk import tree
+from tests.conflicts.faults import watch
 from tests.corruption import small
 from txstore import names
 from txstore.backup import back_up
@@ -235,8 +237,6 @@ def test_a_whole_copy_is_whole(source, tmp_path):
 
 
 def test_the_first_durable_commit_makes_a_copy_durable(source, tmp_path):
-    from tests.conflicts.faults import watch
-
     repo, _ = source
     shutil.copytree(repo.url, tmp_path / "copy")
     copy = txstore.Repository(tmp_path / "copy")
@@ -268,3 +268,39 @@ def test_while_others_vacuum(source, tmp_path):
     assert [report.expired for report in reports] == [0]
     assert len(contents_of(tmp_path / "copy")) == len(contents)
     assert repo.vacuum(keep=1).expired > 0
+
+
+@pytest.mark.parametrize("vacuums", [False, True])
+def test_a_tag_is_deleted_at_every_step(tmp_path, vacuums):
+    """The copy has it, with all that it names, or not."""
+    step, steps = 0, 1
+    while step < steps:
+        repo = txstore.Repository(tmp_path / f"{step}.tx", durability="none")
+        for number in range(3):
+            put(repo, "value", b"%d" % number * 100)
+            repo.tags[f"v{number}"] = repo.head()
+        put(repo, "value", b"last")
+        repo.optimize()
+        repo.vacuum(keep=1)  # the tagged ones lie below the floor
+        other, calls = txstore.Repository(repo.url), itertools.count()
+
+        class Each(dict):
+            def get(self, name, default=None):
+                return act if next(calls) == step else default  # noqa: B023
+
+        def act(*_):
+            del other.tags["v1"]  # noqa: B023
+            if vacuums:
+                other.vacuum()  # noqa: B023
+
+        watch(repo).before = Each()
+        made = repo.backup(tmp_path / f"{step}.copy")
+        steps = next(calls)
+        copy = txstore.Repository(tmp_path / f"{step}.copy")
+        assert copy.head().id == made.commit == other.head().id
+        assert {"v0", "v2"} <= set(copy.tags) <= {"v0", "v1", "v2"}
+        for name in copy.tags:
+            assert copy.snapshot(tag=name)["value"] == name[1:].encode() * 100
+        assert copy.verify().faults == []
+        step += 1
+    assert steps > 20
