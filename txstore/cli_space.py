@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
@@ -36,8 +37,10 @@ def register(app: typer.Typer) -> None:
 @reporting_errors
 def optimize(path: PathArgument, as_json: JsonOption = False) -> None:
     """Copy small packs, and those that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
-    with showing_progress("optimize") as progress:
+    with showing_progress("optimize") as progress, warnings.catch_warnings(record=True) as told:
         made = Repository(path).optimize(progress=progress)
+    for each in told:
+        typer.echo(f"txstore: {each.message}", err=True)
     if as_json:
         print_json({"commit": None if made is None else commit_as_dict(made)})
     elif made is None:

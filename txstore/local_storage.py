@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import struct
 import sys
 import time
@@ -272,6 +273,12 @@ class LocalStorage:
 
     def boot(self) -> int:
         return _boot()
+
+    def free(self) -> int | None:
+        try:
+            return shutil.disk_usage(self._root).free
+        except OSError:
+            return None
 
     def now(self) -> float:
         return time.time()

@@ -9,7 +9,9 @@ keys, and they can be merged while nobody commits. So there is progress under an
 
 from __future__ import annotations
 
+import errno
 import os
+import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +21,12 @@ from txstore._native import index as native_index
 from txstore.commit import Stored
 from txstore.commits import Commits
 from txstore.committer import find_runs
+from txstore.errors import raise_if_full
 from txstore.format import DataPack, PackName, RunName, Section
 from txstore.pack import Writer
 from txstore.publishing import Contents, Publisher, SyncFailedError, align
 from txstore.snapshot import Snapshot, Snapshots
+from txstore.storage import Storage
 
 #: A new pack is ended when it has reached this length, in bytes.
 PACK_LENGTH = 256 << 20
@@ -30,6 +34,9 @@ PACK_LENGTH = 256 << 20
 SMALL_PACK = 32 << 20
 LIVE_SHARE = 0.8
 _FRAME_OVERHEAD = format.FRAME_SIZE + 16  # bytes; the padding is an estimate
+
+#: Bytes that are left on a disk that is nearly full.
+_RESERVE = 64 << 10
 
 _ATTEMPTS = 5
 #: Up to so many keys the runs are merged under the commit lock, in some 50 ms at the most, if others were faster twice:
@@ -108,16 +115,50 @@ def optimize(
         return None
     for use in uses.values():
         use.runs = 0  # they are about to be merged: what is left of their files may not be worth keeping then
-    chosen = choose(uses)
+    wanted = choose(uses)
+    chosen = _fitting(commits.storage, head, uses, wanted)
     total = sum(uses[name].live for name in chosen)
-    copies = _Copies(commits, head, chosen, progress=lambda done: progress and progress(done, total))
-    optimizer = _Optimizer(commits, snapshots, head, copies, branch=branch, durable=durable)
     try:
-        return optimizer.run()
+        copies = _Copies(commits, head, chosen, progress=lambda done: progress and progress(done, total))
+        optimizer = _Optimizer(commits, snapshots, head, copies, branch=branch, durable=durable)
+        try:
+            made = optimizer.run()
+        finally:
+            copies.close(published=optimizer.publisher.offered)
     except SyncFailedError as error:
+        raise_if_full(error.cause)
         raise error.cause from None
-    finally:
-        copies.close(published=optimizer.publisher.offered)
+    except OSError as error:
+        raise_if_full(error)
+        raise
+    if made is not None and len(chosen) < len(wanted):
+        told = f"there was room to copy {len(chosen):,} of {len(wanted):,} packs: vacuum(keep=1), then optimize again"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+    return made
+
+
+def _fitting(
+    storage: Storage, head: Snapshot, uses: Mapping[PackName, PackUse], wanted: set[PackName]
+) -> set[PackName]:
+    """Return those of the packs that there is room to copy, the most wasteful first. Raises `OSError` if there is none.
+
+    What is copied is freed by the next vacuum only: on a disk that is nearly full, a little at a time.
+    """
+    free = storage.free()
+    if free is None:
+        return wanted
+    left = free - _RESERVE - 2 * sum(name.length for name in head.run_names)
+    fitting = set()
+    for name in sorted(wanted, key=lambda name: uses[name].live / max(1, uses[name].length)):
+        if uses[name].live <= left:
+            fitting.add(name)
+            left -= uses[name].live
+    if wanted and not fitting:
+        least = min(uses[name].live for name in wanted) + free - left
+        every = sum(uses[name].live for name in wanted) + free - left
+        told = f"{os.strerror(errno.ENOSPC)}: to begin takes {least:,} bytes, to copy all of it {every:,}, and {free:,}"
+        raise OSError(errno.ENOSPC, f"{told} are free; nothing was published. Make room, then try again", storage.url)
+    return fitting
 
 
 def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:

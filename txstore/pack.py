@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -248,7 +249,11 @@ class PackWriter:
     def _allocate(self, end: int) -> None:
         if end > self._allocated and end > PREALLOCATE_FROM:
             step = min(max(end, _STEP_SMALLEST), _STEP_LARGEST)
-            self._created().allocate(self._allocated, end + step - self._allocated)
+            try:
+                self._created().allocate(self._allocated, end + step - self._allocated)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # else there may be room for what is written, if not for more
             self._allocated = end + step
 
     def _start_writeback(self, end: int) -> None:

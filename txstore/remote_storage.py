@@ -186,6 +186,9 @@ class RemoteStorage:
     def boot(self) -> int:
         return 0
 
+    def free(self) -> int | None:
+        return None
+
     def now(self) -> float:
         return self.objects.now()
 

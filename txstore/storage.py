@@ -155,6 +155,9 @@ class Storage(Protocol):
     def boot(self) -> int:
         """Return a number of this boot of the machine, 0 if not known: until it ends no file is lost that was seen."""
 
+    def free(self) -> int | None:
+        """Return how many bytes there is room for; None if that is not known."""
+
     def now(self) -> float:
         """Return the time in seconds since 1970, of a server by its own clock."""
 

@@ -17,13 +17,14 @@ from tests.bad_input.disk import tree
 from txstore.local_storage import LocalStagedFile, LocalStorage
 
 
-@pytest.fixture
-def small_disk() -> Iterator[Path]:
+@pytest.fixture(params=["512k"])
+def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A disk of 512 KiB, in memory."""
     if os.name != "posix" or os.getuid() != 0:
         pytest.skip("mounting needs root")
     path = Path(tempfile.mkdtemp())
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", path], capture_output=True, check=False)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", path]
+    done = subprocess.run(mount, capture_output=True, check=False)
     if done.returncode:
         path.rmdir()
         pytest.skip("mounting is not allowed here")
@@ -120,6 +121,81 @@ def test_there_is_no_room_to_create_a_repository(small_disk):
     with repo.transaction() as store:
         store["a"] = b"2"
     assert repo.verify().faults == []
+
+
+# --- making room
+
+
+MEDIUM = pytest.mark.parametrize("small_disk", ["24m"], indirect=True)
+
+
+def overwrite(repo: txstore.Repository, key: str, size: int, times: int) -> None:
+    with repo.begin() as transaction:
+        for number in range(times):
+            transaction[key] = bytes([number]) * size
+
+
+@MEDIUM
+def test_optimize_takes_no_more_room_than_what_it_copies(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    overwrite(repo, "a", 5 << 20, 3)
+    fill(small_disk, leave=6 << 20)
+    repo.optimize()
+    before = repo.usage()
+    repo.vacuum(keep=1)
+    assert before.total - repo.usage().total > 14 << 20
+    assert repo.snapshot()["a"] == bytes([2]) * (5 << 20)
+
+
+@MEDIUM
+def test_a_transaction_takes_no_more_room_than_it_writes(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    fill(small_disk, leave=6 << 20)
+    overwrite(repo, "a", 5 << 20, 1)
+    assert repo.snapshot()["a"] == bytes(5 << 20)
+
+
+@MEDIUM
+def test_optimize_does_what_there_is_room_for(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    for key in ("a", "b"):
+        overwrite(repo, key, 4 << 20, 2)
+    fill(small_disk, leave=5 << 20)
+    with pytest.warns(RuntimeWarning, match=r"room to copy 1 of 2 packs: vacuum\(keep=1\), then optimize again"):
+        repo.optimize()
+    repo.vacuum(keep=1)
+    repo.optimize()
+    repo.vacuum(keep=1)
+    usage = repo.usage()
+    assert usage.overwritten == 0
+    assert usage.total < 9 << 20
+    assert {key: repo.snapshot()[key] for key in ("a", "b")} == dict.fromkeys("ab", bytes([1]) * (4 << 20))
+
+
+@MEDIUM
+def test_optimize_says_how_much_room_it_takes(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    for key in ("a", "b"):
+        overwrite(repo, key, 4 << 20, 2)
+    head = repo.head()
+    fill(small_disk, leave=1 << 20)
+    with pytest.raises(OSError, match=r"to begin takes 4,\d{3},\d{3} bytes, to copy all of it 8,.* are free") as caught:
+        repo.optimize()
+    assert "nothing was published" in str(caught.value)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, repo.url)
+    assert repo.head() == head
+    assert list((small_disk / "data.tx/.staging").iterdir()) == []
+
+
+def test_optimize_that_meets_a_full_disk_says_so(small_disk, monkeypatch):
+    repo = txstore.Repository(small_disk / "data.tx")
+    overwrite(repo, "a", 100_000, 2)
+    fill(small_disk, leave=50_000)
+    monkeypatch.setattr(LocalStorage, "free", lambda self: None)  # somebody else has taken it meanwhile
+    with pytest.raises(OSError, match=r"No space left.*nothing was published") as caught:
+        repo.optimize()
+    assert_told(caught.value, small_disk)
+    assert list((small_disk / "data.tx/.staging").iterdir()) == []
 
 
 # --- each single call of the storage fails in its turn
