@@ -218,6 +218,13 @@ class StagedKeys:
                     self._refs[key] = _pack(counts)
         return broken
 
+    def writers(self, key: str) -> set[int]:
+        """Return which participants have staged something on a key."""
+        with self._lock:
+            ref = self._refs.get(key)
+            links = self._links.get(key) or ([] if ref is None else [_unpack(ref)])
+            return {link.participant for link in links}
+
     def _below_foreign_prefixes(self) -> set[str]:
         found = set()
         for prefix, places in self._prefixes.items():

@@ -50,6 +50,17 @@ Places = dict[str, tuple[int, int] | None]
 _participants: weakref.WeakSet[Staging] = weakref.WeakSet()
 
 
+_TAKE_TURNS = (
+    "Trying again alone does not help. Roll back, and either align the work with the chunks, so that no two processes "
+    "write one, or let them take turns: each reads and writes its part within `with store.lock(path, selection)`"
+)
+_LOCKED_TOO_LATE = (
+    "They take locks, but what one of them wrote comes from what it had read before it held the lock, and others have "
+    "written since. Roll back, and let each read under the lock what it changes there: within "
+    "`with store.lock(path, selection)`, from an array that is opened there if it may have been resized"
+)
+
+
 class Part(NamedTuple):
     """What a participant has staged, as a commit counts it."""
 
@@ -91,6 +102,7 @@ class Staging(Hierarchy):
         self._staged_at = self._sealed_at = -1  # the sequence of the last frame of this process, and of its last seal
         self._inherited = False  # by a fork, and not used in this process so far
         self._is_over = False
+        self._has_announced = False  # siblings know under which word this process leaves locks: it has taken some
         self.has_failed = False  # a write of this process: its part must not look complete
         self.constraints: dict[str, Any] = {}  # declared by the owner, as they are written, or (None) dropped
         self._marks = ReadMarks()
@@ -420,6 +432,7 @@ class Staging(Hierarchy):
         # The parent's files are its own; this process becomes a participant when it first uses the transaction.
         self._inherited = True
         self._writer = self._commit_writer = None
+        self._has_announced = False
 
     def _adopt(self) -> None:
         """Make this process a participant of the transaction that it has inherited."""
@@ -469,6 +482,7 @@ class Staging(Hierarchy):
         """Tell siblings under which owner word this process leaves locks to them."""
         if self._shared is not None:
             append_about(self._writer or self._begin(), locks=parked_locks)
+            self._has_announced = True
 
     def owners_locks(self) -> int | None:
         """Return the owner word of the process that began the transaction: what is left under it outlives this one."""
@@ -532,10 +546,18 @@ class Staging(Hierarchy):
             raise ConflictError(
                 broken,
                 reason="several processes of this transaction wrote these keys without knowing of each other's writes",
-                advice="Trying again alone does not help. Roll back, and either align the work with the chunks, so "
-                "that no two processes write one, or let them take turns: each reads and writes its part within "
-                "`with store.lock(path, selection)`",
+                advice=_LOCKED_TOO_LATE if all(map(self._have_locked, broken)) else _TAKE_TURNS,
             )
+
+    def _have_locked(self, key: str) -> bool:
+        """Tell whether the processes that wrote a key have locked anything. Of the owner that can't be told."""
+        writers = self.staged.writers(key) - {0}
+        mine = self.staged.me in writers and not self._has_announced
+        return (
+            bool(writers)
+            and not mine
+            and all(self._siblings.locks_of(writer) is not None for writer in writers - {self.staged.me})
+        )
 
     def _is_damaged(self, key: str) -> bool:
         link = self.staged.get(key)

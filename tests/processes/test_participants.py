@@ -160,6 +160,31 @@ def test_halves_of_one_chunk_without_a_lock(repo, store):
     assert committed(repo) == [0] * 32
 
 
+def read(store: TxStore, path: str, start: int, stop: int) -> None:
+    zarr.open_array(store, path=path)[start:stop]
+
+
+def read_then_lock(store: TxStore, start: int, stop: int, value: int) -> None:
+    z = zarr.open_array(store, path="x")
+    z[start:stop]
+    with store.lock("x", np.s_[start:stop]):
+        z[start:stop] = value
+
+
+def test_what_was_read_before_the_lock_is_to_be_read_under_it(repo, store):
+    with members(store, 2) as (first, second):
+        second.do(read, "x", 6, 8)
+        first.do(read_then_lock, 4, 6, 1)
+        second.do(locked, "x", np.s_[6:8], put, "x/c/1", bytes(32))  # made of what it had read, for all one can tell
+        with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
+            store.commit()
+        assert caught.value.keys == ("x/c/1",)
+        said = str(caught.value)
+        assert "Roll back, and let each read under the lock what it changes there" in said
+        assert "align" not in said  # they have taken turns
+    store.rollback()
+
+
 def test_appends_by_siblings_conflict(repo, store):
     with members(store, 2) as (first, second):
         first.do(append, "x", 1)
