@@ -31,6 +31,7 @@ from txstore.errors import (
     TxStoreError,
     UncommittedChangesWarning,
     UnsupportedFormatError,
+    WrongFileTypeError,
 )
 from txstore.named import NamedTransaction
 from txstore.regions import APPEND, METADATA, Append
@@ -80,6 +81,7 @@ __all__ = [
     "TxStoreError",
     "UncommittedChangesWarning",
     "UnsupportedFormatError",
+    "WrongFileTypeError",
     "synchronized",
 ]
 

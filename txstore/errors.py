@@ -178,6 +178,18 @@ class CorruptionError(TxStoreError):
         super().__init__(f"{where}{what}: {reason}. Run repo.verify(repair=True), or restore the file from a backup")
 
 
+class WrongFileTypeError(CorruptionError, OSError):
+    """Something else lies in a repository than can: a link, a FIFO, a directory in the place of a file.
+
+    It was neither followed nor opened, nor changed. Whoever may write the directory may have put it there.
+    """
+
+    def __init__(self, path: str, *, found: str, wanted: str) -> None:
+        self.found = found
+        self.wanted = wanted
+        super().__init__(path, reason=f"this is {found}, where only {wanted} can be; it was left alone")
+
+
 class SnapshotExpiredError(TxStoreError):
     """The commit was removed by a vacuum: take `latest()`."""
 

@@ -6,7 +6,6 @@ A stripe is locked by a process for as long as any of its transactions holds one
 
 from __future__ import annotations
 
-import os
 import threading
 
 from txstore.lock_file import LockFile
@@ -25,7 +24,7 @@ class StripeLocks:
         hashed = SlotHash(file.slots, file.seed)
         self.slot_of = hashed.slot_of
         self.slots_of = hashed.slots_of
-        self._stripes = LockFiles(os.path.dirname(file.path), "stripe", mode)
+        self._stripes = LockFiles(file.tree, "stripe", mode)
         self._users: list[set[int]] = [set() for _ in range(STRIPES)]  # the slots for which a stripe is locked
         # Reentrant: a finalizer may unlock in the middle of any of this.
         self._mutex = threading.RLock()

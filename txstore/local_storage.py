@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import struct
 import sys
 import time
@@ -14,16 +15,15 @@ from contextlib import contextmanager
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-import filelock
-
 from txstore import forking, names, records
 from txstore._native import local, watch
-from txstore.errors import CorruptionError
+from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.objects import Ranges
 from txstore.pack_cache import PackCache
 from txstore.records import SLOTS_BY_RENAME
 from txstore.sharing import Sharing
 from txstore.storage import Held, Mapped, StagedFile
+from txstore.tree import Tree, real_path
 
 if sys.platform != "win32":
     import fcntl
@@ -47,27 +47,24 @@ class LocalStorage:
 
     def __init__(self, root: str) -> None:
         self.url = root
-        self._root = root + os.sep
-        self._sharing = Sharing(root)
+        self._tree = Tree(real_path(root))
+        self._sharing = Sharing(self._tree)
         self.cache = PackCache()
-
-    def _file(self, path: str) -> str:
-        return self._root + path
 
     # --- reading
 
     def read(self, path: str) -> bytes:
-        with open(self._file(path), "rb") as file:
-            content = file.read(records.MAX_SIZE + 1)
+        with self._opened(path) as descriptor:
+            content = _read_fully(descriptor, 0, records.MAX_SIZE + 1)
         if len(content) > records.MAX_SIZE:  # packs are mapped, or read by ranges
             reason = f"the file has more than the {records.MAX_SIZE} bytes that one of its kind may have"
             raise CorruptionError(path, reason=reason)
         return content
 
-    # The two that follow are called several times for each commit: os.open and lseek cost half of `_opened` and fstat.
+    # The two that follow are called several times for each commit: so they do without `_opened`.
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
-        descriptor = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self._tree.open(path)
         try:
             size = os.lseek(descriptor, 0, os.SEEK_END)
             length = min(length, size)
@@ -76,72 +73,101 @@ class LocalStorage:
             os.close(descriptor)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        descriptor = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self._tree.open(path)
         try:
             return _read_fully(descriptor, offset, length)
         finally:
             os.close(descriptor)
 
     def map(self, path: str) -> Mapped:
-        return local.map_file(self._file(path))
+        return self._tree.map(path)
 
     def exists(self, path: str) -> bool:
         try:
-            os.stat(self._file(path))
+            self._tree.status(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
     def list(self, path: str) -> list[str]:
         try:
-            return os.listdir(self._file(path))
+            return self._tree.names(path)
         except FileNotFoundError:
             return []
 
     def sizes(self, path: str) -> dict[str, int]:
         found = {}
         for name in self.list(path):
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # deleted meanwhile
+            with contextlib.suppress(FileNotFoundError, WrongFileTypeError):  # deleted meanwhile; or no file
                 found[name] = self.read_tail(f"{path}/{name}", 0)[1]
         return found
 
+    def permissions(self, path: str) -> int:
+        return stat.S_IMODE(self._tree.status(path).st_mode)
+
     @contextmanager
-    def _opened(self, path: str, flags: int = os.O_RDONLY, *, create: bool = False) -> Iterator[int]:
-        try:
-            descriptor = os.open(self._file(path), flags | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if not create:
-                raise
-            # Not by O_CREAT: another user could meet the file before it has the permissions that it gets.
-            with contextlib.suppress(FileExistsError):
-                self.write_once(path, b"", durable=False)
-            descriptor = os.open(self._file(path), flags | os.O_CLOEXEC)
+    def _opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+        descriptor = self._tree.open(path, flags)
         try:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def _opened_in_place(self, path: str, flags: int, at_most: int = 0o777) -> Iterator[int]:
+        """Open a small file that is locked or written where it lies. If it is missing it is made."""
+        descriptor = self._open_in_place(path, flags, at_most)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _open_in_place(self, path: str, flags: int, at_most: int) -> int:
+        """A file that has other names is made anew: somebody may have given this name to what is another's."""
+        looks = 0
+        while True:
+            try:
+                descriptor = self._tree.open(path, flags)
+            except FileNotFoundError:
+                # Not by O_CREAT: another user could meet the file before it has the permissions that it gets.
+                with contextlib.suppress(FileExistsError):
+                    self.write_once(path, b"", durable=False, at_most=at_most)
+                continue
+            if os.fstat(descriptor).st_nlink <= 1:
+                return descriptor
+            os.close(descriptor)
+            looks += 1
+            if looks < _LOOKS:  # where a rename is a link and an unlink, it may have been made just now
+                time.sleep(_PAUSE)
+            else:
+                self._put_empty(path, at_most)
+
+    def _put_empty(self, path: str, at_most: int) -> None:
+        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+        self.create(temporary, at_most=at_most).close()
+        self.replace(temporary, path)
 
     # --- writing
 
     def check_creation(self) -> None:
         """The kernel makes sure of it."""
 
-    def make_directory(self, path: str, *, durable: bool) -> None:
-        self._make_directory(os.path.normpath(self._file(path)), durable)
-
-    def _make_directory(self, directory: str, durable: bool) -> None:
+    def make_directory(self, path: str, *, durable: bool, at_most: int = 0o777) -> None:
+        if not path:
+            _make_directories(self._tree.root, durable, at_most)
+            return
         try:
-            self._sharing.make_directory(directory)
+            self._sharing.make_directory(path, at_most)
         except FileExistsError:
             return
         except FileNotFoundError:
-            self._make_directory(os.path.dirname(directory), durable)
+            self.make_directory(os.path.dirname(path), durable=durable)
             try:
-                self._sharing.make_directory(directory)
+                self._sharing.make_directory(path, at_most)
             except FileExistsError:
                 return
         if durable:
-            _sync_directory(os.path.dirname(directory))
+            self._sync_names(os.path.dirname(path))
 
     def create_held(self, path: str, content: bytes) -> Held:
         held = self.create(path)
@@ -154,11 +180,11 @@ class LocalStorage:
         return held
 
     def hold(self, path: str) -> Held:
-        descriptor = os.open(self._file(path), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = self._tree.open(path, os.O_RDWR)
         if not _hold(descriptor):
             os.close(descriptor)
             raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this file", path)
-        return LocalStagedFile(descriptor, self._file(path))
+        return LocalStagedFile(descriptor, self._tree.path(path))
 
     def is_held(self, path: str) -> bool:
         with contextlib.suppress(PermissionError), self._opened(path) as descriptor:
@@ -181,29 +207,30 @@ class LocalStorage:
             # PermissionError: another user's, which had not yet got its permissions; that user's processes reclaim it.
             with contextlib.suppress(FileNotFoundError, PermissionError), self._opened(path, os.O_RDWR) as descriptor:
                 if _hold(descriptor):  # so that whoever has just created it, and does not hold it yet, notices
-                    os.unlink(self._file(path))
+                    self._tree.delete(path)
                     return True
-        except IsADirectoryError:
-            os.rmdir(self._file(path))  # it was to become one of the repository's; whoever lives makes another
-            return True
+        except WrongFileTypeError:
+            # If it is a directory, it was to become one of the repository; whoever lives makes another.
+            with contextlib.suppress(OSError):
+                self._tree.delete_directory(path)
+                return True
         return False
 
     def link(self, source: str, target: str) -> None:
-        os.link(self._file(source), self._file(target))
+        self._tree.link(source, target)
 
-    def create(self, path: str) -> StagedFile:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    def create(self, path: str, *, at_most: int = 0o777) -> StagedFile:
         while True:
-            descriptor = os.open(self._file(path), flags, 0o666)
+            descriptor = self._tree.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 & at_most)
             try:
-                self._sharing.share_file(descriptor)
+                self._sharing.share_file(descriptor, at_most)
                 _hold(descriptor, wait=True)
                 reclaimed = os.fstat(descriptor).st_nlink == 0  # by somebody who found it before it was held
             except BaseException:
                 os.close(descriptor)
                 raise
             if not reclaimed:
-                return LocalStagedFile(descriptor, self._file(path))
+                return LocalStagedFile(descriptor, self._tree.path(path))
             os.close(descriptor)
 
     def sync_file(self, path: str) -> None:
@@ -211,17 +238,27 @@ class LocalStorage:
             _sync(descriptor)
 
     def sync_directory(self, path: str) -> None:
-        _sync_directory(self._file(path))
+        if path == "..":  # where the root has its name: the user's
+            _sync_directory(os.path.dirname(self._tree.root))
+        else:
+            self._sync_names(path)
+
+    def _sync_names(self, path: str) -> None:
+        descriptor = self._tree.open_directory(path)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def rename_noreplace(self, source: str, target: str) -> None:
-        local.rename_noreplace(self._file(source), self._file(target))
+        self._tree.rename_noreplace(source, target)
 
     def replace(self, source: str, target: str) -> None:
-        os.replace(self._file(source), self._file(target))
+        self._tree.replace(source, target)
 
-    def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
+    def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
         temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-        file = self.create(temporary)
+        file = self.create(temporary, at_most=at_most)
         try:
             file.write(0, [content])
             if durable:
@@ -236,30 +273,34 @@ class LocalStorage:
             self.sync_directory(os.path.dirname(path))
 
     def write_in_place(self, path: str, content: bytes) -> None:
-        with self._opened(path, os.O_WRONLY, create=True) as descriptor:
+        with self._opened_in_place(path, os.O_WRONLY) as descriptor:
             _write_fully(descriptor, 0, [content])
 
     def delete(self, *paths: str) -> None:
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._file(path))
+                self._tree.delete(path)
 
     def watch(self, path: str) -> int:
-        return watch.open_watch(self._file(path))
+        directory = self._tree.open_directory(path)
+        try:
+            return watch.open_watch(f"/proc/self/fd/{directory}")
+        finally:
+            os.close(directory)
 
     def lock_directory(self) -> str:
-        return self._file(names.LOCKS)
+        return self._tree.path(names.LOCKS)
 
     def open_pins(self) -> int | None:
         if sys.platform != "linux":
             return None
         try:
-            descriptor = os.open(self._file(names.PINS), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._tree.open(names.PINS)
         except FileNotFoundError:
             try:
                 with contextlib.suppress(FileExistsError):
                     self.write_once(names.PINS, b"", durable=False)
-                descriptor = os.open(self._file(names.PINS), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = self._tree.open(names.PINS)
             except OSError:
                 return None
         except OSError:
@@ -276,7 +317,7 @@ class LocalStorage:
 
     def free(self) -> int | None:
         try:
-            return shutil.disk_usage(self._root).free
+            return shutil.disk_usage(self._tree.root).free
         except OSError:
             return None
 
@@ -287,7 +328,7 @@ class LocalStorage:
         # No copy has both the number and the time of change of the original's inode, whatever the file system. Not the
         # device: its number may change with each boot.
         try:
-            status = os.stat(self._file(names.FORMAT))
+            status = self._tree.status(names.FORMAT)
         except OSError:
             return 0
         return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) & ~1 or 2
@@ -295,11 +336,15 @@ class LocalStorage:
     @contextmanager
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
         if sys.platform != "linux":
-            with filelock.FileLock(self._file(path)):
-                yield
+            with self._opened_in_place(path, os.O_RDWR, self._sharing.writers) as descriptor:
+                _hold(descriptor, wait=True)
+                try:
+                    yield
+                finally:
+                    _let_go(descriptor)
             return
         # The locks belong to the open file description: two threads that open the file exclude each other too.
-        with self._opened(path, os.O_RDWR, create=True) as descriptor:
+        with self._opened_in_place(path, os.O_RDWR, self._sharing.writers) as descriptor:
             try:
                 if prepare is not None and _queue(descriptor):
                     prepare()
@@ -308,12 +353,13 @@ class LocalStorage:
                     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_NEXT)
                 yield
             finally:
-                # Closing is not enough: a child that was forked meanwhile has the description open, too.
-                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_ALL)
+                _let_go(descriptor)
 
 
 _U64 = (1 << 64) - 1
 _BELIEVED, _LARGEST_OFFSET = 1 << 20, 1 << 62
+#: How often, and how long in seconds, a file with two names is looked at until it is not taken for one in the making.
+_LOOKS, _PAUSE = 10, 0.001
 
 
 def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Concatenate[LocalStagedFile, P], T]:
@@ -407,6 +453,14 @@ def _hold(descriptor: int, *, wait: bool = False) -> bool:
     return True
 
 
+def _let_go(descriptor: int) -> None:
+    """Unlock a file: closing is not enough where a child that was forked meanwhile has it open, too."""
+    if sys.platform == "linux":
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_ALL)
+    elif sys.platform != "win32":
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def _is_held(descriptor: int) -> bool:
     if sys.platform == "linux":
         found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_ALL_SHARED)
@@ -438,6 +492,22 @@ def _sync(descriptor: int) -> None:
         os.fsync(descriptor)
     else:
         os.fdatasync(descriptor)
+
+
+def _make_directories(path: str, durable: bool, at_most: int = 0o777) -> None:
+    """Create the root, and those above it, unless it exists."""
+    try:
+        os.mkdir(path, at_most)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make_directories(os.path.dirname(path), durable)
+        try:
+            os.mkdir(path, at_most)
+        except FileExistsError:
+            return
+    if durable:
+        _sync_directory(os.path.dirname(path))
 
 
 def _sync_directory(directory: str) -> None:

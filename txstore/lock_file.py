@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import struct
 import sys
 import threading
@@ -24,8 +23,11 @@ from typing import NamedTuple
 from txstore import numbered_locks
 from txstore.errors import LocksUnavailableError
 from txstore.numbered_locks import ByteLocks, LockFiles, NumberedLocks, poll, set_mode, watch_forks
+from txstore.tree import Tree
 
+NAME = "chunks"
 MAGIC = b"TXSLOCKS"
+_UNFINISHED = b"TXSLOCK-"  # of a file that is being made or reset
 VERSION = 1
 KINDS = {1: "table", 2: "ranges", 3: "files"}
 KIND_NUMBERS = {kind: number for number, kind in KINDS.items()}
@@ -43,9 +45,6 @@ _MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation
 _LENGTH = MEMBERS_OFFSET + (MEMBERS + 1) * _MEMBER.size
 
 _INIT_PATIENCE = 10.0  # seconds: whoever holds it needs milliseconds, unless that process was stopped
-_FLAGS = (
-    os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-)
 
 
 class Header(NamedTuple):
@@ -72,10 +71,13 @@ class KindInUseError(Exception):
         self.kind = kind
 
 
-def recorded_kind(path: str) -> str | None:
+def recorded_kind(tree: Tree) -> str | None:
     """Return the kind that the file names just now, if any: somebody may be about to change it."""
-    with open(path, "rb") as file:
-        header = Header(*HEADER.unpack(file.read(HEADER.size).ljust(HEADER.size, b"\0")))
+    descriptor = tree.open(NAME)
+    try:
+        header = Header(*HEADER.unpack(os.read(descriptor, HEADER.size).ljust(HEADER.size, b"\0")))
+    finally:
+        os.close(descriptor)
     return KINDS.get(header.kind) if header.magic == MAGIC and header.version == VERSION else None
 
 
@@ -86,8 +88,8 @@ class LockFile:
     `is_network`: on a file system that other machines may see, too.
     """
 
-    def __init__(self, path: str, kind: str, *, url: str, mode: int, is_network: bool) -> None:
-        self.path = path
+    def __init__(self, tree: Tree, kind: str, *, url: str, mode: int, is_network: bool) -> None:
+        self.tree = tree
         self.is_inherited = False
         self.member = 0
         self._kind = kind
@@ -96,7 +98,7 @@ class LockFile:
         self._is_network = is_network
         self._mutex = threading.RLock()
         # Systems without byte locks lock small files: through a network file system both kinds of client may meet.
-        files = LockFiles(os.path.dirname(path), "member", mode)
+        files = LockFiles(tree, "member", mode)
         self._locks: list[NumberedLocks] = [files]
         self.descriptor = -1
         while not self.member:
@@ -114,12 +116,9 @@ class LockFile:
 
     def _open(self) -> None:
         with numbered_locks.opening:
-            self.descriptor = os.open(self.path, _FLAGS, self._mode)
+            self.descriptor = self.tree.open(NAME, os.O_RDWR | os.O_CREAT, self._mode)
             self._status = os.fstat(self.descriptor)
             watch_forks(self)
-        if not stat.S_ISREG(self._status.st_mode):
-            self._close()
-            raise self._refusal("this is not a file: remove it")
 
     def _close(self) -> None:
         with numbered_locks.opening:
@@ -167,7 +166,7 @@ class LockFile:
     def is_in_place(self) -> bool:
         """Tell whether the file is the one that others open."""
         try:
-            return os.path.samestat(os.stat(self.path), self._status)
+            return os.path.samestat(self.tree.status(NAME), self._status)
         except FileNotFoundError:
             return False
 
@@ -203,6 +202,11 @@ class LockFile:
     def _make_fit(self) -> bool:
         """See to it that the header says our kind. False if the file had to be removed: begin anew."""
         header = self.header()
+        if not self._is_empty_or_ours(header):
+            raise self._refusal("this is no lock file, and it is not empty: remove it")
+        if self._has_other_names() and not self._is_anybody_alive(header):
+            self.tree.delete(NAME)
+            return False
         fault = self._fault(header)
         if fault is None and header.kind == KIND_NUMBERS[self._kind]:
             self.slots, self.seed = header.slots, header.seed
@@ -212,11 +216,19 @@ class LockFile:
                 raise self._refusal(fault)
             raise KindInUseError(KINDS[header.kind])
         if header.magic == MAGIC and self._is_seen_otherwise(header):
-            os.unlink(self.path)
+            self.tree.delete(NAME)
             return False
         self._reset(header)
         self.slots, self.seed = SLOTS, SEED
         return True
+
+    def _is_empty_or_ours(self, header: Header) -> bool:
+        """Tell whether it may be written to: somebody may have put another file in its place, or under its name."""
+        is_ours = header.magic in (MAGIC, _UNFINISHED) or header.seed == SEED  # the seed, if the magic is damaged
+        return is_ours or os.fstat(self.descriptor).st_size == 0
+
+    def _has_other_names(self) -> bool:
+        return os.fstat(self.descriptor).st_nlink > 1
 
     def _fault(self, header: Header) -> str | None:
         """Return why the living members, if there are any, must be using the file in a way unknown here."""
@@ -227,7 +239,8 @@ class LockFile:
                 f"processes use the lock file in version {header.version}, this one knows version {VERSION}: use one "
                 "release of txstore, or wait until they have ended"
             )
-        if header.kind not in KINDS or header.slots.bit_count() != 1 or not _LEAST_SLOTS <= header.slots <= _MOST_SLOTS:
+        are_possible = header.slots.bit_count() == 1 and _LEAST_SLOTS <= header.slots <= _MOST_SLOTS
+        if header.kind not in KINDS or header.seed != SEED or not are_possible:
             return "processes use the lock file, but its header is damaged: end them, and delete it"
         if self._is_seen_otherwise(header):
             return (
@@ -261,7 +274,7 @@ class LockFile:
         records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET).ljust(_LENGTH - MEMBERS_OFFSET, b"\0")
         # Incarnations go on, whatever they are: they only have to differ.
         free = b"".join(_MEMBER.pack(0, 0, incarnation) for _, _, incarnation in _MEMBER.iter_unpack(records))
-        self._write(0, bytes(HEADER.size))  # no header until all is done
+        self._write(0, _UNFINISHED.ljust(HEADER.size, b"\0"))  # no header until all is done
         self._write(MEMBERS_OFFSET, free)
         new = Header(
             kind=KIND_NUMBERS[self._kind],
@@ -320,7 +333,7 @@ class LockFile:
             return False
 
     def _refusal(self, reason: str) -> LocksUnavailableError:
-        return LocksUnavailableError(self._url, f"{self.path}: {reason}")
+        return LocksUnavailableError(self._url, f"{self.tree.path(NAME)}: {reason}")
 
 
 def boot_id() -> bytes:

@@ -19,19 +19,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from txstore._native import locktable
-from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError
+from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, WrongFileTypeError
 from txstore.file_locks import StripeLocks
 from txstore.file_systems import file_system_type, is_of_one_machine
-from txstore.lock_file import KindInUseError, LockFile, recorded_kind
+from txstore.lock_file import NAME, KindInUseError, LockFile, recorded_kind
 from txstore.lock_owners import Exclusion, FallbackOwner, Turns, describe_processes, inherited
 from txstore.numbered_locks import watch_forks
 from txstore.range_locks import RangeLocks
+from txstore.sharing import of_writers
+from txstore.tree import Tree
 
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 #: What the system or the C says when there is no using this file: not, for instance, a full disk.
 _UNUSABLE = (
     errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.EUSERS, errno.EXDEV, errno.EPROTO,
-    errno.ETIMEDOUT,
+    errno.ETIMEDOUT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO,
 )  # fmt: skip
 
 
@@ -82,13 +84,14 @@ class Owner(Protocol):
 class ChunkLocks:
     """The chunk-key locks of one repository, for one process. Safe in threads; a forked child begins anew by itself.
 
-    `directory` is the repository's `locks/`, which exists; `url` is for messages. Nothing is opened before it is used.
-    `kind` is what is preferred while nobody else decides, by default what suits the file system.
+    `directory` is the repository's `locks/`, a path without links (`tree`), that exists; `url` is for messages. Nothing
+    is opened before it is used. `kind` is what is preferred while nobody else decides, by default what suits the file
+    system.
     """
 
     def __init__(self, directory: str, url: str, *, kind: str | None = None) -> None:
-        self._directory = directory
-        self._path = os.path.join(directory, "chunks")
+        self._tree = Tree(directory)
+        self._path = self._tree.path(NAME)
         self._url = url
         self._preferred = kind
         self._mutex = threading.RLock()
@@ -139,7 +142,7 @@ class ChunkLocks:
         return kind
 
     def _choose(self) -> _Kind:
-        file_system = file_system_type(self._directory)
+        file_system = file_system_type(self._tree.root)
         is_network = not is_of_one_machine(file_system)
         possible = ["files"] if sys.platform != "linux" else ["ranges", "files"]
         if locktable is not None and not is_network:
@@ -158,17 +161,20 @@ class ChunkLocks:
         raise self._unsettled()
 
     def _make(self, name: str, *, is_network: bool) -> _Kind:
-        mode = os.stat(self._directory).st_mode & 0o666
         with self._refusing():
+            mode = of_writers(self._tree.status("").st_mode) & 0o666
             if name == "table":
-                return _Table(self._path, mode)
-            file = LockFile(self._path, name, url=self._url, mode=mode, is_network=is_network)
+                return _Table(self._tree, mode)
+            file = LockFile(self._tree, name, url=self._url, mode=mode, is_network=is_network)
             return _Fallback(name, file, RangeLocks(file) if name == "ranges" else StripeLocks(file, mode))
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
         try:
             yield
+        except WrongFileTypeError as error:
+            reason = f"{self._path}: this is {error.found}, where only {error.wanted} can be: remove it"
+            raise LocksUnavailableError(self._url, reason) from error
         except OSError as error:
             if error.errno in _UNWRITABLE:
                 reason = f"locking needs write permission for {self._path} ({error.strerror})"
@@ -214,13 +220,13 @@ class _Kind(Protocol):
 class _Table:
     name = "table"
 
-    def __init__(self, path: str, mode: int) -> None:
+    def __init__(self, tree: Tree, mode: int) -> None:
         try:
             self._table = locktable.LockTable(
-                path, mode=mode, timed_out=_timed_out, lost=LocksLostError, forked=inherited
+                tree.path(NAME), mode=mode, timed_out=_timed_out, lost=LocksLostError, forked=inherited
             )
         except BlockingIOError as error:
-            in_use = recorded_kind(path)
+            in_use = recorded_kind(tree)
             raise KindInUseError(in_use) if in_use not in (None, self.name) else _OutdatedError from error
 
     def owner(self) -> Owner:

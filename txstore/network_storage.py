@@ -7,6 +7,7 @@ confirmed is on its disk, and says nothing of this machine's boot.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -49,10 +50,8 @@ class NetworkStorage(LocalStorage):
 
     def _look_anew(self, path: str) -> None:
         """Open and close a directory: an NFS client asks the server then whether it has changed."""
-        try:
-            os.close(os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC))
-        except OSError:
-            return
+        with contextlib.suppress(OSError):
+            os.close(self._tree.open_directory(path))
 
     def boot(self) -> int:
         return 0
@@ -60,7 +59,7 @@ class NetworkStorage(LocalStorage):
     def is_abandoned(self, path: str) -> bool:
         # Not every such file system shares its locks between machines (sshfs does not): what seems to be held by nobody
         # may be another machine's, unless nobody has written it for long (I10: by the server's clock).
-        age = self.now() - os.stat(self._file(path)).st_mtime
+        age = self.now() - self._tree.status(path).st_mtime
         return age > _ABANDONED and super().is_abandoned(path)
 
     def reclaim(self, path: str) -> bool:
@@ -72,11 +71,11 @@ class NetworkStorage(LocalStorage):
 
     def now(self) -> float:
         """Return the time by the clock that the times of files are by."""
-        file = self._file(f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}")
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+        descriptor = self._tree.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             os.write(descriptor, b"\0")
             return os.fstat(descriptor).st_mtime
         finally:
             os.close(descriptor)
-            os.unlink(file)
+            self._tree.delete(path)

@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from txstore.tree import Tree
+
 if sys.platform == "win32":
     import msvcrt
 else:
@@ -116,8 +118,8 @@ class ByteLocks:
 class LockFiles:
     """One small file for each number, made when it is first used and then kept."""
 
-    def __init__(self, directory: str, prefix: str, mode: int) -> None:
-        self._directory = directory
+    def __init__(self, tree: Tree, prefix: str, mode: int) -> None:
+        self._tree = tree
         self._prefix = prefix + "-"
         self._mode = mode
         self._held: dict[int, int] = {}  # number -> descriptor
@@ -149,7 +151,7 @@ class LockFiles:
                     os.close(descriptor)
 
     def are_held_elsewhere(self, first: int, count: int) -> bool:
-        names = [name for name in os.listdir(self._directory) if name.startswith(self._prefix)]
+        names = [name for name in self._tree.names("") if name.startswith(self._prefix)]
         there = [name.removeprefix(self._prefix) for name in names]
         numbers = {int(number) for number in there if number.isascii() and number.isdigit()} - self._held.keys()
         return any(not self._is_free(number) for number in numbers if first <= number < first + count)
@@ -166,7 +168,7 @@ class LockFiles:
     def is_intact(self, number: int) -> bool:
         """Tell whether a lock that is held still is, and still on the file that others would open."""
         try:
-            ours, theirs = os.fstat(self._held[number]), os.stat(self._name(number))
+            ours, theirs = os.fstat(self._held[number]), self._tree.status(self._name(number))
         except (KeyError, OSError):
             return False
         return os.path.samestat(ours, theirs)
@@ -177,19 +179,16 @@ class LockFiles:
         return free
 
     def _name(self, number: int) -> str:
-        return os.path.join(self._directory, f"{self._prefix}{number:02}")
+        return f"{self._prefix}{number:02}"
 
     def _open(self, number: int) -> int:
         name = self._name(number)
         try:
-            return os.open(name, os.O_RDWR | _CLOEXEC)
+            return self._tree.open(name, os.O_RDWR)
         except FileNotFoundError:
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | _CLOEXEC, self._mode)
+            descriptor = self._tree.open(name, os.O_RDWR | os.O_CREAT, self._mode)
             set_mode(descriptor, self._mode)
             return descriptor
-
-
-_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 
 
 def set_mode(descriptor: int, mode: int) -> None:

@@ -73,10 +73,13 @@ class RemoteStorage:
     def check_creation(self) -> None:
         check_creation(self.objects, names.STAGING)
 
-    def make_directory(self, path: str, *, durable: bool) -> None:
+    def permissions(self, path: str) -> int:
+        return 0o777
+
+    def make_directory(self, path: str, *, durable: bool, at_most: int = 0o777) -> None:
         """There are none: a directory is what the names of objects begin with."""
 
-    def create(self, path: str) -> StagedFile:
+    def create(self, path: str, *, at_most: int = 0o777) -> StagedFile:
         with self._lock:
             if path in self._staged:
                 raise FileExistsError(f"{path} is being written")
@@ -157,7 +160,7 @@ class RemoteStorage:
         staged = self._staged.get(path)
         return [self.objects.get(path)] if staged is None else [staged.content]
 
-    def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
+    def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
         if self.objects.exists(path):
             raise FileExistsError(f"{path} exists")
         self._create_once(path, content)

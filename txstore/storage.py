@@ -1,5 +1,7 @@
 """What a repository needs of the medium that it lies on. Paths are relative to its root, with `/` between segments.
 
+What is no regular file, or lies behind a symbolic link, is opened by nobody: `WrongFileTypeError`, an `OSError`, too.
+
 `Storage` is the small protocol that everything above is written against; tests inject faults by wrapping it. Errors of
 the system come out as `OSError` with the file's name; nothing above needs to know more than the subclasses of it.
 """
@@ -95,10 +97,15 @@ class Storage(Protocol):
     def sizes(self, path: str) -> dict[str, int]:
         """Return the names of the files in a directory, and their lengths in bytes; none if it does not exist."""
 
-    def make_directory(self, path: str, *, durable: bool) -> None:
+    def permissions(self, path: str) -> int:
+        """Return the permission bits of a file or directory; all of them where there are none."""
+
+    # `at_most`: the permission bits that what is created may have. Which it gets is the directory's to say.
+
+    def make_directory(self, path: str, *, durable: bool, at_most: int = 0o777) -> None:
         """Create a directory, and those above it, unless it exists. The empty path is the root."""
 
-    def create(self, path: str) -> StagedFile:
+    def create(self, path: str, *, at_most: int = 0o777) -> StagedFile:
         """Create a file; FileExistsError if it exists."""
 
     def create_held(self, path: str, content: bytes) -> Held:
@@ -129,7 +136,7 @@ class Storage(Protocol):
         """Make the content of a finished file durable."""
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable."""
+        """Make the names in a directory durable; those of "..": the name of the root."""
 
     def rename_noreplace(self, source: str, target: str) -> None:
         """Move a file in one step; FileExistsError if the target exists."""
@@ -137,7 +144,7 @@ class Storage(Protocol):
     def replace(self, source: str, target: str) -> None:
         """Move a file in one step, in the place of the target if there is one."""
 
-    def write_once(self, path: str, content: bytes, *, durable: bool) -> None:
+    def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
         """Create a small file with this content, in one step; FileExistsError if it exists."""
 
     def write_in_place(self, path: str, content: bytes) -> None:

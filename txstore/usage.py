@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,9 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     # Listed before the head is looked for: of a commit that is made meanwhile, the packs are still staged.
     directory = names.commits_directory(branch)
     files = [*data_packs(commits), *[f"{directory}/{file}" for file in storage.list(directory)]]
-    staged = storage.list(names.STAGING)
+    staged: list[str] = []
+    with contextlib.suppress(PermissionError):  # it is none of the business of who may only read
+        staged = storage.list(names.STAGING)
     committing = StagedPacks(staged)
     head = None if oldest is None else commits.head(branch)
     needed = Reachable(commits)

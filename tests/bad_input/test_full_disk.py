@@ -235,9 +235,9 @@ class FullStorage(LocalStorage):
             self.failed = what
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), what)
 
-    def create(self, path):
+    def create(self, path, **options):
         self.count("create")
-        return FullFile(super().create(path), self)
+        return FullFile(super().create(path, **options), self)
 
     def rename_noreplace(self, source, target):
         self.count("rename")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
@@ -268,7 +267,7 @@ def test_a_value_that_is_read_is_not_copied(repo: txstore.Repository, size: int)
     assert np.shares_memory(view_of(snapshot, "a"), view_of(snapshot, "a"))
     view = repo.mapping().get_view("a")
     assert view is not None
-    assert isinstance(view.obj, type(local.map_file(os.fspath(repo.url.removeprefix("file://")) + "/format.json")))
+    assert isinstance(view.obj, type(local.map_file(repo.url.removeprefix("file://"), "format.json")))
 
 
 @linux

@@ -1,16 +1,15 @@
 """The system calls that `txstore.storage` makes, over a simulated disk: its own code runs on top of them.
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
-replaced are the names `os`, `open`, `fcntl` and `local` in the module `storage`, and some of them in `sharing`, `pins`
-and `numbered_locks`. Locks of open file descriptions are granted as the kernel does; chunk-key locks and watches there
-are none.
+replaced are the names `os`, `fcntl` and `local` in the modules `local_storage` and `tree`, and some of them in
+`sharing`, `pins` and `numbered_locks`. Locks of open file descriptions are granted as the kernel does; chunk-key locks
+and watches there are none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import posixpath
 import random
@@ -25,7 +24,7 @@ from unittest import mock
 import txstore
 from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Step, Sync, SyncNames, Write
 from txstore import engine as engine_module
-from txstore import forking, numbered_locks, pins, sharing, staging
+from txstore import forking, numbered_locks, pins, sharing, staging, tree
 from txstore import local_storage as storage
 from txstore._native import local as native_local
 from txstore.commit import Stored
@@ -152,7 +151,7 @@ class System:
             code = frame.f_code
             if code.co_filename.startswith(_PACKAGE) and not code.co_name.startswith("<"):
                 name = code.co_qualname
-                inside = name.startswith(("_", "LocalStagedFile", "PackWriter._", "LocalStorage._"))
+                inside = name.startswith(("_", "LocalStagedFile", "PackWriter._", "LocalStorage._", "Tree."))
                 if not (frames and name in frames[-1]) and not inside:
                     frames.append(name)
             frame = frame.f_back
@@ -194,15 +193,33 @@ class System:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             inode = self.disk.new_inode()
             self._finish("create", path, site, Enter(directory, name, inode))
-        if inode in self.disk.directories and flags & (os.O_RDWR | os.O_WRONLY):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self._check_kind(inode, flags, path)
         self._descriptor += 1
         self._open[self._descriptor] = _Open(inode, path, self.process)
         return self._descriptor
 
-    def open_file(self, path: str, mode: str) -> io.BytesIO:
-        self._begin("open", path)
-        return io.BytesIO(self._content(self.find(path), path))
+    def _check_kind(self, inode: int, flags: int, path: str) -> None:
+        is_directory = inode in self.disk.directories
+        if flags & os.O_DIRECTORY and not is_directory:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if is_directory and not flags & (os.O_DIRECTORY | os.O_PATH):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+
+    def open_below(self, root: str, path: str, flags: int, mode: int = 0o666) -> int:
+        """What is passed through on the way to a name there is no call of its own."""
+        whole = posixpath.join(root, path).rstrip("/")
+        if not flags & os.O_PATH:
+            return self.open(whole, flags, mode)
+        if flags & os.O_NOFOLLOW:
+            self._begin("stat", whole)
+        inode = self.find(whole)
+        self._check_kind(inode, flags, whole)
+        self._descriptor += 1
+        self._open[self._descriptor] = _Open(inode, whole, self.process)
+        return self._descriptor
+
+    def _at(self, name: str, directory: int | None) -> str:
+        return name if directory is None else posixpath.join(self._opened(directory).path, name)
 
     def _content(self, inode: int, path: str) -> bytes | bytearray:
         if inode in self.disk.directories:
@@ -250,36 +267,56 @@ class System:
     fdatasync = fsync
 
     def fstat(self, descriptor: int) -> Any:
-        return SimpleNamespace(st_nlink=self.disk.names_of(self._opened(descriptor).inode))
+        return self._status(self._opened(descriptor).inode)
 
-    def stat(self, path: str) -> Any:
-        self._begin("stat", path)
-        inode = self.find(path)
+    def lstat(self, path: str) -> Any:
+        return self._status(self.find(path))
+
+    def _status(self, inode: int) -> Any:
         mode = 0o40755 if inode in self.disk.directories else 0o100644
-        return SimpleNamespace(st_mode=mode, st_ino=inode, st_ctime_ns=self.changed_at)
+        return SimpleNamespace(
+            st_mode=mode,
+            st_ino=inode,
+            st_ctime_ns=self.changed_at,
+            st_nlink=self.disk.names_of(inode),
+            st_size=len(self.disk.files.get(inode, b"")),
+        )
 
-    def listdir(self, path: str) -> list[str]:
+    def list_directory(self, root: str, path: str) -> list[str]:
+        path = posixpath.join(root, path).rstrip("/")
         self._begin("list", path)
         inode = self.find(path)
         if inode not in self.disk.directories:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return list(self.disk.directories[inode])
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        path = self._at(path, dir_fd)
         site = self._begin("mkdir", path)
         directory, name = self._free(path)
         self._finish("mkdir", path, site, Enter(directory, name, self.disk.new_inode()))
 
-    def rmdir(self, path: str) -> None:
+    def rmdir(self, path: str, *, dir_fd: int | None = None) -> None:
+        path = self._at(path, dir_fd)
         self._do("rmdir", path, Leave(*self._split(path)))
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        path = self._at(path, dir_fd)
         site = self._begin("unlink", path)
         if self.find(path) in self.disk.directories:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._finish("unlink", path, site, Leave(*self._split(path)))
 
-    def link(self, source: str, target: str) -> None:
+    def link(
+        self,
+        source: str,
+        target: str,
+        *,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None,
+        follow_symlinks: bool = True,
+    ) -> None:
+        source, target = self._at(source, src_dir_fd), self._at(target, dst_dir_fd)
         site = self._begin("link", target)
         inode = self.find(source)
         directory, name = self._free(target)
@@ -291,7 +328,8 @@ class System:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         return directory, name
 
-    def rename_noreplace(self, source: str, target: str) -> None:
+    def rename_noreplace(self, root: str, source: str, target: str) -> None:
+        source, target = posixpath.join(root, source), posixpath.join(root, target)
         if not self.has_noreplace:
             self.link(source, target)
             with contextlib.suppress(OSError):
@@ -306,7 +344,10 @@ class System:
             changes = (Enter(directory, name, inode), Leave(old_directory, old))
         self._finish("rename", target, site, *changes)
 
-    def replace(self, source: str, target: str) -> None:
+    def replace(
+        self, source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> None:
+        source, target = self._at(source, src_dir_fd), self._at(target, dst_dir_fd)
         site = self._begin("replace", target)
         inode = self.find(source)
         (old_directory, old), (directory, name) = self._split(source), self._split(target)
@@ -315,7 +356,8 @@ class System:
             changes = (Enter(directory, name, inode), Leave(old_directory, old))
         self._finish("replace", target, site, *changes)
 
-    def map_file(self, path: str) -> bytes:
+    def map_file(self, root: str, path: str) -> bytes:
+        path = posixpath.join(root, path)
         self._begin("map", path)
         return bytes(self._content(self.find(path), path))
 
@@ -384,8 +426,8 @@ SYSTEM = System()
 
 #: What of `os` the storage may use. What is not here is a call that the simulation has to learn first.
 _CALLS = (
-    "open", "close", "lseek", "pread", "pwrite", "pwritev", "ftruncate", "fsync", "fdatasync", "fstat", "stat",
-    "listdir", "mkdir", "rmdir", "unlink", "link", "replace",
+    "open", "close", "lseek", "pread", "pwrite", "pwritev", "ftruncate", "fsync", "fdatasync", "fstat", "lstat",
+    "mkdir", "rmdir", "unlink", "link", "replace",
 )  # fmt: skip
 _SAME = ("path", "sep", "name", "strerror", "geteuid")
 _os = SimpleNamespace(
@@ -394,6 +436,8 @@ _os = SimpleNamespace(
     urandom=SYSTEM.randbytes,
 )
 _local = SimpleNamespace(
+    open_below=SYSTEM.open_below,
+    list_directory=SYSTEM.list_directory,
     map_file=SYSTEM.map_file,
     allocate=SYSTEM.allocate,
     start_writeback=SYSTEM.start_writeback,
@@ -438,7 +482,8 @@ def simulated() -> Iterator[System]:
         mock.patch.object(storage, "os", _os),
         mock.patch.object(storage, "fcntl", _Fcntl()),
         mock.patch.object(storage, "local", _local),
-        mock.patch.object(storage, "open", SYSTEM.open_file, create=True),
+        mock.patch.object(tree, "os", _os),
+        mock.patch.object(tree, "local", _local),
         mock.patch.object(sharing, "os", _os),
         mock.patch.object(pins, "os", _os),
         mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
+import multiprocessing
 import os
 import shutil
 import signal
 import stat
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,12 +101,19 @@ def everything(root: Path, who: str) -> None:
 
 
 def modes(root: Path) -> dict[str, set[int]]:
-    """The permission bits of all files, and of all directories but the root."""
+    """The permission bits of all files, and of all directories but the root. What is locked has some of its own."""
     found: dict[str, set[int]] = {"files": set(), "directories": set()}
     for path in root.rglob("*"):
-        status = path.stat()
-        found["directories" if path.is_dir() else "files"].add(stat.S_IMODE(status.st_mode))
+        if path == root / ".staging" or (path.parent == root / "locks" and path.name != "pins"):
+            continue
+        found["directories" if path.is_dir() else "files"].add(stat.S_IMODE(path.stat().st_mode))
     return found
+
+
+def modes_of_the_locked(root: Path) -> tuple[int, set[int]]:
+    """The permission bits of `.staging`, and of the lock files."""
+    files = {stat.S_IMODE(path.stat().st_mode) for path in (root / "locks").iterdir() if path.name != "pins"}
+    return stat.S_IMODE((root / ".staging").stat().st_mode), files
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
@@ -112,6 +123,8 @@ def test_what_is_created_takes_the_bits_of_a_shared_root(folder, mode, umask):
     run_as(ALICE, everything, root, "alice", umask=umask)
     bits = mode & 0o2777
     assert modes(root) == {"files": {bits & 0o666}, "directories": {bits}}
+    of_writers = 0o2777 if mode & 0o002 else 0o2770
+    assert modes_of_the_locked(root) == (bits & of_writers, {bits & of_writers & 0o666})
     assert stat.S_IMODE(root.stat().st_mode) == mode
 
 
@@ -127,6 +140,7 @@ def test_under_any_other_root_the_umask_decides(folder, mode, umask, files, dire
     run_as(ALICE, write, umask=umask)
     setgid = mode & 0o2000  # which the system passes on
     assert modes(root) == {"files": {files}, "directories": {directories | setgid}}
+    assert modes_of_the_locked(root) == (0o700 | setgid, {0o600})
 
 
 def test_a_root_that_the_umask_made_shared(folder):
@@ -160,6 +174,67 @@ def test_one_who_is_not_in_the_group(folder):
     assert run_as(BOB, read, groups=()) == b"alice"
     with pytest.raises(AssertionError, match="PermissionError"):
         run_as(BOB, everything, root, "bob", groups=())
+
+
+def holds_back(root: Path) -> list[str]:
+    """Lock whatever a file can be opened for, as one who may only read; return what a writer would have to wait for."""
+    locked = []
+    for path in sorted(root.rglob("*")):
+        with contextlib.suppress(PermissionError, IsADirectoryError, BlockingIOError), open(path, "rb") as file:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+            os.dup(file.fileno())  # until the process ends
+            locked.append(str(path.relative_to(root)))
+    return locked
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o2775])
+def test_who_may_only_read_holds_up_no_writer(folder, mode):
+    """A reader locks all that can be opened; a vacuum waits for nobody either, but keeps what the reader pins."""
+    root = make_root(folder, mode)
+    run_as(ALICE, everything, root, "alice", umask=0o022)
+
+    def stay(pipe: Any) -> None:
+        become(BOB, groups=())
+        pipe.send(holds_back(root))
+        pipe.recv()
+
+    here, there = multiprocessing.Pipe()
+    with forked(stay, there) as reader:
+        locked = here.recv()
+        assert "commits/main/0000000000" in locked
+        assert "locks/pins" in locked
+        assert [name for name in locked if name.startswith((".staging", "locks/")) and name != "locks/pins"] == []
+        run_as(ALICE, everything, root, "again", umask=0o022)
+
+        def vacuum() -> tuple[int, int]:
+            repo = txstore.Repository(root)
+            repo.optimize()
+            return repo.vacuum(keep=1).floor, repo.head().slot
+
+        floor, head = run_as(ALICE, vacuum)
+        assert floor == 0 < head
+        here.send(None)
+        assert status_of(reader) == 0
+    floor, head = run_as(ALICE, vacuum)
+    assert floor > 0
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o2775])
+def test_who_may_only_read_can_read_all(folder, mode):
+    root = make_root(folder, mode)
+    run_as(ALICE, everything, root, "alice", umask=0o022)
+    backup = folder / "backup"
+    backup.mkdir()
+    backup.chmod(0o777)
+
+    def read() -> tuple[Any, ...]:
+        repo = txstore.Repository(root)
+        repo.backup(backup / "data.tx")
+        copy = txstore.Repository(backup / "data.tx")
+        found = repo.verify().faults, repo.usage().total > 0, copy.head() == repo.head(), len(repo.tags)
+        return *found, bytes(repo.snapshot()["shared"])
+
+    assert run_as(BOB, read, groups=(), umask=0o022) == ([], True, True, 1, b"alice")
 
 
 def commit_as(user: int, root: Path, times: int) -> None:

@@ -15,7 +15,7 @@ import zarr
 
 import txstore
 from tests.conflicts.faults import watch
-from txstore import CommitUnknownError, file_systems, local_storage, opening
+from txstore import CommitUnknownError, file_systems, local_storage, opening, tree
 from txstore.network_storage import NetworkStorage
 from txstore.opening import open_storage
 
@@ -24,12 +24,12 @@ from txstore.opening import open_storage
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every directory for one that other machines see, on a server that can't rename without replacing."""
 
-    def rename(source: str, target: str) -> None:
-        os.link(source, target)
-        os.unlink(source)
+    def rename(root: str, source: str, target: str) -> None:
+        os.link(f"{root}/{source}", f"{root}/{target}")
+        os.unlink(f"{root}/{source}")
 
     monkeypatch.setattr(opening, "is_on_network", lambda path: True)
-    monkeypatch.setattr(local_storage.local, "rename_noreplace", rename)
+    monkeypatch.setattr(tree.local, "rename_noreplace", rename)
 
 
 def put(repo: txstore.Repository, **values: bytes) -> None:

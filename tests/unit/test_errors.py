@@ -18,6 +18,7 @@ EXAMPLES = [
     errors.ParticipantLostError(["process 7 on host"], ["a/c/0"]),
     errors.CommitUnknownError("0" * 32, reason="the answer was lost"),
     errors.CorruptionError("packs/00/00", reason="a wrong checksum", offset=64, key="a/c/0"),
+    errors.WrongFileTypeError("packs/00", found="a symbolic link", wanted="a directory"),
     errors.SnapshotExpiredError("main@7"),
     errors.BackupError("/backup.tx", "it holds something else"),
     errors.SchemaError("/data.tx", ["there is no array at 'x'"]),

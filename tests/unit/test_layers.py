@@ -122,6 +122,7 @@ LAYERS = [
     "object_errors",
     "object_engines",
     "sharing",
+    "tree",
     "forking",
     "records",
     "format",

@@ -1,11 +1,14 @@
 """Every promise of `txstore._native.local`, on the C extension and on its Python twin."""
 
 import array
+import contextlib
 import errno
 import gc
 import importlib
 import mmap
 import os
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -17,7 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.bad_input.disk import in_child
 from tests.processes.lock_clients import descriptors_of
+from tests.unit.sandbox import without_openat2
 
 MODULES = {"c": "txstore._native._local", "python": "txstore._native.local_twin"}
 GIL_THRESHOLD = 64 * 1024
@@ -52,6 +57,12 @@ def make_file(tmp_path):
         return str(path)
 
     return make
+
+
+def split(*paths):
+    """The directory that these lie in, and where they lie there: as functions take what is below a root."""
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])
+    return root, *(os.path.relpath(path, root) for path in paths)
 
 
 # ---- crc32c --------------------------------------------------------------------------------------------------------
@@ -107,13 +118,199 @@ def test_crc32c_twins_agree(data, value):
     assert load("c").crc32c(data, value) == load("python").crc32c(data, value)
 
 
+# ---- open_below, list_directory ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A root with something of every kind in it, and links that lead out of it."""
+    root, private = tmp_path / "root", tmp_path / "private"
+    (root / "a" / "b").mkdir(parents=True)
+    private.mkdir()
+    (private / "file").write_bytes(b"private")
+    (root / "a" / "b" / "file").write_bytes(b"content")
+    for name, target in [("a/link", "b/file"), ("a/out", private / "file"), ("a/b/up", "../.."), ("away", private)]:
+        (root / name).symlink_to(target)
+    os.mkfifo(root / "a" / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(root / "a" / "socket"))
+    return str(root)
+
+
+@pytest.fixture(params=["openat2", "segments"])
+def opening(request, local):
+    """Run a function in a child, with openat2 or, as on an older system, without."""
+
+    def run(function):
+        def act():
+            if request.param == "segments":
+                without_openat2()
+            return function()
+
+        return in_child(act)
+
+    if request.param == "segments" and local.IMPLEMENTATION == "python":
+        pytest.skip("the twin never asks for it")
+    return run
+
+
+def refused(function, *arguments):
+    try:
+        os.close(function(*arguments))
+    except OSError as error:
+        return errno.errorcode[error.errno], error.filename
+    return None
+
+
+@linux_only
+def test_open_below_opens_files_and_directories(local, tree, opening):
+    def act():
+        found = []
+        for path, flags in [("a/b/file", os.O_RDONLY), ("a/b", os.O_DIRECTORY), ("", os.O_DIRECTORY), ("a", os.O_PATH)]:
+            fd = local.open_below(tree, path, flags)
+            found.append(os.path.samestat(os.fstat(fd), os.stat(os.path.join(tree, path))))
+            found.append(os.get_inheritable(fd))
+            os.close(fd)
+        fd = local.open_below(tree, "a/new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
+        os.write(fd, b"new")
+        found.append((os.fstat(fd).st_mode & 0o7777, os.pread(fd, 9, 0)))
+        os.close(fd)
+        found.append(refused(local.open_below, tree, "a/new", os.O_RDWR | os.O_CREAT | os.O_EXCL))
+        return found
+
+    made = [(0o640, b"new"), ("EEXIST", f"{tree}/a/new")]
+    os.umask(0o022)
+    assert opening(act) == [True, False] * 4 + made
+
+
+@linux_only
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_CREAT])
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("a/link", "ELOOP"),
+        ("a/out", "ELOOP"),
+        ("a/b/up/a/b/file", "ELOOP ENOTDIR"),
+        ("away/file", "ELOOP ENOTDIR"),
+        ("a/b/file/below", "ENOTDIR"),
+        ("a/b", "EISDIR"),
+        ("a/fifo", "EINVAL ENXIO"),
+        ("a/socket", "ENXIO"),
+        ("../private/file", "EXDEV"),
+        ("a/../../private/file", "EXDEV"),
+    ],
+)
+def test_open_below_follows_nothing_and_opens_no_other_files(local, tree, opening, path, why, flags):
+    code, name = opening(lambda: refused(local.open_below, tree, path, flags))
+    assert code in why.split()
+    assert name == f"{tree}/{path}"
+
+
+@linux_only
+@pytest.mark.parametrize("path", ["a/link", "away", "a/b/up/a", "a/b/file", "a/fifo"])
+def test_only_directories_are_opened_as_such(local, tree, opening, path):
+    code, _ = opening(lambda: refused(local.open_below, tree, path, os.O_RDONLY | os.O_DIRECTORY))
+    assert code in ("ELOOP", "ENOTDIR")
+
+
+@linux_only
+def test_a_link_itself_can_be_looked_at(local, tree, opening):
+    def act():
+        fd = local.open_below(tree, "a/out", os.O_PATH | os.O_NOFOLLOW)
+        return stat.S_ISLNK(os.fstat(fd).st_mode)
+
+    assert opening(act)
+
+
+@linux_only
+def test_a_root_that_is_a_link(local, tree, opening, tmp_path):
+    (tmp_path / "other").symlink_to(tree)
+    code, _ = opening(lambda: refused(local.open_below, str(tmp_path / "other"), "a/b/file", os.O_RDONLY))
+    assert code in ("ELOOP", "ENOTDIR")
+
+
+@linux_only
+def test_a_device_is_not_opened(local, tmp_path):
+    try:
+        os.mknod(tmp_path / "zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("only root can make one")
+    assert refused(local.open_below, str(tmp_path), "zero", os.O_RDWR)[0] in ("EINVAL", "EACCES")
+
+
+@linux_only
+def test_list_directory(local, tree, opening):
+    assert sorted(opening(lambda: local.list_directory(tree, "a"))) == ["b", "fifo", "link", "out", "socket"]
+    assert sorted(opening(lambda: local.list_directory(tree, ""))) == ["a", "away"]
+    for path in ("away", "a/b/up", "a/b/file"):
+        with pytest.raises(OSError):
+            local.list_directory(tree, path)
+    with pytest.raises(FileNotFoundError):
+        local.list_directory(tree, "absent")
+
+
+@linux_only
+def test_a_large_directory_is_listed_whole(local, tmp_path):
+    for number in range(3000):
+        (tmp_path / f"{number:0100}").touch()
+    assert sorted(local.list_directory(str(tmp_path), "")) == sorted(os.listdir(tmp_path))
+
+
+@linux_only
+def test_renames_and_maps_go_through_no_link(local, tree, opening):
+    for call in (
+        lambda: local.map_file(tree, "away/file"),
+        lambda: local.map_file(tree, "a/out"),
+        lambda: local.rename_noreplace(tree, "a/b/file", "away/new"),
+        lambda: local.rename_noreplace(tree, "away/file", "a/new"),
+        lambda: local.rename_noreplace(tree, "a/b/file", "a/out"),
+    ):
+
+        def act(call=call):
+            try:
+                call()
+            except OSError as error:
+                return errno.errorcode[error.errno]
+
+        assert opening(act) in ("ELOOP", "ENOTDIR", "EEXIST")
+    assert os.listdir(os.path.join(tree, "..", "private")) == ["file"]
+    assert not os.path.exists(os.path.join(tree, "a", "new"))
+
+
+@linux_only
+def test_nothing_stays_open(local, tree, opening):
+    def act():
+        before = sorted(os.listdir("/proc/self/fd"))
+        for path in ("a/b/file", "away/file", "a/fifo", "a/b", "absent/x", "a/b/file/x"):
+            refused(local.open_below, tree, path, os.O_RDONLY)
+            with contextlib.suppress(OSError):
+                local.list_directory(tree, path)
+        with contextlib.suppress(OSError):
+            local.rename_noreplace(tree, "absent", "away/x")
+        with contextlib.suppress(OSError):
+            local.rename_noreplace(tree, "away/file", "a/x")
+        return before == sorted(os.listdir("/proc/self/fd"))
+
+    assert opening(act)
+
+
+def test_a_path_is_text(local, tmp_path):
+    for wrong in ((os.fsencode(tmp_path), "a", 0), (str(tmp_path), b"a", 0), (str(tmp_path), "a")):
+        with pytest.raises(TypeError):
+            local.open_below(*wrong)
+    with pytest.raises(ValueError, match="null"):
+        local.open_below(str(tmp_path), "a\0b", os.O_RDONLY)
+    with pytest.raises(OSError):
+        local.open_below(str(tmp_path), "a/" * 3000 + "a", os.O_RDONLY)
+
+
 # ---- map_file ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 4096, 4097, 1_000_000])
 def test_map_file(local, make_file, size):
     data = np.random.default_rng(size).bytes(size)
-    mapped = local.map_file(make_file(data))
+    mapped = local.map_file(*split(make_file(data)))
     assert len(mapped) == size
     assert bytes(memoryview(mapped)) == data
     assert memoryview(mapped).readonly
@@ -122,7 +319,7 @@ def test_map_file(local, make_file, size):
 
 
 def test_an_empty_file_is_an_empty_buffer(local, make_file):
-    mapped = local.map_file(make_file(b""))
+    mapped = local.map_file(*split(make_file(b"")))
     assert len(mapped) == 0
     assert bytes(memoryview(mapped)) == b""
     assert bytes(local.view(mapped, 0, 0, 0)) == b""
@@ -131,7 +328,7 @@ def test_an_empty_file_is_an_empty_buffer(local, make_file):
 def test_a_view_keeps_the_mapping(local, make_file):
     data = os.urandom(100_000)
     path = make_file(data)
-    mapped = local.map_file(path)
+    mapped = local.map_file(*split(path))
     numbers = np.frombuffer(local.view(mapped, 64, 90_000, checksum(data[64:90_064])), "u1")[1000:]
     del mapped
     gc.collect()
@@ -147,7 +344,7 @@ def test_the_mapping_goes_with_the_last_view(local, make_file):
             return path in maps.read()
 
     path = make_file(os.urandom(10_000), name="a-name-of-its-own")
-    mapped = local.map_file(path)
+    mapped = local.map_file(*split(path))
     part = memoryview(mapped)[5:10]
     del mapped
     assert mapped_here(path)
@@ -161,7 +358,7 @@ def test_mapped_files_cost_no_descriptors(local, make_file):
     if local.IMPLEMENTATION == "python" and sys.version_info < (3, 13):
         pytest.skip("mmap.mmap keeps a descriptor before Python 3.13")
     path = make_file(os.urandom(100))
-    kept = [local.map_file(path) for _ in range(50)]
+    kept = [local.map_file(*split(path)) for _ in range(50)]
     assert descriptors_of(path) == []
     assert len(kept) == 50
 
@@ -170,34 +367,35 @@ def test_mapped_files_cost_no_descriptors(local, make_file):
 def test_failing_to_map_leaks_nothing(local, make_file, tmp_path):
     for _ in range(20):
         with pytest.raises(IsADirectoryError):
-            local.map_file(str(tmp_path))
+            local.map_file(*split(str(tmp_path)))
         with pytest.raises(FileNotFoundError):
-            local.map_file(str(tmp_path / "missing"))
+            local.map_file(*split(str(tmp_path / "missing")))
     assert descriptors_of(tmp_path) == []
 
 
 def test_what_can_not_be_mapped_is_an_os_error_with_its_name(local, make_file, tmp_path):
     missing = str(tmp_path / "missing")
     with pytest.raises(FileNotFoundError) as caught:
-        local.map_file(missing)
+        local.map_file(*split(missing))
     assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, missing)
     with pytest.raises(NotADirectoryError):
-        local.map_file(os.path.join(make_file(b"x"), "below"))
+        local.map_file(*split(os.path.join(make_file(b"x"), "below")))
     with pytest.raises(ValueError, match="null"):
-        local.map_file("a\0b")
-    with pytest.raises(TypeError):
-        local.map_file(None)
+        local.map_file(str(tmp_path), "a\0b")
+    for wrong in ((None, "a"), (str(tmp_path), None), (str(tmp_path),)):
+        with pytest.raises(TypeError):
+            local.map_file(*wrong)
 
 
 @posix_only
 def test_only_regular_files_are_mapped(local, tmp_path):
     with pytest.raises(IsADirectoryError) as caught:
-        local.map_file(str(tmp_path))
+        local.map_file(*split(str(tmp_path)))
     assert caught.value.filename == str(tmp_path)
     fifo = str(tmp_path / "fifo")
     os.mkfifo(fifo)
     with pytest.raises(OSError) as caught:  # and does not wait for a writer
-        local.map_file(fifo)
+        local.map_file(*split(fifo))
     assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, fifo)
 
 
@@ -209,7 +407,7 @@ def test_a_path_of_any_bytes(local, tmp_path):
             file.write(b"abc")
     except OSError:
         pytest.skip("this file system takes UTF-8 names only")
-    assert bytes(memoryview(local.map_file(os.fsdecode(path)))) == b"abc"
+    assert bytes(memoryview(local.map_file(*split(os.fsdecode(path))))) == b"abc"
 
 
 def test_a_mapped_file_can_not_be_made_otherwise():
@@ -236,7 +434,7 @@ def test_view_is_the_slice(local, make_file, kind, offset, length):
             "bytes": lambda: data,
             "bytearray": lambda: bytearray(data),
             "memoryview": lambda: memoryview(b"-" + data + b"-")[1:-1],
-            "mapped": lambda: local.map_file(path),
+            "mapped": lambda: local.map_file(*split(path)),
             "numpy": lambda: np.frombuffer(data, "<u8"),
         }[kind]()
     part = local.view(buffer, offset, length, checksum(data[offset : offset + length]))
@@ -326,7 +524,7 @@ def test_a_view_owns_nothing_but_its_buffer(local):
 
 def test_threads_read_one_mapping(local, make_file):
     data = os.urandom(1_000_000)
-    mapped = local.map_file(make_file(data))
+    mapped = local.map_file(*split(make_file(data)))
     stored = checksum(data[:100_000]), checksum(data)
     failures = []
 
@@ -349,7 +547,7 @@ def test_threads_read_one_mapping(local, make_file):
 
 def test_rename_moves_the_file(local, make_file, tmp_path):
     source, target = make_file(b"new", "staged"), str(tmp_path / "0")
-    assert local.rename_noreplace(source, target) is None
+    assert local.rename_noreplace(*split(source, target)) is None
     assert not os.path.exists(source)
     with open(target, "rb") as file:
         assert file.read() == b"new"
@@ -358,7 +556,7 @@ def test_rename_moves_the_file(local, make_file, tmp_path):
 def test_rename_never_replaces(local, make_file):
     source, target = make_file(b"new", "staged"), make_file(b"old", "0")
     with pytest.raises(FileExistsError) as caught:
-        local.rename_noreplace(source, target)
+        local.rename_noreplace(*split(source, target))
     error = caught.value
     assert (error.errno, error.filename, error.filename2) == (errno.EEXIST, source, target)
     for path, data in [(source, b"new"), (target, b"old")]:
@@ -369,14 +567,14 @@ def test_rename_never_replaces(local, make_file):
 def test_rename_errors_carry_both_names(local, make_file, tmp_path):
     missing, target = str(tmp_path / "missing"), str(tmp_path / "0")
     with pytest.raises(FileNotFoundError) as caught:
-        local.rename_noreplace(missing, target)
+        local.rename_noreplace(*split(missing, target))
     assert (caught.value.filename, caught.value.filename2) == (missing, target)
     with pytest.raises(FileNotFoundError):
-        local.rename_noreplace(make_file(b"x"), str(tmp_path / "no such folder" / "0"))
+        local.rename_noreplace(*split(make_file(b"x"), str(tmp_path / "no such folder" / "0")))
+    with pytest.raises((TypeError, AttributeError)):
+        local.rename_noreplace(str(tmp_path), "missing", None)
     with pytest.raises(TypeError):
-        local.rename_noreplace(missing, None)
-    with pytest.raises(TypeError):
-        local.rename_noreplace(missing)
+        local.rename_noreplace(str(tmp_path), "missing")
 
 
 def test_one_of_many_wins(local, tmp_path):
@@ -389,7 +587,7 @@ def test_one_of_many_wins(local, tmp_path):
         source.write_bytes(str(number).encode())
         start.wait()
         try:
-            local.rename_noreplace(str(source), target)
+            local.rename_noreplace(*split(str(source), target))
             winners.append(number)
         except FileExistsError:
             losers.append(number)
@@ -456,7 +654,7 @@ def test_ranges_are_checked(local, tmp_path, function, offset, length):
 
 def test_the_twins_offer_the_same(local):
     names = {"IMPLEMENTATION", "MappedFile", "allocate", "crc32c", "map_file", "rename_noreplace", "start_writeback"}
-    assert (names | {"view"}) <= set(dir(local))
+    assert (names | {"view", "open_below", "list_directory"}) <= set(dir(local))
     assert local.IMPLEMENTATION in MODULES
     assert local.__name__ == MODULES[local.IMPLEMENTATION]
 

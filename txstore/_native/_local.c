@@ -1,6 +1,8 @@
 /*
  * txstore._native._local: what the local storage asks of the operating system, and Python can't say.
  *
+ *     open_below          a file or directory below a root, without following a link: open_below.h
+ *     list_directory      the names in one
  *     map_file            one whole file mapped read-only, without keeping a descriptor
  *     view, crc32c        a checked slice of any buffer; the checksum by itself
  *     rename_noreplace    a rename that refuses to replace: how a commit takes its slot (I2)
@@ -43,7 +45,7 @@
  * ERRORS
  *
  * The int functions below return 0 or an errno, touch no Python object and run without the GIL; their callers raise
- * OSError with the file names. A call that a signal interrupts is made again once Python's handlers have run (PEP 475),
+ * OSError with the file names, `root`/`path`. A call that a signal interrupts is made again once Python's handlers have run (PEP 475),
  * except a rename: on a network file system it may have happened, so the caller must look (I3).
  */
 
@@ -53,6 +55,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -66,6 +69,7 @@
 #endif
 
 #include "crc32c.h"
+#include "open_below.h"
 
 #ifndef RENAME_NOREPLACE
 #define RENAME_NOREPLACE 1u
@@ -103,6 +107,23 @@ raise_os_error(int error, PyObject *name, PyObject *second_name)
     return NULL;
 }
 
+/* The same with the name of what lies at `path` below `root`, and of a second path there if there is one. */
+static PyObject *
+raise_below(int error, PyObject *root, PyObject *path, PyObject *second_path)
+{
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    PyObject *name = PyUnicode_GET_LENGTH(path) ? PyUnicode_FromFormat("%U/%U", root, path) : Py_NewRef(root);
+    PyObject *second = second_path == NULL ? NULL : PyUnicode_FromFormat("%U/%U", root, second_path);
+    if (name != NULL && (second != NULL || second_path == NULL)) {
+        raise_os_error(error, name, second);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(second);
+    return NULL;
+}
+
 static int
 check_count(const char *function, Py_ssize_t count, Py_ssize_t least, Py_ssize_t most)
 {
@@ -126,6 +147,32 @@ as_checksum(PyObject *object, uint32_t *checksum)
     }
     *checksum = (uint32_t)value;
     return 0;
+}
+
+/* Encodes a root and paths below it as the file system has them: `encoded` has to be given back by free_paths. */
+static int
+as_paths(PyObject *const *args, PyObject **encoded, int count)
+{
+    memset(encoded, 0, sizeof *encoded * (size_t)count);
+    for (int i = 0; i < count; i++) {
+        if (!PyUnicode_Check(args[i])) {
+            PyErr_Format(PyExc_TypeError, "a path is a str, not %s", Py_TYPE(args[i])->tp_name);
+            return -1;
+        }
+        if (!PyUnicode_FSConverter(args[i], &encoded[i])) {
+            encoded[i] = NULL;
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static void
+free_paths(PyObject **encoded, int count)
+{
+    for (int i = 0; i < count; i++) {
+        Py_XDECREF(encoded[i]);
+    }
 }
 
 /* An offset or a length that was read from disk. What no buffer can have becomes -1 or LLONG_MAX, not an error. */
@@ -167,6 +214,104 @@ as_file_range(const char *function, PyObject *const *args, Py_ssize_t count, int
     return 0;
 }
 
+/* ---- Opening below a root ---------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(open_below_doc,
+             "open_below(root, path, flags, mode=0o666, /)\n--\n\n"
+             "Open what lies below a directory without following a link: a regular file; with os.O_DIRECTORY a directory,\n"
+             "with os.O_PATH whatever is there. The root must have no links in it; an empty path is the root.\n\n"
+             "Raises OSError: ELOOP or ENOTDIR if a link is in the way, EISDIR or EINVAL for what is no regular file.");
+
+static PyObject *
+open_below_root(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *encoded[2];
+    long flags, mode = 0666;
+    if (check_count("open_below", count, 3, 4) < 0 || ((flags = PyLong_AsLong(args[2])) == -1 && PyErr_Occurred()) ||
+        (count == 4 && (mode = PyLong_AsLong(args[3])) == -1 && PyErr_Occurred())) {
+        return NULL;
+    }
+    int fd = -1;
+    if (as_paths(args, encoded, 2) == 0) {
+        const char *root = PyBytes_AS_STRING(encoded[0]), *path = PyBytes_AS_STRING(encoded[1]);
+        int error;
+        do {
+            Py_BEGIN_ALLOW_THREADS
+            error = open_below(root, path, (int)flags, (mode_t)mode, &fd);
+            Py_END_ALLOW_THREADS
+        } while (should_retry(error));
+        if (error != 0) {
+            raise_below(error, args[0], args[1], NULL);
+        }
+    }
+    free_paths(encoded, 2);
+    return fd < 0 ? NULL : PyLong_FromLong(fd);
+}
+
+/* Adds the names in a directory, which is closed, to a list. Returns 0, an errno, or -1 with an exception. */
+static int
+add_names(int fd, PyObject *list)
+{
+    DIR *directory = fdopendir(fd);
+    if (directory == NULL) {
+        int error = errno;
+        close(fd);
+        return error;
+    }
+    int error = 0;
+    while (error == 0) {
+        struct dirent *entry;
+        Py_BEGIN_ALLOW_THREADS
+        errno = 0;
+        entry = readdir(directory);
+        error = errno;
+        Py_END_ALLOW_THREADS
+        if (entry == NULL) {
+            break;
+        }
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) {
+            continue;
+        }
+        PyObject *name = PyUnicode_DecodeFSDefault(entry->d_name);
+        error = name == NULL || PyList_Append(list, name) < 0 ? -1 : 0;
+        Py_XDECREF(name);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    closedir(directory);
+    Py_END_ALLOW_THREADS
+    return error;
+}
+
+PyDoc_STRVAR(list_directory_doc, "list_directory(root, path, /)\n--\n\nThe names in a directory below a root, as open_below "
+                                 "opens it.");
+
+static PyObject *
+list_directory(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *encoded[2], *list = NULL;
+    if (check_count("list_directory", count, 2, 2) < 0) {
+        return NULL;
+    }
+    if (as_paths(args, encoded, 2) == 0 && (list = PyList_New(0)) != NULL) {
+        const char *root = PyBytes_AS_STRING(encoded[0]), *path = PyBytes_AS_STRING(encoded[1]);
+        int fd, error;
+        do {
+            Py_BEGIN_ALLOW_THREADS
+            error = open_below(root, path, O_RDONLY | O_DIRECTORY, 0, &fd);
+            Py_END_ALLOW_THREADS
+        } while (should_retry(error));
+        if (error == 0) {
+            error = add_names(fd, list);
+        }
+        if (error != 0) {
+            Py_CLEAR(list);
+            raise_below(error, args[0], args[1], NULL);
+        }
+    }
+    free_paths(encoded, 2);
+    return list;
+}
+
 /* ---- Mapped files ------------------------------------------------------------------------------------------------ */
 
 static int
@@ -175,12 +320,6 @@ map_descriptor(int fd, void **base, Py_ssize_t *length)
     struct stat status;
     if (fstat(fd, &status) != 0) {
         return errno;
-    }
-    if (S_ISDIR(status.st_mode)) {
-        return EISDIR;
-    }
-    if (!S_ISREG(status.st_mode)) {
-        return EINVAL;
     }
     if ((unsigned long long)status.st_size > (unsigned long long)PY_SSIZE_T_MAX) {
         return EFBIG;
@@ -199,45 +338,42 @@ map_descriptor(int fd, void **base, Py_ssize_t *length)
 }
 
 static int
-map_path(const char *path, void **base, Py_ssize_t *length)
+map_path(const char *root, const char *path, void **base, Py_ssize_t *length)
 {
-    /* O_NONBLOCK changes nothing for a regular file, and a FIFO in its place is refused instead of waited for. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        return errno;
+    int fd, error = open_below(root, path, O_RDONLY, 0, &fd);
+    if (error == 0) {
+        error = map_descriptor(fd, base, length);
+        close(fd);
     }
-    int error = map_descriptor(fd, base, length);
-    close(fd);
     return error;
 }
 
-PyDoc_STRVAR(map_file_doc, "map_file(path, /)\n--\n\nMap a whole file read-only; no descriptor stays open.");
+PyDoc_STRVAR(map_file_doc, "map_file(root, path, /)\n--\n\nMap a whole file read-only; no descriptor stays open.");
 
 static PyObject *
-map_file(PyObject *module, PyObject *path)
+map_file(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     local_state *state = PyModule_GetState(module);
-    PyObject *encoded;
-    if (!PyUnicode_FSConverter(path, &encoded)) {
-        return NULL;
-    }
     PyTypeObject *type = state->mapped_file_type;
-    mapped_file *self = (mapped_file *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        Py_DECREF(encoded);
+    PyObject *encoded[2];
+    mapped_file *self = NULL;
+    if (check_count("map_file", count, 2, 2) < 0) {
         return NULL;
     }
-    int error;
-    do {
-        Py_BEGIN_ALLOW_THREADS
-        error = map_path(PyBytes_AS_STRING(encoded), &self->base, &self->length);
-        Py_END_ALLOW_THREADS
-    } while (should_retry(error));
-    Py_DECREF(encoded);
-    if (error != 0) {
-        Py_DECREF(self);
-        return raise_os_error(error, path, NULL);
+    if (as_paths(args, encoded, 2) == 0 && (self = (mapped_file *)type->tp_alloc(type, 0)) != NULL) {
+        const char *root = PyBytes_AS_STRING(encoded[0]), *path = PyBytes_AS_STRING(encoded[1]);
+        int error;
+        do {
+            Py_BEGIN_ALLOW_THREADS
+            error = map_path(root, path, &self->base, &self->length);
+            Py_END_ALLOW_THREADS
+        } while (should_retry(error));
+        if (error != 0) {
+            Py_CLEAR(self);
+            raise_below(error, args[0], args[1], NULL);
+        }
     }
+    free_paths(encoded, 2);
     return (PyObject *)self;
 }
 
@@ -394,48 +530,63 @@ view(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 /* ---- Renames ----------------------------------------------------------------------------------------------------- */
 
 static int
-rename_path(const char *source, const char *target)
+rename_names(int source_fd, const char *source, int target_fd, const char *target)
 {
 #ifdef SYS_renameat2
-    if (syscall(SYS_renameat2, AT_FDCWD, source, AT_FDCWD, target, RENAME_NOREPLACE) == 0) {
+    if (syscall(SYS_renameat2, source_fd, source, target_fd, target, RENAME_NOREPLACE) == 0) {
         return 0;
     }
     if (errno != ENOSYS && errno != EINVAL) { /* an old kernel; a file system without RENAME_NOREPLACE */
         return errno;
     }
 #endif
-    if (link(source, target) != 0) {
+    if (linkat(source_fd, source, target_fd, target, 0) != 0) {
         return errno;
     }
     /* The target is taken, which is what counts. A source left behind is what a crash right here leaves, too. */
-    (void)unlink(source);
+    (void)unlinkat(source_fd, source, 0);
     return 0;
 }
 
-PyDoc_STRVAR(rename_noreplace_doc, "rename_noreplace(source, target, /)\n--\n\n"
-                                   "Rename a file; FileExistsError if the target exists. Atomic.");
+static int
+rename_below(const char *root, const char *source, const char *target)
+{
+    int source_fd, target_fd, error = open_above(root, source, &source_fd);
+    if (error != 0) {
+        return error;
+    }
+    error = open_above(root, target, &target_fd);
+    if (error == 0) {
+        error = rename_names(source_fd, last_segment(source), target_fd, last_segment(target));
+        close(target_fd);
+    }
+    close(source_fd);
+    return error;
+}
+
+PyDoc_STRVAR(rename_noreplace_doc, "rename_noreplace(root, source, target, /)\n--\n\n"
+                                   "Rename a file below a root; FileExistsError if the target exists. Atomic.");
 
 static PyObject *
 rename_noreplace(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    PyObject *source, *target;
-    if (check_count("rename_noreplace", count, 2, 2) < 0 || !PyUnicode_FSConverter(args[0], &source)) {
+    PyObject *encoded[3];
+    if (check_count("rename_noreplace", count, 3, 3) < 0) {
         return NULL;
     }
-    if (!PyUnicode_FSConverter(args[1], &target)) {
-        Py_DECREF(source);
-        return NULL;
+    int error = -1;
+    if (as_paths(args, encoded, 3) == 0) {
+        const char *root = PyBytes_AS_STRING(encoded[0]), *source = PyBytes_AS_STRING(encoded[1]);
+        const char *target = PyBytes_AS_STRING(encoded[2]);
+        Py_BEGIN_ALLOW_THREADS
+        error = rename_below(root, source, target);
+        Py_END_ALLOW_THREADS
+        if (error != 0) {
+            raise_below(error, args[0], args[1], args[2]);
+        }
     }
-    int error;
-    Py_BEGIN_ALLOW_THREADS
-    error = rename_path(PyBytes_AS_STRING(source), PyBytes_AS_STRING(target));
-    Py_END_ALLOW_THREADS
-    Py_DECREF(source);
-    Py_DECREF(target);
-    if (error != 0) {
-        return raise_os_error(error, args[0], args[1]);
-    }
-    Py_RETURN_NONE;
+    free_paths(encoded, 3);
+    return error == 0 ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- Space and write-back ---------------------------------------------------------------------------------------- */
@@ -503,7 +654,9 @@ start_writeback(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t c
 
 static PyMethodDef local_methods[] = {
     {"crc32c", FAST(crc32c), crc32c_doc},
-    {"map_file", map_file, METH_O, map_file_doc},
+    {"list_directory", FAST(list_directory), list_directory_doc},
+    {"map_file", FAST(map_file), map_file_doc},
+    {"open_below", FAST(open_below_root), open_below_doc},
     {"view", FAST(view), view_doc},
     {"rename_noreplace", FAST(rename_noreplace), rename_noreplace_doc},
     {"allocate", FAST(allocate), allocate_doc},
@@ -558,7 +711,7 @@ static PyModuleDef_Slot local_slots[] = {
 static struct PyModuleDef local_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "txstore._native._local",
-    .m_doc = "Mapped files, checked slices, renames that don't replace.",
+    .m_doc = "Files below a root, mapped files, checked slices, renames that don't replace.",
     .m_size = sizeof(local_state),
     .m_methods = local_methods,
     .m_slots = local_slots,

@@ -19,12 +19,12 @@
  *
  *          0  +---------------------------------------------------------+
  *             | header                                                  |
- *          0  |   8  magic "TXSLOCKS"; anything else: nobody's file yet  |
+ *          0  |   8  magic "TXSLOCKS"; "TXSLOCK-" while it is being made |
  *          8  |   4  version, 1                                          |
  *         12  |   4  kind: 1 table, 2 ranges (the fallback: no words)    |
  *         16  |   4  slots, a power of two from 2^6 to 2^26              |
  *         20  |   4  0                                                   |
- *         24  |   8  seed of the hash                                    |
+ *         24  |   8  seed of the hash: the same everywhere               |
  *         32  |   8  epoch: how often the file was reset                 |
  *         40  |   8  device \ of the file itself, as stat() tells: a copy |
  *         48  |   8  inode  / does not match, nor a view by an overlay    |
@@ -44,14 +44,14 @@
  *   2^40 + m  LIVE(m): held by member m as long as it lives    the file's end
  *
  * The file is allocated as a whole before it is mapped (a full disk is an OSError, never a SIGBUS) and never gets
- * shorter (whoever mapped it before would touch nothing). The magic is written last and removed first.
+ * shorter (whoever mapped it before would touch nothing). That it is whole is written last and taken back first.
  *
  * WHO LIVES is known to the kernel alone: whose LIVE byte is held. Process ids are not trusted; the words of a member
  * say nothing about its life. So the table works between containers that share a volume, and nothing but the end of a
  * process makes its locks free: a stopped one keeps them.
  *
- * WHEN A FILE IS RESET. With INIT held, and only if no LIVE byte is: if magic, version, kind, boot id or size are not
- * as they should be. Then the words become 0. If all is as it should be, nothing is reset, even if nobody is alive: the
+ * WHEN A FILE IS RESET. With INIT held, and only if no LIVE byte is: if magic, version, kind, seed, boot id or size are
+ * not as they should be. Then the words become 0. A file that is neither empty nor a lock file is never written to. If all is as it should be, nothing is reset, even if nobody is alive: the
  * words of the dead tell the next holder that they are dirty. If device or inode do not match (within one boot), the
  * file is not written to but removed, and made anew. While somebody is alive, all of these are refused with an OSError:
  * EAGAIN (that is, BlockingIOError) for another kind, EPROTO another version, EXDEV another boot or mount, EINVAL what

@@ -12,7 +12,8 @@ import operator
 import os
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import google_crc32c
@@ -26,7 +27,17 @@ IMPLEMENTATION: Literal["c", "python"] = "python"
 # An empty file can't be mapped.
 MappedFile: TypeAlias = mmap.mmap | bytes
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+def _flag(name: str) -> int:
+    """Return a flag of `os.open`, 0 where the system has none."""
+    flag: int = getattr(os, name, 0)
+    return flag
+
+
+_ALWAYS = _flag("O_CLOEXEC") | _flag("O_NOFOLLOW") | _flag("O_BINARY")
+_ANY_KIND = _flag("O_DIRECTORY") | _flag("O_PATH")
+_OF_FILES = _flag("O_NONBLOCK") | _flag("O_NOCTTY")
+_PASSED_THROUGH = _flag("O_PATH") | _flag("O_DIRECTORY") | _ALWAYS
 
 
 def crc32c(buffer: ReadableBuffer, value: int = 0, /) -> int:
@@ -43,22 +54,60 @@ def crc32c(buffer: ReadableBuffer, value: int = 0, /) -> int:
     return extended
 
 
-def map_file(path: str, /) -> MappedFile:
-    """Map a whole file read-only. The mapping goes when the last view of it does."""
-    fd = os.open(path, _FLAGS)
+def open_below(root: str, path: str, flags: int, mode: int = 0o666, /) -> int:
+    """Open what lies below a directory without following a link, segment by segment, as `open_below.h` says."""
+    whole = root + "/" + path if path != "" else root
+    segments = path.split("/") if path else []
+    if ".." in segments:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), whole)
+    is_any_kind = bool(flags & _ANY_KIND)
+    flags |= _ALWAYS | (0 if is_any_kind else _OF_FILES)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
-            raise OSError(number, os.strerror(number), path)
-        if status.st_size == 0:
+        fd = os.open(root, _PASSED_THROUGH if segments else flags, mode)
+        for place, segment in enumerate(segments, start=1):
+            above = fd
+            try:
+                fd = os.open(segment, flags if place == len(segments) else _PASSED_THROUGH, mode, dir_fd=above)
+            finally:
+                os.close(above)
+    except OSError as error:
+        error.filename = whole
+        raise
+    if is_any_kind:
+        return fd
+    try:
+        kind = os.fstat(fd).st_mode
+        if not stat.S_ISREG(kind):
+            number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+            raise OSError(number, os.strerror(number), whole)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def list_directory(root: str, path: str, /) -> list[str]:
+    """Return the names in a directory below a root, as `open_below` opens it."""
+    fd = open_below(root, path, os.O_RDONLY | _flag("O_DIRECTORY"))
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def map_file(root: str, path: str, /) -> MappedFile:
+    """Map a whole file read-only. The mapping goes when the last view of it does."""
+    fd = open_below(root, path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        if size == 0:
             return b""
         try:
             if sys.platform != "win32" and sys.version_info >= (3, 13):
-                return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ, trackfd=False)
-            return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
+                return mmap.mmap(fd, size, access=mmap.ACCESS_READ, trackfd=False)
+            return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
         except OSError as error:
-            error.filename = path
+            error.filename = f"{root}/{path}"
             raise
     finally:
         os.close(fd)
@@ -84,15 +133,28 @@ def view(buffer: ReadableBuffer, offset: int, length: int, checksum: int, /) -> 
     return part
 
 
-def rename_noreplace(source: str, target: str, /) -> None:
-    """Rename a file; FileExistsError if the target exists. Atomic."""
-    if sys.platform == "win32":
-        os.rename(source, target)
-        return
-    os.link(source, target)
-    # The target is taken, which is what counts. A source left behind is what a crash right here leaves, too.
-    with suppress(OSError):
-        os.unlink(source)
+def rename_noreplace(root: str, source: str, target: str, /) -> None:
+    """Rename a file below a root; FileExistsError if the target exists. Atomic."""
+    try:
+        with _above(root, source) as (source_fd, old), _above(root, target) as (target_fd, new):
+            os.link(old, new, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
+            # The target is taken, which is what counts. A source left behind is what a crash right here leaves, too.
+            with suppress(OSError):
+                os.unlink(old, dir_fd=source_fd)
+    except OSError as error:
+        error.filename, error.filename2 = root + "/" + source, root + "/" + target
+        raise
+
+
+@contextmanager
+def _above(root: str, path: str) -> Iterator[tuple[int, str]]:
+    """Open the directory that a path ends in, for calls that take one and a name."""
+    directory, _, name = path.rpartition("/")
+    fd = open_below(root, directory, _PASSED_THROUGH)
+    try:
+        yield fd, name
+    finally:
+        os.close(fd)
 
 
 def allocate(_fd: int, offset: int, length: int, /) -> bool:

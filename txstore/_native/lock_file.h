@@ -26,6 +26,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "open_below.h"
+
 enum {
     LOCK_VERSION = 1,
     KIND_TABLE = 1,
@@ -43,6 +45,8 @@ enum {
 #define LIVE_BYTE(member) (LOCK_BASE + (int64_t)(member))
 
 #define LOCK_MAGIC "TXSLOCKS"
+/* Of a file that is being made or reset. */
+#define UNFINISHED_MAGIC "TXSLOCK-"
 
 typedef struct {
     uint64_t magic;
@@ -61,10 +65,10 @@ _Static_assert(sizeof(lock_header) == 96 && offsetof(lock_header, boot) == 56, "
 _Static_assert(sizeof(member_record) == MEMBER_SIZE && offsetof(member_record, incarnation) == 8, "see _locktable.c");
 
 static inline uint64_t
-lock_magic(void)
+magic_of(const char *text)
 {
     uint64_t magic;
-    memcpy(&magic, LOCK_MAGIC, sizeof magic);
+    memcpy(&magic, text, sizeof magic);
     return magic;
 }
 
@@ -176,21 +180,28 @@ handle_forks(void)
     return error;
 }
 
+/* Where a path is taken to begin by open_below: no part of it may be a symbolic link. */
+static inline const char *
+root_of(const char *path)
+{
+    return *path == '/' ? "/" : ".";
+}
+
+static inline const char *
+below_root(const char *path)
+{
+    return path + (*path == '/');
+}
+
 /* Opens and tracks. Returns 0 or an errno. REQUIRES: `self` is not in use, and stays where it is until it is closed. */
 static inline int
 tracked_open(tracked_fd *self, const char *path, int flags, unsigned mode)
 {
     struct stat status;
-    int error = 0;
     pthread_mutex_lock(&fork_mutex);
-    /* O_NONBLOCK changes nothing for a regular file, and a FIFO in its place is refused instead of waited for. */
-    self->fd = open(path, flags | O_RDWR | O_CLOEXEC | O_NONBLOCK, mode);
-    if (self->fd < 0) {
+    int error = open_below(root_of(path), below_root(path), flags | O_RDWR, mode, &self->fd);
+    if (error == 0 && fstat(self->fd, &status) != 0) {
         error = errno;
-    } else if (fstat(self->fd, &status) != 0) {
-        error = errno;
-    } else if (!S_ISREG(status.st_mode)) {
-        error = EINVAL;
     }
     if (error == 0) {
         self->device = (uint64_t)status.st_dev;

@@ -47,12 +47,15 @@ join_examined(lock_table *table, const tracked_fd *file, uint32_t *member, lock_
     }
     if (verdict == FILE_IS_VACANT) {
         /* It may have been cut off: what is mapped behind its end would be a SIGBUS. */
-        int error = allocate_file(file->fd, table->length);
+        int error = mark_unfinished(file->fd);
+        if (error == 0) {
+            error = allocate_file(file->fd, table->length);
+        }
         if (error != 0) {
             return error;
         }
         reset_file(table, header.epoch + 1);
-    } else if (verdict == FILE_IS_FOREIGN || header.slots != table->slots || header.seed != table->seed) {
+    } else if (verdict == FILE_IS_FOREIGN || header.slots != table->slots) {
         return refuse_stale(fault);
     }
     return claim_member(table, file, member, fault);

@@ -7,6 +7,9 @@
  * A file whose header names another device and inode, within one boot, is never reset in place. It may be a copy; or it
  * is seen through an overlay, whose views share the pages and not the locks, so that the living can't be seen. Removed
  * and made anew, it serves the first case, and in the second the others find at their next fence that theirs is gone.
+ *
+ * Somebody else may have put another file in its place, or under its name, too. So nothing is written to one that is
+ * neither empty nor a lock file, nor to one with several names, unless living members use it.
  */
 
 #ifndef TXS_LOCK_OPEN_H
@@ -55,7 +58,7 @@ static inline bool
 path_leads_to(const char *path, uint64_t device, uint64_t inode)
 {
     struct stat status;
-    return stat(path, &status) == 0 && (uint64_t)status.st_dev == device && (uint64_t)status.st_ino == inode;
+    return lstat(path, &status) == 0 && (uint64_t)status.st_dev == device && (uint64_t)status.st_ino == inode;
 }
 
 /* Empty where /proc is missing: then every boot is one. */
@@ -106,6 +109,14 @@ take_init_byte(int fd, lock_pause pause, void *context, lock_fault *fault)
 
 typedef enum { FILE_FITS, FILE_IS_VACANT, FILE_IS_FOREIGN, FILE_IS_REFUSED } file_verdict;
 
+/* May it be written to, whatever is wrong with it? A lock file whose magic is damaged still has its seed. */
+static inline bool
+is_empty_or_ours(const lock_header *header, const struct stat *status)
+{
+    return status->st_size == 0 || header->magic == magic_of(LOCK_MAGIC) ||
+           header->magic == magic_of(UNFINISHED_MAGIC) || header->seed == LOCK_SEED;
+}
+
 /* Reads the header and decides what is to be done with the file. REQUIRES: the INIT byte. */
 static inline file_verdict
 examine_file(const tracked_fd *file, lock_header *header, lock_fault *fault)
@@ -119,9 +130,17 @@ examine_file(const tracked_fd *file, lock_header *header, lock_fault *fault)
         return FILE_IS_REFUSED;
     }
     bool vacant = !bytes_are_held(file->fd, LIVE_BYTE(1), MEMBERS);
+    if (!is_empty_or_ours(header, &status)) {
+        refuse(fault, EINVAL, vacant ? "this is no lock file, and it is not empty: remove it"
+                                     : "processes are using this file, but it is no lock file any more");
+        return FILE_IS_REFUSED;
+    }
+    if (vacant && status.st_nlink > 1) {
+        return FILE_IS_FOREIGN;
+    }
     file_verdict vacant_as = FILE_IS_VACANT;
     int error = 0;
-    if (header->magic != lock_magic()) {
+    if (header->magic != magic_of(LOCK_MAGIC)) {
         error = refuse(fault, EINVAL, "processes are using this file, but it is no lock file any more");
     } else if (header->version != LOCK_VERSION) {
         error = refuse(fault, EPROTO,
@@ -139,7 +158,9 @@ examine_file(const tracked_fd *file, lock_header *header, lock_fault *fault)
                        "processes are using this lock file by way of another mount: an overlay shares memory, not "
                        "locks. Use one path to the repository everywhere");
         vacant_as = FILE_IS_FOREIGN;
-    } else if (!slots_are_possible(header->slots) || (uint64_t)status.st_size < length_of_table(header->slots)) {
+    } else if (header->seed != LOCK_SEED || !slots_are_possible(header->slots) ||
+               (uint64_t)status.st_size < length_of_table(header->slots)) {
+        /* With another seed a key would have another word, and two processes one lock. */
         error = refuse(fault, EINVAL, "processes are using this lock file, but it was cut off or overwritten");
     }
     if (error == 0) {
@@ -152,13 +173,36 @@ examine_file(const tracked_fd *file, lock_header *header, lock_fault *fault)
     return FILE_IS_REFUSED;
 }
 
+/* Says that the file is ours, before anything else is in it. */
+static inline int
+mark_unfinished(int fd)
+{
+    ssize_t written;
+    do {
+        written = pwrite(fd, UNFINISHED_MAGIC, sizeof(uint64_t), 0);
+    } while (written < 0 && errno == EINTR);
+    return written == sizeof(uint64_t) ? 0 : written < 0 ? errno : ENOSPC;
+}
+
+/* By its name, wherever that leads by now: but not through a link. */
+static inline int
+remove_file(const char *path)
+{
+    int fd, error = open_above(root_of(path), below_root(path), &fd);
+    if (error == 0) {
+        error = unlinkat(fd, last_segment(path), 0) == 0 || errno == ENOENT ? 0 : errno;
+        close(fd);
+    }
+    return error;
+}
+
 /* Makes an empty table of the mapping. REQUIRES: the INIT byte, and nobody alive. */
 static inline void
 reset_file(lock_table *table, uint64_t epoch)
 {
     lock_header *header = table->header;
-    /* Without magic until all is done: a crash in between leaves a vacant file. */
-    (void)__atomic_exchange_n(&header->magic, 0, __ATOMIC_ACQ_REL);
+    /* Without its magic until all is done: a crash in between leaves a vacant file. */
+    (void)__atomic_exchange_n(&header->magic, magic_of(UNFINISHED_MAGIC), __ATOMIC_ACQ_REL);
     /* Incarnations go on, whatever they are: they only have to differ. */
     for (uint32_t member = 0; member <= MEMBERS; member++) {
         table->members[member].in_use = table->members[member].pid = 0;
@@ -177,7 +221,7 @@ reset_file(lock_table *table, uint64_t epoch)
     header->device = table->device;
     header->inode = table->inode;
     read_boot_id(header->boot);
-    __atomic_store_n(&header->magic, lock_magic(), __ATOMIC_RELEASE);
+    __atomic_store_n(&header->magic, magic_of(LOCK_MAGIC), __ATOMIC_RELEASE);
 }
 
 /* Sees to it that the whole file has space on the disk: else touching the mapping on a full disk would be a SIGBUS. */
@@ -247,11 +291,12 @@ open_examined(lock_table *table, const tracked_fd *file, uint32_t slots, unsigne
         return fault->error;
     }
     if (verdict == FILE_IS_FOREIGN) {
-        return unlink(table->path) == 0 || errno == ENOENT ? TRY_AGAIN : errno;
+        int removed = remove_file(table->path);
+        return removed == 0 ? TRY_AGAIN : removed;
     }
     bool fits = verdict == FILE_FITS;
     table->slots = fits ? header.slots : slots;
-    table->seed = fits ? header.seed : LOCK_SEED;
+    table->seed = LOCK_SEED;
     table->slot_bits = (unsigned)__builtin_ctz(table->slots);
     table->length = length_of_table(table->slots);
     table->device = file->device;
@@ -260,7 +305,10 @@ open_examined(lock_table *table, const tracked_fd *file, uint32_t slots, unsigne
         /* Not yet anybody's file: others are to open it, whatever the umask. Who did not make it may not say so. */
         (void)fchmod(file->fd, mode);
     }
-    int error = map_file(table);
+    int error = fits ? 0 : mark_unfinished(file->fd);
+    if (error == 0) {
+        error = map_file(table);
+    }
     if (error == 0 && !fits) {
         reset_file(table, header.epoch + 1);
     }

@@ -1,0 +1,185 @@
+"""All that lies below one directory, reached without following a symbolic link.
+
+Whoever may write a repository may put anything in it, such as a link to another user's home in the place of `.staging`,
+or a FIFO in that of a commit. So whatever is opened, made, moved or deleted below its root goes through here: by the
+descriptor of a directory that was opened without following links, and only directories and regular files are opened
+(`_native/open_below.h`). What is there instead is a `WrongFileTypeError`, at once. The way *to* the root is the user's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from txstore._native import local
+from txstore.errors import WrongFileTypeError
+
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+#: To look at what is there, or pass through it, whoever may read it.
+_LOOK = getattr(os, "O_PATH", os.O_RDONLY)
+_LOOK_AT_IT = _LOOK | getattr(os, "O_NOFOLLOW", 0)
+_PASS_THROUGH = _LOOK | getattr(os, "O_DIRECTORY", 0)
+
+#: What the system says where something else is in the way than should be there.
+_IN_THE_WAY = frozenset({
+    errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ENODEV, errno.EPERM, errno.EOPNOTSUPP,
+})  # fmt: skip
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFREG: "a file",
+}  # fmt: skip
+
+
+def real_path(path: str) -> str:
+    """Return a path without the links that the user's own has.
+
+    They are followed now, and not again: a handle is of one directory. What would lead to another directory then, as
+    links of other processes below `/proc` do, is left as it is.
+    """
+    try:
+        os.close(local.open_below(path, "", _PASS_THROUGH))
+        return path  # without any
+    except OSError:
+        real = os.path.realpath(path)
+    try:
+        return real if os.path.samefile(real, path) else path
+    except FileNotFoundError:
+        return real  # it is yet to be created
+    except OSError:
+        return path
+
+
+class Tree:
+    """What lies below a root, which is a path without links (`real_path`). Paths are relative; "" is the root."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def path(self, path: str) -> str:
+        """Return the whole path: for messages, and for what is not of the tree."""
+        return f"{self.root}/{path}" if path else self.root
+
+    # --- opening
+
+    def open(self, path: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+        """Open a regular file."""
+        try:
+            return local.open_below(self.root, path, flags, mode)
+        except OSError as error:
+            self._explain(error, path)
+            raise
+
+    def open_directory(self, path: str) -> int:
+        try:
+            return local.open_below(self.root, path, _DIRECTORY)
+        except OSError as error:
+            self._explain(error, path, wanted=stat.S_IFDIR)
+            raise
+
+    def map(self, path: str) -> Any:
+        try:
+            return local.map_file(self.root, path)
+        except OSError as error:
+            self._explain(error, path)
+            raise
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a directory."""
+        try:
+            return local.list_directory(self.root, path)
+        except OSError as error:
+            self._explain(error, path, wanted=stat.S_IFDIR)
+            raise
+
+    def status(self, path: str) -> os.stat_result:
+        """Look at what is there: a link itself, not what it leads to."""
+        try:
+            descriptor = local.open_below(self.root, path, _LOOK_AT_IT)
+        except OSError as error:
+            self._explain(error, path, wanted=None)
+            raise
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+
+    # --- names
+
+    def make_directory(self, path: str, mode: int = 0o777) -> None:
+        with self._above(path) as (directory, name):
+            os.mkdir(name, mode, dir_fd=directory)
+
+    def delete(self, path: str) -> None:
+        """Delete a file, a link or whatever else is no directory."""
+        with self._above(path) as (directory, name):
+            os.unlink(name, dir_fd=directory)
+
+    def delete_directory(self, path: str) -> None:
+        with self._above(path, wanted=stat.S_IFDIR) as (directory, name):
+            os.rmdir(name, dir_fd=directory)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name; FileExistsError if the target exists."""
+        with self._above(source) as (old_directory, old), self._above(target) as (directory, name):
+            os.link(old, name, src_dir_fd=old_directory, dst_dir_fd=directory, follow_symlinks=False)
+
+    def replace(self, source: str, target: str) -> None:
+        """Move a file or a directory, in the place of the target if there is one."""
+        with self._above(source, wanted=None) as (old_directory, old), self._above(target) as (directory, name):
+            os.replace(old, name, src_dir_fd=old_directory, dst_dir_fd=directory)
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        try:
+            local.rename_noreplace(self.root, source, target)
+        except OSError as error:
+            self._explain(error, source, wanted=None)
+            self._explain(error, target, wanted=None)
+            raise
+
+    @contextmanager
+    def _above(self, path: str, *, wanted: int | None = stat.S_IFREG) -> Iterator[tuple[int, str]]:
+        """Open the directory that a path ends in: yield it and the name there."""
+        above, _, name = path.rpartition("/")
+        try:
+            directory = local.open_below(self.root, above, _PASS_THROUGH)
+            try:
+                yield directory, name
+            finally:
+                os.close(directory)
+        except WrongFileTypeError:
+            raise
+        except OSError as error:
+            self._explain(error, path, wanted=wanted)
+            # What the system names is below the descriptor.
+            if error.filename == name:
+                error.filename = self.path(path)
+            elif error.filename2 == name:
+                error.filename2 = self.path(path)
+            raise
+
+    # --- errors
+
+    def _explain(self, error: OSError, path: str, *, wanted: int | None = stat.S_IFREG) -> None:
+        """Raise `WrongFileTypeError` if something else is there than `wanted` (None: anything), or on the way."""
+        if error.errno not in _IN_THE_WAY or not path:
+            return
+        segments = path.split("/")
+        for end in range(1, len(segments) + 1):
+            found = "/".join(segments[:end])
+            expected = stat.S_IFDIR if end < len(segments) else wanted
+            try:
+                kind = stat.S_IFMT(os.lstat(self.path(found)).st_mode)
+            except OSError:
+                return
+            if expected is not None and expected != kind:
+                described = _KINDS.get(kind, "nothing known")
+                raise WrongFileTypeError(found, found=described, wanted=_KINDS[expected]) from error
+        if error.errno == errno.ELOOP:
+            error.strerror = (
+                "the way to this repository leads through a symbolic link that was not there when it was opened: open "
+                "it again"
+            )
