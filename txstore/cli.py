@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import txstore
 from txstore import cli_bridges, cli_import, cli_maintenance, cli_space, cli_transactions
 from txstore.cli_output import (
     JsonOption,
     PathArgument,
-    as_text,
+    StorageOption,
     commit_as_dict,
     find_commit,
-    new_console,
-    new_table,
+    local_time,
+    open_repository,
     print_json,
+    print_pairs,
+    print_table,
     printable,
+    readable_size,
     reporting_errors,
 )
+from txstore.commit import Commit
+from txstore.constraints import Constraint
 from txstore.declarations import encode
+from txstore.errors import CommitNotFoundError
 from txstore.keys import ancestors, is_document
 from txstore.listing import Hierarchy
 from txstore.repository import Repository
@@ -38,7 +43,6 @@ from txstore.repository import Repository
 app = typer.Typer(
     help="Look into TxStore repositories, check them, and see what they are for.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_transactions.app, name="tx")
@@ -93,27 +97,15 @@ def demo(
 def log(
     path: PathArgument,
     limit: Annotated[int | None, typer.Option(min=1, help="Show the newest so many.", show_default=False)] = None,
+    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the commits, newest first."""
-    commits = Repository(path).log(limit=limit)
+    commits = open_repository(path, storage_options).log(limit=limit)
     if as_json:
         print_json([commit_as_dict(commit) for commit in commits])
         return
-    table = new_table("slot>", "id", "time", "author", "set>", "deleted>", "bytes>", "message")
-    for commit in commits:
-        statistics = commit.statistics
-        table.add_row(
-            f"{commit.slot}",
-            commit.id[:12],
-            f"{commit.time:%Y-%m-%d %H:%M:%S}",
-            as_text(commit.author),
-            f"{statistics['keys_set']:,}",
-            f"{statistics['keys_deleted'] + statistics['prefixes_deleted']:,}",
-            f"{statistics['bytes_set']:,}",
-            as_text(commit.message.partition("\n")[0]),
-        )
-    new_console().print(table)
+    print_table(["slot>", "id", "time", "author?", "keys>", "size>", "message~"], map(_commit_row, commits))
 
 
 @app.command()
@@ -127,10 +119,11 @@ def ls(
         str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
     ] = None,
     keys: Annotated[bool, typer.Option("--keys", help="List raw keys and their sizes, not arrays and groups.")] = False,
+    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the arrays and groups, with what is stored of each."""
-    repo = Repository(path)
+    repo = open_repository(path, storage_options)
     slot = None if at is None else find_commit(repo, at).slot
     if keys:
         _list_keys(repo.mapping(at=slot), key_prefix, as_json)
@@ -139,18 +132,7 @@ def ls(
     if as_json:
         print_json(nodes)
         return
-    table = new_table("name", "kind", "shape", "dtype", "chunks>", "bytes>")
-    for node in nodes:
-        shape, dtype, chunks = node["shape"], node["dtype"], node["chunks_stored"]
-        table.add_row(
-            as_text(node["name"] or "/"),
-            node["kind"],
-            "" if shape is None else " × ".join(map(str, shape)) or "scalar",
-            dtype or "",
-            "" if chunks is None else f"{chunks:,}",
-            f"{node['bytes']:,}",
-        )
-    new_console().print(table)
+    print_table(["name~", "shape~", "chunks~", "dtype", "stored>", "size>"], map(_node_row, nodes))
 
 
 @app.command()
@@ -158,24 +140,27 @@ def ls(
 def show(
     path: PathArgument,
     commit: Annotated[
-        str, typer.Argument(metavar="COMMIT", help="A slot, an id or its first digits, or a tag.", show_default=False)
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[COMMIT]",
+            help="A slot, an id or its first digits, or a tag. [default: the newest commit]",
+            show_default=False,
+        ),
+    ] = None,
+    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show all that is known of one commit."""
-    found = commit_as_dict(find_commit(Repository(path), commit))
+    repo = open_repository(path, storage_options)
+    found = repo.head() if commit is None else find_commit(repo, commit)
+    if found is None:
+        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
+    told = commit_as_dict(found)
     if as_json:
-        print_json(found)
+        print_json(told)
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            for inner, content in value.items():
-                shown = f"{content:,}" if name == "statistics" else json.dumps(content)
-                table.add_row(as_text(f"{name}.{inner}"), as_text(shown))
-        else:
-            table.add_row(name, as_text("-" if value is None else str(value)))
-    new_console().print(table)
+    told["time"] = local_time(found.time, seconds=True)
+    print_pairs(_pairs(told))
 
 
 @app.command()
@@ -185,19 +170,16 @@ def constraints(
     at: Annotated[
         str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
     ] = None,
+    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List what every commit has to keep."""
-    repo = Repository(path)
+    repo = open_repository(path, storage_options)
     declared = repo.mapping(at=None if at is None else find_commit(repo, at).slot).constraints
     if as_json:
         print_json({name: encode(each) for name, each in sorted(declared.items())})
         return
-    table = new_table("name", "kind", "what")
-    for name, each in sorted(declared.items()):
-        what = "; ".join(f"{field}: {json.dumps(content)}" for field, content in each.as_dict().items())
-        table.add_row(as_text(name), each.kind, as_text(what))
-    new_console().print(table)
+    print_table(["name~", "kind", "what~"], [_constraint_row(*each) for each in sorted(declared.items())])
 
 
 # --- asking
@@ -231,13 +213,72 @@ def _nodes(repo: Repository, slot: int | None, prefix: str) -> Iterator[dict[str
             "name": path,
             "kind": "array" if is_array else "group",
             "shape": list(node.shape) if is_array else None,
+            "chunks": _chunks(node) if is_array else None,
+            "shards": list(node.shards) if is_array and node.shards else None,
             "dtype": str(node.dtype) if is_array else None,
             "chunks_stored": chunks[path] if is_array else None,
             "bytes": sizes[path],
         }
 
 
+def _chunks(array: Any) -> list[int] | None:
+    """Return the lengths of a chunk; None where they vary."""
+    try:
+        return list(array.chunks)
+    except NotImplementedError:
+        return None
+
+
 # --- printing
+
+
+def _commit_row(commit: Commit) -> tuple[str, ...]:
+    statistics = commit.statistics
+    deleted = statistics["keys_deleted"] + statistics["prefixes_deleted"]
+    return (
+        f"{commit.slot}",
+        commit.id[:12],
+        local_time(commit.time),
+        commit.author,
+        f"+{statistics['keys_set']:,}" + (f" -{deleted:,}" if deleted else ""),
+        readable_size(statistics["bytes_set"]),
+        commit.message.partition("\n")[0],
+    )
+
+
+def _node_row(node: Mapping[str, Any]) -> tuple[str, ...]:
+    if node["kind"] == "group":
+        return f"{node['name']}/", "", "", "", "", readable_size(node["bytes"])
+    chunks = "varying" if node["chunks"] is None else _lengths(node["chunks"])
+    return (
+        node["name"],
+        _lengths(node["shape"]),
+        chunks if node["shards"] is None else f"{chunks} in {_lengths(node['shards'])}",
+        node["dtype"],
+        f"{node['chunks_stored']:,}",
+        readable_size(node["bytes"]),
+    )
+
+
+def _lengths(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _constraint_row(name: str, constraint: Constraint) -> tuple[str, ...]:
+    return (
+        name,
+        constraint.kind,
+        "; ".join(f"{field}: {json.dumps(content)}" for field, content in constraint.as_dict().items()),
+    )
+
+
+def _pairs(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in told.items():
+        if isinstance(value, Mapping):
+            for inner, content in value.items():
+                yield f"{name}.{inner}", f"{content:,}" if name == "statistics" else json.dumps(content)
+        else:
+            yield name, "-" if value is None else str(value)
 
 
 def _list_keys(snapshot: Hierarchy, prefix: str, as_json: bool) -> None:

@@ -12,15 +12,17 @@ from txstore.cli_output import (
     JsonOption,
     PathArgument,
     SourceOption,
+    StorageOption,
+    ToOption,
     commit_as_dict,
+    open_repository,
+    options_of,
     print_json,
     printable,
+    readable_size,
     reporting_errors,
     showing_progress,
-    sources_of,
 )
-from txstore.cli_space import readable_size
-from txstore.repository import Repository
 
 if TYPE_CHECKING:
     from txstore.bridges.publish import Published
@@ -44,6 +46,8 @@ def publish(
     ] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what is written.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Compare everything with what is there.")] = False,
+    storage_options: StorageOption = None,
+    to_options: ToOption = None,
     source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,9 +66,11 @@ def publish(
 
     try:
         with showing_progress("publish") as progress:
-            Repository(path, sources=sources_of(source)).publish(
+            # Followed may be what is yet to be written.
+            repo = open_repository(path, storage_options, source=source, create=follow)
+            repo.publish(
                 destination, follow=follow, timeout=timeout, verify=not no_verify, full=full, progress=progress,
-                published=tell,
+                published=tell, storage_options=options_of(to_options, "--to-options"),
             )  # fmt: skip
     except KeyboardInterrupt:
         if not follow:
@@ -81,10 +87,14 @@ def references(
     create_tag: Annotated[
         bool, typer.Option("--create-tag", help="Tag the newest commit, unless there is such a tag.")
     ] = False,
+    storage_options: StorageOption = None,
+    to_options: ToOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write where each chunk of a tagged commit lies: fsspec and zarr read the repository by that, without txstore."""
-    done = Repository(path).references(destination, tag=tag, create_tag=create_tag)
+    done = open_repository(path, storage_options).references(
+        destination, tag=tag, create_tag=create_tag, storage_options=options_of(to_options, "--to-options")
+    )
     if as_json:
         print_json(asdict(done) | {"commit": commit_as_dict(done.commit)})
     else:

@@ -11,16 +11,18 @@ from txstore.cli_output import (
     JsonOption,
     PathArgument,
     SourceOption,
+    StorageOption,
+    ToOption,
     commit_as_dict,
     find_commit,
+    open_repository,
+    options_of,
     print_json,
     printable,
     reporting_errors,
     showing_progress,
-    sources_of,
 )
 from txstore.commit import Commit
-from txstore.repository import Repository
 
 
 def register(app: typer.Typer) -> None:
@@ -52,6 +54,10 @@ def import_(
         str | None, typer.Option(help="Of the transaction: the same command goes on where it was interrupted.")
     ] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what was written.")] = False,
+    storage_options: StorageOption = None,
+    from_options: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The same, of the sources.", show_default=False)
+    ] = None,
     source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,12 +65,15 @@ def import_(
 
     Of a manifest of kerchunk's, references are imported: the chunks stay in the files that it names, below --source.
     """
-    repo = Repository(path, sources=sources_of(source))
+    repo = open_repository(path, storage_options, source=source, create=True)
+    options = options_of(from_options, "--from-options")
     if source_format is None and len(sources) == 1 and is_manifest(sources[0]):
         if concat is not None or chunks is not None or exclude or no_verify:
             raise typer.BadParameter("references are imported as they are: without --concat, --chunks, --exclude, ...")
         with showing_progress("import") as progress:
-            made = repo.import_references(sources[0], into, message=message, name=name, progress=progress)
+            made = repo.import_references(
+                sources[0], into, message=message, name=name, storage_options=options, progress=progress
+            )
         _print_imported(made, as_json=as_json)
         return
     with showing_progress("import") as progress:
@@ -78,6 +87,7 @@ def import_(
             message=message,
             name=name,
             verify=not no_verify,
+            storage_options=options,
             progress=progress,
         )
     _print_imported(made, as_json=as_json)
@@ -105,14 +115,19 @@ def export(
     ] = None,
     group: Annotated[str, typer.Option("--path", help="The array or group to export. [default: all]")] = "",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what was written.")] = False,
+    storage_options: StorageOption = None,
+    to_options: ToOption = None,
     source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write one commit as plain Zarr, byte for byte. Interrupted, it is run again."""
-    repo = Repository(path, sources=sources_of(source))
+    repo = open_repository(path, storage_options, source=source)
     slot = None if at is None else find_commit(repo, at).slot
+    options = options_of(to_options, "--to-options")
     with showing_progress("export") as progress:
-        done = repo.export(destination, at=slot, path=group, verify=not no_verify, progress=progress)
+        done = repo.export(
+            destination, at=slot, path=group, verify=not no_verify, storage_options=options, progress=progress
+        )
     if as_json:
         print_json(
             {"commit": commit_as_dict(done.commit), "keys": done.keys, "bytes": done.bytes, "written": done.written}

@@ -13,6 +13,8 @@ from txstore.cli_output import (
     JsonOption,
     PathArgument,
     SourceOption,
+    StorageOption,
+    options_of,
     print_json,
     printable,
     reporting_errors_as,
@@ -21,7 +23,7 @@ from txstore.cli_output import (
 )
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
 from txstore.faults import Report
-from txstore.opening import open_commits, open_storage
+from txstore.opening import Access, open_commits, open_storage
 from txstore.source_checking import check_sources
 from txstore.sources import Sources, allowed
 from txstore.verifying import verify as verify_commits
@@ -33,6 +35,7 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Restore what can be restored. Nothing is deleted: see quarantine/.")
     ] = False,
+    storage_options: StorageOption = None,
     source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,7 +43,7 @@ def verify(
 
     With --source, also whether the files are the same still that the newest commit refers to.
     """
-    storage = open_storage(path)
+    storage = open_storage(path, Access(options_of(storage_options, "--storage-options")))
     commits = open_commits(storage)
     try:
         if not commits.identity.exists():
@@ -81,11 +84,13 @@ def backup(
     path: PathArgument,
     destination: Annotated[str, typer.Argument(metavar="DEST", help="An empty or new directory, or an older backup.")],
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not check what was copied.")] = False,
+    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy a repository while it is in use; a second time, only what is new."""
+    storage = open_storage(path, Access(options_of(storage_options, "--storage-options")))
     with showing_progress("backup") as tell:
-        made = back_up(open_storage(path), destination, verify=not no_verify, progress=tell)
+        made = back_up(storage, destination, verify=not no_verify, progress=tell)
     if as_json:
         print_json(asdict(made))
     else:

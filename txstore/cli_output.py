@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any, NoReturn, ParamSpec
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec
 
 import typer
 from rich import box
@@ -33,10 +35,25 @@ P = ParamSpec("P")
 #: A number this long may be the beginning of a commit's id; a shorter one is a slot.
 _SLOT_DIGITS = 10
 
-#: Columns where the output is no terminal: nothing is folded, so that each row is one line.
+#: Width where the output is no terminal: nothing is folded, so that each row is one line.
 _WIDE = 100_000
+#: From this width on, tables have those columns, too, that are left out of 80.
+_ROOMY = 100
 
 PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage-options",
+        metavar="JSON",
+        help="Options of the fsspec file system that PATH is on: '{\"anon\": true}', or @FILE with the same in it.",
+        show_default=False,
+    ),
+]
+ToOption = Annotated[
+    str | None,
+    typer.Option("--to-options", metavar="JSON", help="The same, of what is written to.", show_default=False),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on the standard output.")]
 SourceOption = Annotated[
     list[str] | None,
@@ -48,6 +65,29 @@ SourceOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def open_repository(
+    path: str, storage_options: str | None, *, source: list[str] | None = None, create: bool = False
+) -> Repository:
+    """Raises `typer.BadParameter`, and what `Repository` raises."""
+    options = options_of(storage_options, "--storage-options")
+    return Repository(path, create=create, storage_options=options, sources=sources_of(source))
+
+
+def options_of(given: str | None, option: str) -> dict[str, Any]:
+    """Return the options of a file system that a command is given. Raises `typer.BadParameter`, `OSError`."""
+    if given is None:
+        return {}
+    text = Path(given[1:]).read_text(encoding="utf-8") if given.startswith("@") else given
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        options = error
+    if not isinstance(options, dict):  # without what was given: it may be a secret
+        why = f": {options.msg}" if isinstance(options, json.JSONDecodeError) else ""
+        raise typer.BadParameter(f"{option} takes a JSON object, such as '{{\"anon\": true}}'{why}")
+    return options
 
 
 def sources_of(given: list[str] | None) -> dict[str, dict[str, Any]]:
@@ -119,12 +159,41 @@ def new_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def new_table(*columns: str) -> Table:
-    """Return a table; a column whose name ends in `>` is aligned to the right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
-    return table
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table. What the name of a column ends in says how it is shown.
+
+    `>`: aligned to the right; `~`: folded where there is no room, as no other is; `?`: left out on 80 columns.
+    """
+    console = new_console()
+    shown = [at for at, column in enumerate(columns) if console.width >= _ROOMY or not column.endswith("?")]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for at in shown:
+        column = columns[at]
+        justify: Literal["left", "right"] = "right" if column.endswith(">") else "left"
+        table.add_column(column.rstrip(">~?"), justify=justify, overflow="fold", no_wrap=not column.endswith("~"))
+    for row in rows:
+        table.add_row(*(as_text(row[at]) for at in shown))
+    console.print(table)
+
+
+def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in pairs:
+        table.add_row(as_text(name), as_text(value))
+    new_console().print(table)
+
+
+def local_time(time: datetime, *, seconds: bool = False) -> str:
+    """Show a time in the zone of whoever asks, with its name."""
+    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z" if seconds else "%Y-%m-%d %H:%M %Z")
+
+
+def readable_size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
 
 
 def as_text(content: str) -> Text:

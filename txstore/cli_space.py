@@ -14,15 +14,15 @@ import typer
 from txstore.cli_output import (
     JsonOption,
     PathArgument,
-    as_text,
+    StorageOption,
     commit_as_dict,
-    new_console,
-    new_table,
+    open_repository,
     print_json,
+    print_table,
+    readable_size,
     reporting_errors,
     showing_progress,
 )
-from txstore.repository import Repository
 from txstore.usage import Usage
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
@@ -35,10 +35,10 @@ def register(app: typer.Typer) -> None:
 
 
 @reporting_errors
-def optimize(path: PathArgument, as_json: JsonOption = False) -> None:
+def optimize(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
     """Copy small packs, and those that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
     with showing_progress("optimize") as progress, warnings.catch_warnings(record=True) as told:
-        made = Repository(path).optimize(progress=progress)
+        made = open_repository(path, storage_options).optimize(progress=progress)
     for each in told:
         typer.echo(f"txstore: {each.message}", err=True)
     if as_json:
@@ -59,11 +59,12 @@ def vacuum(
         str | None, typer.Option(metavar="AGE", help="Give up commits older than this: 30d, 12h, 90m.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")] = False,
+    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Delete what no commit needs that is kept: all of them, unless options say otherwise."""
     age = None if older_than is None else _age(older_than)
-    report = Repository(path).vacuum(keep=keep, older_than=age, dry_run=dry_run)
+    report = open_repository(path, storage_options).vacuum(keep=keep, older_than=age, dry_run=dry_run)
     if as_json:
         print_json(asdict(report))
         return
@@ -76,27 +77,25 @@ def vacuum(
 
 
 @reporting_errors
-def du(path: PathArgument, as_json: JsonOption = False) -> None:
+def du(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
     """Say what the bytes on the disk are for, and which arrays have how many."""
-    usage = Repository(path).usage()
+    usage = open_repository(path, storage_options).usage()
     if as_json:
         print_json({**asdict(usage), "total": usage.total})
         return
-    console = new_console()
-    table = new_table("bytes>", "size>", "what for")
-    for size, what in _purposes(usage):
-        table.add_row(f"{size:,}", readable_size(size), what)
-    console.print(table)
-    arrays = new_table("bytes>", "size>", "keys>", "array or group")
-    for name, array in sorted(usage.arrays.items(), key=lambda item: -item[1].bytes):
-        arrays.add_row(f"{array.bytes:,}", readable_size(array.bytes), f"{array.keys:,}", as_text(name or "/"))
-    console.print(arrays)
+    purposes = [(f"{size:,}", readable_size(size), what) for size, what in _purposes(usage)]
+    print_table(["bytes>", "size>", "what for~"], purposes)
+    arrays = sorted(usage.arrays.items(), key=lambda item: -item[1].bytes)
+    print_table(
+        ["bytes>", "size>", "keys>", "array or group~"],
+        [(f"{array.bytes:,}", readable_size(array.bytes), f"{array.keys:,}", name or "/") for name, array in arrays],
+    )
 
 
 def _purposes(usage: Usage) -> Iterator[tuple[int, str]]:
     yield usage.live, "live: values at the head"
     yield usage.history, "history: what else the kept commits need"
-    yield usage.overwritten, "overwritten: of no kept commit, in files that are needed; optimize, then vacuum, frees it"
+    yield usage.overwritten, "overwritten: optimize, then vacuum --keep 1, frees it"
     yield usage.staged, "staged: transactions that are going on, or were"
     yield usage.orphan, "orphan: needed by nothing; vacuum deletes it"
     yield usage.total, "total"
@@ -108,11 +107,3 @@ def _age(text: str) -> timedelta:
     if found is None:
         raise typer.BadParameter(f"{text!r} is no age: give a number and one of s, m, h, d or w, such as 30d")
     return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
-
-
-def readable_size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -11,17 +11,18 @@ import typer
 from txstore.cli_output import (
     JsonOption,
     PathArgument,
-    as_text,
+    StorageOption,
     commit_as_dict,
-    new_console,
-    new_table,
+    local_time,
+    open_repository,
     print_json,
+    print_table,
     printable,
+    readable_size,
     reporting_errors,
 )
 from txstore.errors import shown_keys
 from txstore.named import NamedTransaction, Participant
-from txstore.repository import Repository
 
 app = typer.Typer(help="List the transactions that have a name, and end them.", no_args_is_help=True)
 
@@ -33,24 +34,14 @@ _ATTACHED, _SEALED, _LOST = "attached", "sealed", "lost"
 
 @app.command("list")
 @reporting_errors
-def list_transactions(path: PathArgument, as_json: JsonOption = False) -> None:
+def list_transactions(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
     """List the transactions that were neither committed nor rolled back."""
-    found = Repository(path).transactions()
+    found = open_repository(path, storage_options).transactions()
     if as_json:
         print_json([_as_dict(transaction) for transaction in found])
         return
-    table = new_table("name", "begun", "by", "attached>", "sealed>", "lost>", "bytes>", "message")
-    for transaction in found:
-        states = [_state(participant) for participant in transaction.participants]
-        table.add_row(
-            as_text(transaction.name),
-            f"{transaction.time:%Y-%m-%d %H:%M:%S}",
-            as_text(transaction.owner),
-            *(f"{states.count(state):,}" for state in (_ATTACHED, _SEALED, _LOST)),
-            f"{sum(participant.bytes for participant in transaction.participants):,}",
-            as_text(transaction.message.partition("\n")[0]),
-        )
-    new_console().print(table)
+    columns = ["name~", "begun", "by?", "attached>", "sealed>", "lost>", "size>", "message~"]
+    print_table(columns, map(_row, found))
 
 
 @app.command()
@@ -59,10 +50,11 @@ def show(
     path: PathArgument,
     name: NameArgument,
     keys: Annotated[bool, typer.Option("--keys", help="List the keys, and who has staged them.")] = False,
+    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show who stages into a transaction, and what has been staged by now."""
-    repo = Repository(path)
+    repo = open_repository(path, storage_options)
     staged = repo.engine.existing(name)
     found = next((each for each in repo.transactions() if each.id == staged.id), None)
     changes, overtaken = staged.changes(), staged.overtaken()
@@ -78,6 +70,8 @@ def show(
     if as_json:
         print_json(shown)
         return
+    if found is not None:
+        shown["time"] = local_time(found.time, seconds=True)
     for field in ("name", "id", "branch", "owner", "time", "message"):
         typer.echo(f"{field:10}{printable(str(shown.get(field, '-')))}")
     typer.echo(
@@ -85,10 +79,11 @@ def show(
         f"{len(shown['deleted_below']):,} paths cleared"
     )
     typer.echo(f"conflicts {_conflicts(overtaken)}\n")
-    table = new_table("process", "state", "keys>", "bytes>")
-    for label, states, size in _processes(() if found is None else found.participants):
-        table.add_row(as_text(label), ", ".join(states), f"{by.get(label, 0):,}", f"{size:,}")
-    new_console().print(table)
+    processes = _processes(() if found is None else found.participants)
+    print_table(
+        ["process~", "state", "keys>", "bytes>"],
+        [(label, ", ".join(states), f"{by.get(label, 0):,}", f"{size:,}") for label, states, size in processes],
+    )
     if keys:
         typer.echo()
         for label, staged_keys in changes["participants"].items():
@@ -107,10 +102,11 @@ def commit(
     allow_lost: Annotated[
         bool, typer.Option("--allow-lost", help="Take also what processes have staged that died before they were done.")
     ] = False,
+    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Commit a transaction, when all processes have left it."""
-    staged = Repository(path).engine.existing(name)
+    staged = open_repository(path, storage_options).engine.existing(name)
     try:
         made = staged.commit(message, allow_lost=allow_lost).commit
     finally:
@@ -133,10 +129,11 @@ def rollback(
     path: PathArgument,
     name: NameArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Drop all that was staged in a transaction, when all processes have left it."""
-    staged = Repository(path).engine.existing(name)
+    staged = open_repository(path, storage_options).engine.existing(name)
     try:
         count = staged.staged_count
         if not yes:
@@ -156,6 +153,18 @@ def rollback(
 def _as_dict(transaction: NamedTransaction) -> dict[str, Any]:
     participants = [asdict(each) | {"state": _state(each)} for each in transaction.participants]
     return asdict(transaction) | {"time": transaction.time.isoformat(), "participants": participants}
+
+
+def _row(transaction: NamedTransaction) -> tuple[str, ...]:
+    states = [_state(participant) for participant in transaction.participants]
+    return (
+        transaction.name,
+        local_time(transaction.time),
+        transaction.owner,
+        *(f"{states.count(state):,}" for state in (_ATTACHED, _SEALED, _LOST)),
+        readable_size(sum(participant.bytes for participant in transaction.participants)),
+        transaction.message.partition("\n")[0],
+    )
 
 
 def _state(participant: Participant) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +87,7 @@ def test_without_a_command_the_help_is_shown() -> None:
         ["log", "x", "--limit", "0"],
         ["log", "x", "--limit", "many"],
         ["ls", "x", "--no-such-option"],
-        ["show", "x"],
+        ["show"],
         ["demo", "--seconds", "0"],
     ],
 )
@@ -94,7 +98,7 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert result.stderr
 
 
-COMMANDS = [("log",), ("ls",), ("ls", "--keys"), ("show", "0"), ("verify",), ("verify", "--repair"), ("backup", "copy")]
+COMMANDS = [("log",), ("ls",), ("ls", "--keys"), ("show",), ("verify",), ("verify", "--repair"), ("backup", "copy")]
 STATUS = {"verify": 2, "backup": 2}  # else 1
 
 
@@ -163,10 +167,124 @@ def test_log(filled: txstore.Repository) -> None:
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]
     commits = list(filled.log())
-    assert lines[0] == ["slot", "id", "time", "author", "set", "deleted", "bytes", "message"]
+    assert lines[0] == ["slot", "id", "time", "author", "keys", "size", "message"]
     assert [line[:2] for line in lines[2:]] == [["1", commits[0].id[:12]], ["0", commits[1].id[:12]]]
-    assert lines[2][-1] == "fill"
+    assert lines[2][-4:] == ["+4", f"{commits[0].statistics['bytes_set']}", "B", "fill"]
     assert lines[3][-4:] == ["create", "[all]", "of", "it"]
+
+
+def test_log_of_what_was_deleted(filled: txstore.Repository) -> None:
+    with filled.begin() as transaction:
+        transaction.delete("old/c/0")
+        transaction.delete("old/c/1")
+        transaction["old/c/2"] = b"1"
+    assert "  +1 -2  " in run("log", filled.url).stdout
+
+
+def test_times_are_local_and_name_their_zone(filled: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XST-5:30")
+    time.tzset()
+    try:
+        local = filled.commit(0).time + timedelta(hours=5, minutes=30)
+        assert f"  {local:%Y-%m-%d %H:%M} XST  " in run("log", filled.url).stdout
+        assert f"{local:%Y-%m-%d %H:%M:%S} XST" in run("show", filled.url, "0").stdout
+        assert run_json("show", filled.url, "0")["time"] == filled.commit(0).time.isoformat()  # as ever
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+# -- 80 columns --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Run a command on a terminal of 80 columns; return the lines, without colours."""
+
+    def lines(*arguments: object) -> list[str]:
+        environment = {"COLUMNS": "80", "LINES": "24", "FORCE_COLOR": "1", "TERM": "xterm"}
+        done = CliRunner(env=environment).invoke(app, [str(argument) for argument in arguments])
+        assert done.exit_code == 0, done.output
+        return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in done.stdout.splitlines()]
+
+    return lines
+
+
+def test_what_is_shown_fits_80_columns(repo: txstore.Repository, terminal: Callable[..., list[str]]) -> None:
+    long = "a message that is rather long and says in many words what this commit is about"
+    with repo.transaction(long) as store:
+        group = zarr.create_group(store, path="climate/reanalysis")
+        shape = {"shape": (3650, 24, 721, 1440), "dtype": "float32"}
+        group.create_array("total_precipitation", chunks=(1, 24, 721, 1440), **shape)
+        group.create_array("sharded", chunks=(1, 24, 103, 144), shards=(5, 24, 721, 1440), **shape)
+        store["climate/notes"] = bytes(12_345_678)
+        store.constraints["a-name-of-some-length"] = OnlyGrows("climate/reanalysis/total_precipitation")
+    repo.tags["v1"] = 0
+    store = repo.transaction("staged by name: " + long, name="a-run-with-a-long-name-of-its-own")
+    store["staged"] = bytes(1_000_000)
+    for arguments in (["log"], ["ls"], ["du"], ["constraints"], ["show"], ["tx", "list"], ["optimize"], ["vacuum"]):
+        shown = terminal(*arguments, repo.url)
+        assert max(map(len, shown)) <= 80, "\n".join(shown)
+    del store
+    shown = terminal("log", repo.url)
+    commit = repo.head()
+    assert commit is not None
+    assert any(
+        f"{commit.slot}  {commit.id[:12]}  {commit.time.astimezone():%Y-%m-%d %H:%M %Z}  " in line for line in shown
+    )
+    begin = shown[0].index("message")
+    assert long in " ".join(line[begin:].strip() for line in shown if line[:4].strip() in ("0", ""))
+
+
+# -- options of every command ------------------------------------------------------------------------------------------
+
+REMOTE = [
+    ["log"], ["ls"], ["ls", "--keys"], ["show"], ["constraints"], ["verify"], ["du"], ["optimize"], ["vacuum"],
+    ["tx", "list"], ["tx", "show", None, "x"], ["tx", "commit", None, "x"], ["tx", "rollback", None, "x", "--yes"],
+    ["backup", None, "copy"], ["export", None, "copy"], ["publish", None, "copy"],
+    ["references", None, "x.json", "--tag", "v1"], ["import", "old.zarr", None],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", REMOTE, ids=lambda arguments: " ".join(filter(None, arguments)))
+def test_storage_options(arguments: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They reach the file system: here it refuses one of them."""
+    monkeypatch.chdir(tmp_path)
+    zarr.create_group("old.zarr")
+    words = [arguments[0], None] if None not in arguments and len(arguments) == 1 else arguments
+    words = words if None in words else [*words, None]
+    given = [f"memory://{tmp_path}/data.tx" if word is None else word for word in words]
+    secret = tmp_path / "options.json"
+    secret.write_text('{"txstore_engine": "nonsense"}')
+    for options in ('{"txstore_engine": "nonsense"}', f"@{secret}"):
+        result = run(*given, "--storage-options", options)
+        assert result.exit_code in (1, 2)
+        assert "txstore_engine is 'nonsense': choose" in result.stderr
+    for wrong in ("secret", "[1]", '{"secret": '):
+        result = run(*given, "--storage-options", wrong)
+        assert result.exit_code == 2
+        assert "takes a JSON object" in " ".join(result.stderr.split())
+        assert "secret" not in result.stderr
+
+
+def test_options_of_what_is_read_and_written(filled: txstore.Repository, tmp_path: Path) -> None:
+    for arguments in (
+        ["import", "memory://x/a.zarr", filled.url, "--from-options"],
+        ["export", filled.url, "memory://x/out", "--to-options"],
+        ["publish", filled.url, "memory://x/out", "--to-options"],
+        ["references", filled.url, "memory://x/out.json", "--tag", "v1", "--to-options"],
+    ):
+        result = run(*arguments, '["secret"]')
+        assert result.exit_code == 2
+        assert "takes a JSON object" in " ".join(result.stderr.split())
+        assert "secret" not in result.stderr
+
+
+def test_the_shell_completes() -> None:
+    environment = {**os.environ, "_TXSTORE_COMPLETE": "complete_bash", "COMP_WORDS": "txstore lo", "COMP_CWORD": "1"}
+    ran = subprocess.run([sys.executable, "-m", "txstore"], capture_output=True, text=True, env=environment, check=True)
+    assert ran.stdout.split() == ["log"]
+    assert "--install-completion" in run("--help").stdout
 
 
 def test_log_as_json(filled: txstore.Repository) -> None:
@@ -194,14 +312,22 @@ def test_ls(filled: txstore.Repository) -> None:
     result = run("ls", filled.url)
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[0] == ["name", "kind", "shape", "dtype", "chunks", "bytes"]
-    assert [line[:-1] for line in lines[2:]] == [
-        ["/", "group"],
-        ["old", "array", "6", "uint8", "3"],
-        ["scalar", "array", "scalar", "int32", "0"],
-        ["storm", "group"],
-        ["storm/position", "array", "10", "×", "4", "float64", "1"],
+    assert lines[0] == ["name", "shape", "chunks", "dtype", "stored", "size"]
+    assert [line[:-2] for line in lines[2:]] == [
+        ["/"],
+        ["old", "6", "2", "uint8", "3"],
+        ["scalar", "scalar", "scalar", "int32", "0"],
+        ["storm/"],
+        ["storm/position", "10×4", "5×4", "float64", "1"],
     ]
+
+
+def test_ls_of_shards(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="i4")
+    assert "8×8    2×2 in 4×4  int32" in run("ls", repo.url).stdout
+    (shown,) = (node for node in run_json("ls", repo.url) if node["kind"] == "array")
+    assert (shown["chunks"], shown["shards"]) == ([2, 2], [4, 4])
 
 
 def test_ls_as_json(filled: txstore.Repository) -> None:
@@ -212,6 +338,8 @@ def test_ls_as_json(filled: txstore.Repository) -> None:
         "name": "storm/position",
         "kind": "array",
         "shape": [10, 4],
+        "chunks": [5, 4],
+        "shards": None,
         "dtype": "float64",
         "chunks_stored": 1,
         "bytes": sizes["storm/position/zarr.json"] + sizes["storm/position/c/0/0"],
@@ -220,6 +348,8 @@ def test_ls_as_json(filled: txstore.Repository) -> None:
         "name": "",
         "kind": "group",
         "shape": None,
+        "chunks": None,
+        "shards": None,
         "dtype": None,
         "chunks_stored": None,
         "bytes": sum(sizes.values()),
@@ -290,6 +420,13 @@ def test_show(filled: txstore.Repository, name: str) -> None:
     assert shown["properties.run"] == "3"
     assert shown["properties.by"] == '{"whom": "me"}'
     assert shown["statistics.keys_set"] == f"{commit.statistics['keys_set']}"
+
+
+def test_show_without_a_commit_shows_the_newest(filled: txstore.Repository, open_repo: Any) -> None:
+    assert run_json("show", filled.url)["slot"] == 1
+    empty = open_repo("empty.tx")
+    empty.engine.commits.identity.create(durable=False)
+    assert_refused(run("show", empty.url), "nothing was committed yet")
 
 
 def test_digits_are_a_slot_unless_they_are_many(filled: txstore.Repository) -> None:

@@ -84,11 +84,11 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
 
 def test_list(run_17: txstore.Repository) -> None:
     lines = [line.split() for line in tx("list", run_17.url).stdout.splitlines()]
-    assert lines[0] == ["name", "begun", "by", "attached", "sealed", "lost", "bytes", "message"]
+    assert lines[0] == ["name", "begun", "by", "attached", "sealed", "lost", "size", "message"]
     (transaction,) = run_17.transactions()
     assert lines[2][0] == NAME
-    assert " ".join(lines[2][1:3]) == f"{transaction.time:%Y-%m-%d %H:%M:%S}"
-    assert lines[2][-7:] == ["0", "2", "0", "100", "all", "of", "it"]
+    assert " ".join(lines[2][1:4]) == f"{transaction.time.astimezone():%Y-%m-%d %H:%M %Z}"
+    assert lines[2][-8:] == ["0", "2", "0", "100", "B", "all", "of", "it"]
 
 
 def test_list_as_json(run_17: txstore.Repository) -> None:
@@ -126,7 +126,7 @@ def test_show(run_17: txstore.Repository) -> None:
         ["id", transaction.id],
         ["branch", "main"],
         ["owner", transaction.owner],
-        ["time", transaction.time.isoformat()],
+        ["time", f"{transaction.time.astimezone():%Y-%m-%d %H:%M:%S %Z}"],
         ["message", "all of it"],
         ["staged", "2 keys set, 1 deleted, 0 paths cleared"],
         ["conflicts", "none so far"],
