@@ -10,9 +10,9 @@ from typing import Any
 
 from txstore import encoding
 from txstore.errors import TransactionStateError
-from txstore.publishing import default_author
 from txstore.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
 from txstore.snapshot import Snapshot
+from txstore.turns import this_user
 
 #: Bytes of message and properties together, written as JSON. Records and headers hold them (docs/format.md, "Bounds").
 MAX_DESCRIPTION = 1 << 20
@@ -77,7 +77,7 @@ def new_record(
         message=message,
         properties=dict(properties or {}),
         durability=durability,
-        owner=f"{default_author()} {os.getpid()}",
+        owner=f"{this_user()} {os.getpid()}",
         time=time.time_ns() // 1000,
         isolation=isolation,
     )

@@ -50,6 +50,7 @@ class Engine:
         self._folding = check_retention(retention)
         self.access = access or Access()
         self.storage = open_storage(url, self.access)
+        self.storage.lock_timeout = self.access.commit_timeout
         self._given = os.fspath(url) if self.storage.is_remote else self.storage.url  # it may hold a password
         self.durability = durability
         self.commits = open_commits(self.storage)

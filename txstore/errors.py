@@ -119,6 +119,24 @@ class LockRegionError(TxStoreError, ValueError):
         super().__init__(f"{path or '/'!r}: {reason}")
 
 
+class CommitTimeoutError(TxStoreError, TimeoutError):
+    """Somebody else is committing, or at maintenance, for longer than `commit_timeout` allows: try again, or end them.
+
+    Nothing was published. What was staged is still there after `commit()` raised this; a `with` block that it leaves
+    rolls back.
+    """
+
+    def __init__(self, url: str, what: str, holder: str, timeout: float) -> None:
+        self.url = url
+        self.holder = holder
+        self.timeout = timeout
+        super().__init__(
+            f"{url}: {holder} has {what}, and did not give it up in {timeout:g} s (commit_timeout=). Nothing was "
+            "published: where a `with` block has not rolled back, what was staged is still there, and commit() can be "
+            "called again. If that process is stopped or hangs, end it: what it has goes with it"
+        )
+
+
 class LocksUnavailableError(TxStoreError):
     """There can be no chunk-key locks here: the message says why. `Repository.run` retries instead of locking."""
 
@@ -313,6 +331,10 @@ class TransactionStateError(TxStoreError):
 
 class KeyFormatError(TxStoreError, ValueError):
     """The key, branch or tag name is not one that can be stored: the message says what is wrong with it."""
+
+
+class CommitWaitWarning(UserWarning):
+    """A commit has waited for a while for somebody else who is committing, or at maintenance: the message says who."""
 
 
 class UncommittedChangesWarning(UserWarning):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from txstore import forking, names, records
+from txstore import forking, names, records, turns
 from txstore._native import local, watch
 from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.objects import Ranges
@@ -49,6 +49,7 @@ class LocalStorage:
         self.url = root
         self._tree = Tree(real_path(root))
         self._sharing = Sharing(self._tree)
+        self.lock_timeout: float | None = None
         self.cache = PackCache()
 
     # --- reading
@@ -224,7 +225,8 @@ class LocalStorage:
             descriptor = self._tree.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 & at_most)
             try:
                 self._sharing.share_file(descriptor, at_most)
-                _hold(descriptor, wait=True)
+                if not _hold(descriptor):  # somebody looks whether it is held
+                    self._wait_to_hold(descriptor, path)
                 reclaimed = os.fstat(descriptor).st_nlink == 0  # by somebody who found it before it was held
             except BaseException:
                 os.close(descriptor)
@@ -232,6 +234,13 @@ class LocalStorage:
             if not reclaimed:
                 return LocalStagedFile(descriptor, self._tree.path(path))
             os.close(descriptor)
+
+    def _wait_to_hold(self, descriptor: int, path: str) -> None:
+        wait = turns.Wait(self.url, path, self.lock_timeout)
+        if sys.platform == "linux":
+            turns.wait_for_lock(descriptor, turns.ALL, wait)
+        else:
+            turns.lock_file(descriptor, wait)
 
     def sync_file(self, path: str) -> None:
         with self._opened(path) as descriptor:
@@ -306,7 +315,7 @@ class LocalStorage:
         except OSError:
             return None
         try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_TURN)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, turns.TURN)
         except OSError:  # a file system without such locks
             os.close(descriptor)
             return None
@@ -335,25 +344,13 @@ class LocalStorage:
 
     @contextmanager
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
-        if sys.platform != "linux":
-            with self._opened_in_place(path, os.O_RDWR, self._sharing.writers) as descriptor:
-                _hold(descriptor, wait=True)
-                try:
-                    yield
-                finally:
-                    _let_go(descriptor)
-            return
         # The locks belong to the open file description: two threads that open the file exclude each other too.
         with self._opened_in_place(path, os.O_RDWR, self._sharing.writers) as descriptor:
             try:
-                if prepare is not None and _queue(descriptor):
-                    prepare()
-                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK_TURN)
-                if prepare is not None:
-                    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_NEXT)
+                turns.take(descriptor, self.url, path, self.lock_timeout, prepare)
                 yield
             finally:
-                _let_go(descriptor)
+                turns.leave(descriptor)
 
 
 _U64 = (1 << 64) - 1
@@ -422,48 +419,24 @@ class LocalStagedFile:
 
 
 if sys.platform == "linux":
-    _LOCK_ALL = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
-    _LOCK_ALL_SHARED = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    _UNLOCK_ALL = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
-    # Of the file by which turns are taken, one byte for whose turn it is, and one for who is the next.
-    _LOCK_TURN = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-    _LOCK_NEXT = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1, 1, 0)
-    _UNLOCK_NEXT = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 1, 1, 0)
+    _ALL_SHARED = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
 
 
-def _queue(descriptor: int) -> bool:
-    """Become the next one; return whether somebody else was before."""
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK_NEXT)
-    except (BlockingIOError, PermissionError):
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK_NEXT)
-        return True
-    return False
-
-
-def _hold(descriptor: int, *, wait: bool = False) -> bool:
+def _hold(descriptor: int) -> bool:
     """Lock a file for as long as its open file description lives; return whether that was possible."""
     try:
         if sys.platform == "linux":
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _LOCK_ALL)
-        elif sys.platform != "win32":
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return turns.try_lock(descriptor, turns.ALL)
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     return True
 
 
-def _let_go(descriptor: int) -> None:
-    """Unlock a file: closing is not enough where a child that was forked meanwhile has it open, too."""
-    if sys.platform == "linux":
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _UNLOCK_ALL)
-    elif sys.platform != "win32":
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
 def _is_held(descriptor: int) -> bool:
     if sys.platform == "linux":
-        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK_ALL_SHARED)
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _ALL_SHARED)
         kind: int = struct.unpack_from("h", found)[0]
         return kind != fcntl.F_UNLCK
     if sys.platform != "win32":

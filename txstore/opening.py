@@ -36,6 +36,7 @@ class Access(NamedTuple):
     cache_dir: str | None = None
     cache_size: int = CACHE_SIZE
     sources: Allowed = MappingProxyType({})  # below which URLs values may lie outside; the options may be secrets
+    commit_timeout: float | None = None  # seconds
 
     def __repr__(self) -> str:
         sources = f", sources {sorted(self.sources)}" if self.sources else ""

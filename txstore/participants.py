@@ -25,7 +25,7 @@ from txstore.chains import Link
 from txstore.commit import Commit, Stored
 from txstore.commits import Commits
 from txstore.encoding import MalformedError, crc32c
-from txstore.errors import CorruptionError, RepositoryNotFoundError, TransactionStateError
+from txstore.errors import CommitTimeoutError, CorruptionError, RepositoryNotFoundError, TransactionStateError
 from txstore.leases import Lease
 from txstore.pack import Writer
 from txstore.records import TransactionRecord
@@ -261,7 +261,8 @@ class SharedTransaction:
     def free_name(self) -> None:
         """Delete the name of a transaction that has ended, unless another has it already."""
         if self.record.name is not None and not isinstance(self._storage, RemoteStorage):
-            with self._storage.lock(names.STAGING_LOCK):
+            # Whoever finds the name of one that has ended gives it to the next.
+            with contextlib.suppress(CommitTimeoutError), self._storage.lock(names.STAGING_LOCK):
                 self._delete_name()
 
     def _delete_name(self) -> None:

@@ -7,14 +7,11 @@ parent is known, which is under the commit lock.
 from __future__ import annotations
 
 import contextlib
-import getpass
-import os
 import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import cache
 from typing import Any, NamedTuple
 
 from txstore import encoding, format, names
@@ -31,6 +28,7 @@ from txstore.finding import first_since
 from txstore.format import DataPack, Footer, Header, RunName, Section, Statistics
 from txstore.pack import Writer
 from txstore.snapshot import Snapshot
+from txstore.turns import this_user
 
 #: A commit above this length is synced before the commit lock is taken, so that nobody waits for its data.
 SYNC_BEFORE_LOCK = 1 << 20
@@ -254,7 +252,7 @@ class Publisher:
             seq=seq,
             time=_commit_time(parent),
             branch=self.branch,
-            author=default_author(),
+            author=this_user(),
             message=self.message,
             properties=self.properties,
             statistics=contents.statistics,
@@ -293,13 +291,3 @@ def _commit_time(parent: Stored | None) -> int:
 def _hours(ahead: timedelta) -> str:
     minutes = round(ahead.total_seconds() / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
-
-
-@cache
-def default_author() -> str:
-    """Return `user@host` of this process."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # containers run as users that have no name
-        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
-    return f"{user}@{platform.node()}".encode(errors="replace").decode()

@@ -6,8 +6,8 @@ lets one do. What was created is durable. There are no locks and no pins: `docs/
 
 from __future__ import annotations
 
-import contextlib
 import posixpath
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from txstore.leases import Lease, Leases
 from txstore.objects import ObjectStore, check_creation
 from txstore.pack_cache import PackCache
 from txstore.storage import Held, Mapped, StagedFile
+from txstore.turns import Wait
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -39,7 +40,8 @@ class RemoteStorage:
         self.leases = Leases(objects)
         self._staged: dict[str, StagedObject] = {}  # by this process
         self._lock = forking.new_lock()
-        self._turns: dict[str, contextlib.AbstractContextManager[object]] = {}
+        self._turns: dict[str, threading.Lock] = {}
+        self.lock_timeout: float | None = None
 
     # --- reading
 
@@ -203,8 +205,15 @@ class RemoteStorage:
         """Let the threads of this process take turns. Other processes are met at the slot."""
         with self._lock:
             turn = self._turns.setdefault(path, forking.new_lock())
-        with turn:
+        wait = Wait(self.url, path, self.lock_timeout, lambda: "another thread of this process")
+        if not turn.acquire(blocking=False):
+            with wait.watched():
+                if not turn.acquire(timeout=-1 if wait.left is None else wait.left):
+                    raise wait.over()
+        try:
             yield
+        finally:
+            turn.release()
 
     def lock_directory(self) -> str:
         reason = "an object store has no locks between processes: leave out lock=, and repeat what is in conflict"

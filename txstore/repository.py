@@ -76,6 +76,10 @@ class Repository:
     sources : dict, list of str, or str, optional
         Below which directories or URLs values may lie in files outside of the repository (`docs/virtual.md`); a dict
         has the options of their fsspec file systems. Nothing else is opened, whatever the repository says.
+    commit_timeout : float, optional
+        Seconds that a commit, or maintenance, waits for others that are committing, or at maintenance: then it raises
+        `CommitTimeoutError`, which says who they are; what is staged is still there, to be committed again. By default
+        there is no limit, and a `CommitWaitWarning` after 5 seconds.
 
     Examples
     --------
@@ -101,9 +105,12 @@ class Repository:
         cache_size: int = CACHE_SIZE,
         retention: int | timedelta | None = None,
         sources: Given | None = None,
+        commit_timeout: float | None = None,
     ) -> None:
+        if commit_timeout is not None and not commit_timeout >= 0:
+            raise ValueError(f"commit_timeout={commit_timeout!r}: it is in seconds, 0 or more; None: no limit")
         cache = None if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
-        access = Access(dict(storage_options or {}), single_writer, cache, cache_size, allowed(sources))
+        access = Access(dict(storage_options or {}), single_writer, cache, cache_size, allowed(sources), commit_timeout)
         self.engine = Engine(url, durability=durability, access=access, retention=retention)
         if not self.engine.exists(creating=create) and not create:  # this raises if something else is in its place
             raise RepositoryNotFoundError(self.url)

@@ -50,6 +50,9 @@ class Storage(Protocol):
     slots: str
     """How a slot is taken at most once, as format.json records it."""
 
+    lock_timeout: float | None
+    """For how many seconds others are waited for; None: for as long as it takes, and not in silence."""
+
     @property
     def is_remote(self) -> bool:
         """Whether a server is asked for everything, which takes time, and no kernel tells who lives (`leases`)."""
@@ -173,6 +176,8 @@ class Storage(Protocol):
 
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> contextlib.AbstractContextManager[None]:
         """Take turns with other processes and threads. Serves fairness, never correctness.
+
+        Raises `CommitTimeoutError` after `lock_timeout`.
 
         If there was a queue, `prepare` may be called when the caller is the next one, so as to leave less for its turn.
         """

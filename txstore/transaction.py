@@ -525,6 +525,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             without knowing of each other; what is staged is still there.
         ConstraintError
             What is staged would break a constraint; it is still there.
+        CommitTimeoutError
+            Others were committing for longer than the repository's `commit_timeout`; it is still there.
         ParticipantLostError
             A process that staged into it died before it was done; `allow_lost` takes what it has staged.
         CommitUnknownError

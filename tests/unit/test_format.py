@@ -427,7 +427,7 @@ def test_the_code_writes_the_worked_example(example, repo, monkeypatch):
 
     monkeypatch.setattr(identity, "RepositoryFormat", Fixed)
     monkeypatch.setattr(publishing, "time", types.SimpleNamespace(time_ns=lambda: int(TIME.timestamp()) * 10**9))
-    monkeypatch.setattr(publishing, "default_author", lambda: "ana@lab")
+    monkeypatch.setattr(publishing, "this_user", lambda: "ana@lab")
     tx = repo.begin("first")
     tx._staging.id = COMMIT
     tx["a/c/0"] = b"hello"

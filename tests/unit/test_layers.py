@@ -123,6 +123,7 @@ LAYERS = [
     "object_engines",
     "sharing",
     "tree",
+    "turns",
     "forking",
     "records",
     "format",
