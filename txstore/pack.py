@@ -94,6 +94,7 @@ class PackWriter:
         self.number = participant
         self._storage = storage
         self._file: StagedFile | None = None
+        self._was_interrupted = False  # while the file was made
         self._is_published = False
         self._lock = forking.new_lock()
         self._sequence = 0
@@ -238,7 +239,14 @@ class PackWriter:
 
     def _created(self) -> StagedFile:
         if self._file is None:
-            self._file = self._storage.create(self.path)
+            if self._was_interrupted:  # perhaps when the file had just been made
+                self._storage.delete(self.path)
+            try:
+                self._was_interrupted = True
+                self._file = self._storage.create(self.path)
+            except Exception:
+                self._was_interrupted = False
+                raise
         return self._file
 
     def create(self) -> None:
