@@ -1,0 +1,119 @@
+"""KeyboardInterrupt where a real one can come, and where TxStore can do something about it.
+
+Between two instructions that take a lock and enter a `try`, an interrupt can leave a lock of the standard library
+locked for good, such as that of a future, for which zarr's loop then waits for ever. No store can prevent that. So
+interrupts come only in frames of TxStore, in what these call in `threading` and `contextlib`, and while a thread is
+asleep.
+
+In the main thread they are signals. In others, where signals are not handled, a profile function raises them, which is
+called in the same places: at the beginning of a Python function, and after a function in C has returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import linecache
+import os
+import random
+import signal
+import sys
+import threading
+import unittest.mock
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import txstore
+
+SIGNAL = signal.SIGUSR1  # SIGINT is for whoever runs this
+_OURS = os.path.dirname(txstore.__file__) + os.sep
+_CALLED = {threading.__file__, contextlib.__file__, functools.__file__}
+
+
+def may_come(frame: FrameType | None) -> bool:
+    """Tell whether an interrupt in this frame is TxStore's to survive."""
+    if frame is not None and is_asleep(frame):
+        return True
+    while frame is not None and frame.f_code.co_filename in _CALLED:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_OURS)
+
+
+def is_asleep(frame: FrameType) -> bool:
+    """Tell whether a thread waits in a condition, where the standard library is ready for interrupts."""
+    code = frame.f_code
+    if code.co_filename != threading.__file__ or code.co_qualname != "Condition.wait":
+        return False
+    return "waiter.acquire(" in linecache.getline(code.co_filename, frame.f_lineno)
+
+
+class Signals:
+    """Interrupts the main thread now and then, while it is `armed`."""
+
+    def __init__(self, chance: random.Random, longest_pause: float) -> None:
+        self.armed = False
+        self.count = 0
+        self._chance = chance
+        self._pause = longest_pause
+        self._main = threading.main_thread().ident
+        self._stop = threading.Event()
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        before = signal.signal(SIGNAL, self._handle)
+        thread = threading.Thread(target=self._send, name="signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.armed = False
+            self._stop.set()
+            thread.join()
+            signal.signal(SIGNAL, before)
+
+    def _send(self) -> None:
+        assert self._main is not None
+        while not self._stop.wait(self._chance.uniform(0, self._pause)):
+            if self.armed:
+                signal.pthread_kill(self._main, SIGNAL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.armed and may_come(frame):
+            self.armed = False
+            self.count += 1
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_after(places: int) -> Iterator[None]:
+    """Interrupt the present thread in a `with` block, at the place of so many where an interrupt can come."""
+    left = places
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and may_come(frame):
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@contextmanager
+def ignored_in_finalizers() -> Iterator[list[str]]:
+    """Keep quiet about interrupts that came in finalizers, where nobody can be told; note all else that did."""
+    others: list[str] = []
+
+    def note(told: sys.UnraisableHookArgs) -> None:
+        if not isinstance(told.exc_value, KeyboardInterrupt):
+            others.append(f"{told.exc_value!r} in {told.object!r}")
+
+    with unittest.mock.patch.object(sys, "unraisablehook", note):
+        yield others

@@ -1,0 +1,30 @@
+"""Eight threads over one store for some seconds; `make threads` does the same for an hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.threads.harness import PIPELINES, Round, Settings
+from txstore.door import Door
+
+
+def leave_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statements enter while the door is shut, and who shuts it waits for nobody."""
+    monkeypatch.setattr(Door, "may_enter", lambda _: True)
+    monkeypatch.setattr(Door, "close", lambda *_: True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_it_finds_a_door_that_is_left_open(pipeline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_it_open(monkeypatch)
+    settings = Settings(interrupts=False, limit=60)
+    for seed in range(20):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        outcome = Round(str(folder), pipeline, seed, settings).run(2)
+        if {"torn commit", "mixed read", "half done", "read of two commits"} & {fault.name for fault in outcome.faults}:
+            return
+    raise AssertionError("nothing was found")

@@ -1,0 +1,146 @@
+"""Nobody waits for what waits for him, and an end that was given up is not waited for by those that follow."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from traceback import walk_stack
+
+import pytest
+import zarr
+from zarr.storage import MemoryStore
+
+import txstore
+from tests.processes.workers import QUICK, Worker, ended
+from tests.threads.gates import Gate, Thread, create, gate, values, writing
+from tests.threads.harness import PIPELINES
+from tests.threads.interrupts import is_asleep
+from tests.waiting import TIMEOUT, wait_until
+from txstore import TransactionStateError, door
+
+COMMITS = 3000
+
+
+def commit_beside(read: Callable[[], object], store: txstore.TxStore) -> None:
+    """Commit three thousand times while another thread does nothing but read."""
+    done = threading.Event()
+
+    def go_on_reading() -> None:
+        while not done.is_set():
+            read()
+
+    reader = Thread(go_on_reading)
+    try:
+        for number in range(COMMITS):
+            store["key"] = b"%d" % number
+            store.commit()
+    finally:
+        done.set()
+        reader.result()
+
+
+@pytest.mark.long
+def test_a_thread_that_reads_an_array_beside_three_thousand_commits(repo: txstore.Repository, pipeline: str) -> None:
+    store = txstore.TxStore(repo, durability="none")
+    x = zarr.create_array(store, name="x", shape=(8,), chunks=(4,), dtype="i8", compressors=None)
+    commit_beside(lambda: x[:], store)
+    assert repo.mapping()["key"] == b"%d" % (COMMITS - 1)
+
+
+@pytest.mark.long
+def test_a_thread_that_reads_a_key_beside_three_thousand_commits(repo: txstore.Repository) -> None:
+    store = txstore.TxStore(repo, durability="none")
+    store["key"] = b"0"
+    commit_beside(lambda: store["key"], store)
+    assert repo.mapping()["key"] == b"%d" % (COMMITS - 1)
+
+
+@pytest.mark.parametrize("of_this_store", [False, True], ids=["another store", "this store"])
+def test_when_zarr_was_busy_for_too_long_a_later_commit_is_made(
+    repo: txstore.Repository, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch, of_this_store: bool
+) -> None:
+    create(store)
+    store.commit()
+    z = create(store if of_this_store else MemoryStore(), "z")  # type: ignore[arg-type]
+    store.commit()
+    with gate(encodes=True, passes=8), monkeypatch.context() as patched:
+        if of_this_store:
+            statement = writing(store, z, 2)
+        else:
+            statement = Thread(lambda: z.__setitem__(slice(None), 2))
+            assert Gate.reached.wait(TIMEOUT)
+        patched.setattr(door, "TIMEOUT", 0.1)
+        store["key"] = b"1"
+        for _ in range(3):
+            if of_this_store:
+                with pytest.raises(TransactionStateError, match="other threads are still at work"):
+                    store.commit()
+            else:  # which is none of its business
+                store.commit()
+                assert repo.mapping()["key"] == b"1"
+    statement.result()
+    store["key"] = b"2"
+    commit = Thread(store.commit)
+    commit.result()
+    assert repo.mapping()["key"] == b"2"
+    if of_this_store:
+        assert set(values(repo.mapping(), "z")) == {2}
+
+
+def _is_waiting(thread: int) -> bool:
+    """Tell whether a thread waits in a session's commit or rollback."""
+    frame = sys._current_frames()[thread]
+    if not is_asleep(frame):
+        return False
+    names = {each.f_code.co_qualname for each, _ in walk_stack(frame)}
+    return bool(names & {"Session.commit", "Session.rollback"})
+
+
+def _interrupt(path: str, pipeline: str, end: str) -> tuple[int, list[int], int]:
+    """In a process of its own, interrupt the main thread in commits or rollbacks that wait for a statement."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        wait_until(lambda: _is_waiting(main))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with zarr.config.set({"codec_pipeline.path": PIPELINES[pipeline], "threading.max_workers": 4}):
+        repo = txstore.Repository(path)
+        store = txstore.TxStore(repo)
+        Gate.open()
+        x = create(store)
+        store.commit()
+        interrupts = 0
+        with gate(encodes=True, passes=8):
+            statement = writing(store, x, 2)
+            for _ in range(3):
+                interrupter = Thread(interrupt)
+                with suppress(KeyboardInterrupt):
+                    getattr(store, end)()
+                    break
+                interrupts += 1
+                interrupter.result()
+        statement.result()
+        Thread(getattr(store, end)).result()
+        store["key"] = b"1"
+        Thread(store.commit).result()
+        return interrupts, values(repo.mapping()), len(list(repo.log()))
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_after_an_interrupt_in_an_end_that_waits_the_next_one_comes_about(
+    tmp_path: Path, pipeline: str, end: str
+) -> None:
+    worker = Worker(_interrupt, str(tmp_path / "data.tx"), pipeline, end, context=QUICK)
+    with ended(worker):
+        interrupts, found, commits = worker.result()
+    assert interrupts == 3
+    assert len(set(found)) == 1
+    if end == "commit":
+        assert found[0] == 2
+    assert commits == (3 if end == "commit" else 2)
