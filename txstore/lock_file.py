@@ -28,7 +28,7 @@ from txstore.tree import Tree
 NAME = "chunks"
 MAGIC = b"TXSLOCKS"
 _UNFINISHED = b"TXSLOCK-"  # of a file that is being made or reset
-VERSION = 1
+VERSION = 2
 KINDS = {1: "table", 2: "ranges", 3: "files"}
 KIND_NUMBERS = {kind: number for number, kind in KINDS.items()}
 
@@ -41,7 +41,7 @@ LOCK_BASE = 1 << 40  # of the bytes: INIT, then LIVE of members 1, 2, ...
 INIT = 0
 
 MEMBERS_OFFSET = 4096
-_MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation
+_MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation; what a table has of its transactions
 _LENGTH = MEMBERS_OFFSET + (MEMBERS + 1) * _MEMBER.size
 
 _INIT_PATIENCE = 10.0  # seconds: whoever holds it needs milliseconds, unless that process was stopped

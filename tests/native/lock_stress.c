@@ -133,6 +133,7 @@ join(void)
     check(error, &fault, "join");
     is_slow = was_slow;
     lock_table_enter(&table, &file, member);
+    publish_numbers(&table, numbers_between(1, 2 * THREADS + 1)); /* of all that threads and siblings use */
 }
 
 /* Numbers of members are to be taken anew all the time: so all but a few are taken, by locks of ours. */

@@ -711,13 +711,13 @@ def test_a_file_of_another_version_is_refused_while_it_is_in_use(locks, start, k
     peer = start(kind)
     peer.ask("acquire", "a")
     header = header_of(directory)
-    assert (header.magic, header.version, header.kind) == (MAGIC, 1, KIND_NUMBERS[kind])
+    assert (header.magic, header.version, header.kind) == (MAGIC, 2, KIND_NUMBERS[kind])
     overwrite(directory, HEADER.pack(*header._replace(version=9)))
-    with pytest.raises(LocksUnavailableError, match=r"version 9.*version 1"):
+    with pytest.raises(LocksUnavailableError, match=r"version 9.*version 2"):
         locks.owner()
     peer.kill()
     locks.owner().acquire("a", 0)
-    assert header_of(directory).version == 1
+    assert header_of(directory).version == 2
     assert header_of(directory).epoch == header.epoch + 1
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import shutil
 import stat
 import struct
@@ -264,7 +265,7 @@ def test_the_header_is_as_documented(path, table):
     c = native()
     assert header_of(path) == {
         "magic": b"TXSLOCKS",
-        "version": 1,
+        "version": 2,
         "kind": 1,
         "slots": 1 << 20,
         "reserved": 0,
@@ -278,7 +279,7 @@ def test_the_header_is_as_documented(path, table):
     assert status.st_blocks * 512 >= status.st_size
     assert (table.slots, table.seed) == (1 << 20, c.SEED)
     constants = (c.MAGIC, c.VERSION, c.KIND_TABLE, c.KIND_RANGES, c.MEMBERS, c.MEMBERS_OFFSET, c.MEMBER_SIZE)
-    assert constants == (b"TXSLOCKS", 1, 1, 2, 2047, MEMBERS_OFFSET, 64)
+    assert constants == (b"TXSLOCKS", 2, 1, 2, 2047, MEMBERS_OFFSET, 64)
     assert (c.WORDS_OFFSET, c.LOCK_BASE) == (WORDS_OFFSET, INIT)
 
 
@@ -287,7 +288,8 @@ def test_members_and_words_are_as_documented(path, table):
     owner.acquire("a")
     with open(path, "rb") as file:
         file.seek(MEMBERS_OFFSET + 64 * table.member)
-        assert struct.unpack("<IIQ48s", file.read(64)) == (1, os.getpid(), 1, bytes(48))
+        number = owner.identity >> 1 & (1 << 18) - 1
+        assert struct.unpack("<IIQII40s", file.read(64)) == (1, os.getpid(), 1, number, number, bytes(40))
         file.seek(WORDS_OFFSET + 4 * table.slot_of("a"))
         assert struct.unpack("<I", file.read(4)) == (owner.identity,)
 
@@ -351,7 +353,7 @@ def damage_boot(path):
     ("damage", "error", "words"),
     [
         (damage_magic, OSError, "no lock file any more"),
-        (damage_version, OSError, "in version 7, this one knows version 1"),
+        (damage_version, OSError, "in version 7, this one knows version 2"),
         (damage_kind, BlockingIOError, "as kind 2"),
         (damage_slots, OSError, "cut off"),
         (damage_device, OSError, "an overlay shares memory, not locks"),
@@ -375,7 +377,7 @@ def test_what_does_not_fit_is_reset_only_while_nobody_is_alive(path, damage, err
 
     fresh = open_table(path)
     header = header_of(path)
-    assert (header["magic"], header["version"], header["kind"]) == (b"TXSLOCKS", 1, 1)
+    assert (header["magic"], header["version"], header["kind"]) == (b"TXSLOCKS", 2, 1)
     assert (header["slots"], header["device"], header["inode"]) == (1 << 20, os.stat(path).st_dev, os.stat(path).st_ino)
     assert fresh.owner().acquire("b", 0) == ()
     assert [member for member, _, _ in fresh.members()] == [fresh.member]
@@ -465,6 +467,56 @@ def test_garbage_in_the_words_is_recovered(path, table):
         owner.acquire("a", 60)
         owner.release("a")
         assert is_free(table, "a")
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["of this process", "of another"])
+@pytest.mark.parametrize("parked", [0, 1])
+def test_a_word_of_a_living_member_and_none_of_its_transactions(path, table, theirs, parked):
+    """Damaged, it would be locked for as long as that process lives."""
+    holder = (open_table(path) if theirs else table).owner()
+    holder.acquire("b")
+    owner = table.owner()
+    member, number = holder.identity >> 19, holder.identity >> 1 & (1 << 18) - 1
+    for wrong in (0, number ^ 1 << 17, number ^ 1 << 9):
+        for flags in (0, 1 << 31, 3 << 30):
+            word = flags | member << 19 | wrong << 1 | parked
+            write_at(path, WORDS_OFFSET + 4 * table.slot_of("a"), struct.pack("=I", word))
+            timeout = 0 if wrong else 60
+            assert owner.acquire("a", timeout) == ("a",)  # as from one that died
+            owner.release("a")
+    with pytest.raises(TimedOut):
+        owner.acquire("b", 0)
+    holder.fence()
+
+
+def test_what_is_parked_for_a_transaction_that_has_ended(path, table):
+    sibling = open_table(path).owner()
+    sibling.acquire("a")
+    ended, other = table.owner(), table.owner()
+    ended.close(sweep=True)
+    sibling.park("a", ended.parked)
+    assert other.acquire("a", 60) == ("a",)
+
+
+def test_no_living_transaction_loses_a_word(path, table):
+    """Whatever others have begun and ended before and after it, many times around."""
+    chance = random.Random(7)
+    asking = open_table(path).owner()
+    living = {}
+    for step in range(3000):
+        for _ in range(chance.randrange(600)):
+            table.owner().close()
+        if len(living) < 5 or chance.random() < 0.5:
+            key = f"{step}"
+            living[key] = table.owner()
+            living[key].acquire(key)
+        else:
+            living.pop(chance.choice(sorted(living))).close()
+        for key in chance.sample(sorted(living), min(3, len(living))):
+            with pytest.raises(TimedOut):
+                asking.acquire(key, 0)
+    for owner in living.values():
+        owner.fence()
 
 
 def test_all_places_are_taken(path, table):

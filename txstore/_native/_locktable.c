@@ -20,7 +20,7 @@
  *          0  +---------------------------------------------------------+
  *             | header                                                  |
  *          0  |   8  magic "TXSLOCKS"; "TXSLOCK-" while it is being made |
- *          8  |   4  version, 1                                          |
+ *          8  |   4  version, 2                                          |
  *         12  |   4  kind: 1 table, 2 ranges (the fallback: no words)    |
  *         16  |   4  slots, a power of two from 2^6 to 2^26              |
  *         20  |   4  0                                                   |
@@ -35,7 +35,9 @@
  *          0  |   4  in use: 0 once its words have been swept            |
  *          4  |   4  process id, in its own namespace: for people only   |
  *          8  |   8  incarnation: another one each time the place is taken |
- *         16  |  48  0: reserved                                        |
+ *         16  |   4  newest \ of the numbers of its transactions: all that |
+ *         20  |   4  oldest / live lie between them; 0: none lives       |
+ *         24  |  40  0: reserved                                        |
  *    135,168  +---------------------------------------------------------+
  *             | words, 4 bytes each, one a slot: lock_words.h            |
  *             +---------------------------------------------------------+
@@ -47,7 +49,8 @@
  * shorter (whoever mapped it before would touch nothing). That it is whole is written last and taken back first.
  *
  * WHO LIVES is known to the kernel alone: whose LIVE byte is held. Process ids are not trusted; the words of a member
- * say nothing about its life. So the table works between containers that share a volume, and nothing but the end of a
+ * say nothing about its life. Which transactions a living member has, it says in its record, as a range: a word of any
+ * other, which is damage, or was parked for one that has ended meanwhile, is as free as one of the dead. So the table works between containers that share a volume, and nothing but the end of a
  * process makes its locks free: a stopped one keeps them.
  *
  * WHEN A FILE IS RESET. With INIT held, and only if no LIVE byte is: if magic, version, kind, seed, boot id or size are

@@ -29,7 +29,7 @@
 #include "open_below.h"
 
 enum {
-    LOCK_VERSION = 1,
+    LOCK_VERSION = 2,
     KIND_TABLE = 1,
     KIND_RANGES = 2,
     MEMBERS = 2047,
@@ -58,11 +58,12 @@ typedef struct {
 typedef struct {
     uint32_t in_use, pid;
     uint64_t incarnation;
-    uint8_t reserved[48];
+    uint64_t numbers; /* of its transactions: lock_recovery.h */
+    uint8_t reserved[40];
 } member_record;
 
 _Static_assert(sizeof(lock_header) == 96 && offsetof(lock_header, boot) == 56, "see _locktable.c");
-_Static_assert(sizeof(member_record) == MEMBER_SIZE && offsetof(member_record, incarnation) == 8, "see _locktable.c");
+_Static_assert(sizeof(member_record) == MEMBER_SIZE && offsetof(member_record, numbers) == 16, "see _locktable.c");
 
 static inline uint64_t
 magic_of(const char *text)

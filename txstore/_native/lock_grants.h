@@ -14,8 +14,6 @@
 #include "lock_calls.h"
 #include "lock_held.h"
 
-enum { NUMBERS = 1 << (MEMBER_SHIFT - 1) };
-
 typedef struct {
     PyObject_HEAD
     lock_table table;
@@ -24,6 +22,7 @@ typedef struct {
     PyObject *timed_out, *lost, *forked;
     uint64_t *numbers; /* a bit for each number of a transaction: in use */
     uint32_t next_number;
+    uint32_t oldest, newest; /* between them lie all numbers in use; 0: there is none */
     long busy;      /* threads that use the descriptor without the GIL */
     unsigned forks; /* the fork_count of the process whose threads they are */
     bool closed;
@@ -107,6 +106,44 @@ owner_is_usable(owner_object *self)
         return -1;
     }
     return table_is_usable(self->owned_by);
+}
+
+/* ---- Numbers of transactions ------------------------------------------------------------------------------------- */
+
+static bool
+is_in_use(const table_object *self, uint32_t number)
+{
+    return (self->numbers[number / 64] >> number % 64 & 1) != 0;
+}
+
+/* REQUIRES: the table is a member, and nothing is held under the number yet. */
+static void
+begin_number(table_object *self, uint32_t number)
+{
+    self->numbers[number / 64] |= UINT64_C(1) << number % 64;
+    if (self->oldest == 0) {
+        self->oldest = self->newest = number;
+    } else if (!is_between(numbers_between(self->oldest, self->newest), number)) {
+        self->newest = number;
+    }
+    publish_numbers(&self->table, numbers_between(self->oldest, self->newest));
+}
+
+/* REQUIRES: nothing is held any more under the number. */
+static void
+end_number(table_object *self, uint32_t number)
+{
+    self->numbers[number / 64] &= ~(UINT64_C(1) << number % 64);
+    while (self->oldest != 0 && !is_in_use(self, self->oldest)) {
+        if (self->oldest == self->newest) {
+            self->oldest = self->newest = 0;
+        } else {
+            self->oldest = self->oldest + 1 == NUMBERS ? 1 : self->oldest + 1;
+        }
+    }
+    if (own_member(&self->table) != 0) {
+        publish_numbers(&self->table, numbers_between(self->oldest, self->newest));
+    }
 }
 
 /* ---- Giving up --------------------------------------------------------------------------------------------------- */
@@ -225,11 +262,11 @@ try_again(owner_object *self, uint32_t slot, const word_asker *asker, uint32_t *
 {
     table_object *table = self->owned_by;
     uint32_t *word = word_at(self, slot);
-    uint32_t holder = member_of(word_load(word));
+    uint32_t seen = word_load(word);
     bool recovered;
     table->busy++;
     Py_BEGIN_ALLOW_THREADS
-    recovered = recover_holder(&table->table, holder);
+    recovered = recover_holder(&table->table, word, seen);
     Py_END_ALLOW_THREADS
     table->busy--;
     leave_if_idle(table);

@@ -27,6 +27,7 @@ claim_member(lock_table *table, const tracked_fd *file, uint32_t *member, lock_f
             dead[*member] = true;
             sweep_words(table, dead);
         }
+        __atomic_store_n(&record->numbers, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&record->pid, (uint32_t)getpid(), __ATOMIC_RELAXED);
         __atomic_add_fetch(&record->incarnation, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&record->in_use, 1, __ATOMIC_RELEASE);

@@ -301,8 +301,7 @@ owner_end(owner_object *self, bool sweep)
         }
     }
     if (ours) {
-        uint32_t number = (self->identity >> 1) & (NUMBERS - 1);
-        table->numbers[number / 64] &= ~(UINT64_C(1) << number % 64);
+        end_number(table, number_of(self->identity));
     }
 }
 

@@ -4,6 +4,10 @@
  * To recover a member: take its LIVE byte, make its words dirty, clear `in_use`, give the byte back. Looking for the
  * byte and then changing words without holding it would be wrong: the number may be taken anew in between. Whoever is
  * killed on the way leaves a member that is dead and in use, which is where the next one begins.
+ *
+ * A word can name a member that lives and a transaction that it does not have: by damage, or because a sibling parked it
+ * for one that has just ended. Each member says between which numbers those of its living transactions are, before it
+ * begins one, and after it has given up all that one held. Numbers are handed out in a circle of NUMBERS.
  */
 
 #ifndef TXS_LOCK_RECOVERY_H
@@ -90,12 +94,64 @@ recover_members(lock_table *table, int fd, uint32_t first, uint32_t last)
     return count;
 }
 
+/* What a member's record says of its transactions: 0 if it has none, as no number is 0. */
+static inline uint64_t
+numbers_between(uint32_t oldest, uint32_t newest)
+{
+    return (uint64_t)oldest << 32 | newest;
+}
+
+static inline bool
+is_between(uint64_t numbers, uint32_t number)
+{
+    uint32_t oldest = (uint32_t)(numbers >> 32), newest = (uint32_t)numbers;
+    return number != 0 && numbers != 0 && ((number - oldest) & (NUMBERS - 1)) <= ((newest - oldest) & (NUMBERS - 1));
+}
+
+/* REQUIRES: we are a member. */
+static inline void
+publish_numbers(lock_table *table, uint64_t numbers)
+{
+    __atomic_store_n(&table->members[table->member].numbers, numbers, __ATOMIC_SEQ_CST);
+}
+
+/* Makes a word dirty that belongs to a living member and to none of its transactions. True: look at it again. */
+static inline bool
+recover_word(lock_table *table, uint32_t *word, uint32_t seen)
+{
+    uint32_t owner = seen & WORD_OWNER;
+    if (is_between(__atomic_load_n(&table->members[member_of(seen)].numbers, __ATOMIC_SEQ_CST), number_of(seen))) {
+        return false;
+    }
+    while ((seen & WORD_OWNER) == owner) {
+        if (word_swap(word, &seen, WORD_DIRTY)) {
+            if ((seen & WORD_WAITERS) != 0) {
+                word_wake(word, INT_MAX, SLEEPS_ANY);
+            }
+            break;
+        }
+    }
+    return true;
+}
+
 /* A word_recover. REQUIRES: we are a member. */
 static inline bool
-recover_holder(void *context, uint32_t member)
+recover_holder(void *context, uint32_t *word, uint32_t seen)
 {
     lock_table *table = context;
-    return member != 0 && member != own_member(table) && recover_members(table, table->live.fd, member, member) > 0;
+    uint32_t member = member_of(seen);
+    if (member == 0) {
+        return false;
+    }
+    if (member != own_member(table)) {
+        if (recover_members(table, table->live.fd, member, member) > 0) {
+            return true;
+        }
+        if (!is_alive(table, table->live.fd, member)) {
+            return false; /* somebody else is recovering it */
+        }
+    }
+    return recover_word(table, word, seen);
 }
 
 #endif

@@ -57,6 +57,7 @@ renew_numbers(table_object *self)
         }
     }
     memset(self->numbers, 0, NUMBERS / 8);
+    self->oldest = self->newest = 0;
     self->next_number = (uint32_t)mix64((uint64_t)now_ns() ^ self->table.incarnation << 32) % NUMBERS;
     return 0;
 }
@@ -179,7 +180,7 @@ table_owner(PyObject *object, PyObject *Py_UNUSED(none))
     uint32_t number = 0;
     for (uint32_t tried = 0; tried < NUMBERS && number == 0; tried++) {
         self->next_number = (self->next_number + 1) % NUMBERS;
-        if (self->next_number != 0 && (self->numbers[self->next_number / 64] >> self->next_number % 64 & 1) == 0) {
+        if (self->next_number != 0 && !is_in_use(self, self->next_number)) {
             number = self->next_number;
         }
     }
@@ -190,7 +191,7 @@ table_owner(PyObject *object, PyObject *Py_UNUSED(none))
         Py_DECREF(owner);
         return NULL;
     }
-    self->numbers[number / 64] |= UINT64_C(1) << number % 64;
+    begin_number(self, number);
     owner->owned_by = (table_object *)Py_NewRef(object);
     owner->identity = self->table.member << MEMBER_SHIFT | number << 1;
     owner->forks = fork_count();

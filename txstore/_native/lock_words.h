@@ -47,7 +47,7 @@
 #define WORD_FREE 0u
 #define WORD_DIRTY 1u
 
-enum { MEMBER_SHIFT = 19 };
+enum { MEMBER_SHIFT = 19, NUMBERS = 1 << (MEMBER_SHIFT - 1) };
 
 /* Nanoseconds of CLOCK_MONOTONIC. */
 #define MILLISECOND INT64_C(1000000)
@@ -77,8 +77,9 @@ typedef struct {
     size_t sibling_count;
 } word_asker;
 
-/* Asks whether a member is dead, and makes its words dirty if so: true if it is worth looking at the word again. */
-typedef bool (*word_recover)(void *context, uint32_t member);
+/* Asks whether the owner that a word was seen to have is gone, and makes it dirty if so: true if it is worth looking at
+ * the word again. */
+typedef bool (*word_recover)(void *context, uint32_t *word, uint32_t seen);
 
 /* One wait, over all of its slices. */
 typedef struct {
@@ -117,6 +118,13 @@ static inline uint32_t
 member_of(uint32_t value)
 {
     return (value & WORD_OWNER) >> MEMBER_SHIFT;
+}
+
+/* Of the transaction that owns it, in its member. */
+static inline uint32_t
+number_of(uint32_t value)
+{
+    return (value >> 1) & (NUMBERS - 1);
 }
 
 static inline bool
@@ -315,7 +323,7 @@ word_wait_slice(word_wait *wait)
             }
             value = wanted;
             /* Who has just been woken was woken by somebody alive. */
-            if (!wait->woken && wait->recover(wait->context, member_of(value))) {
+            if (!wait->woken && wait->recover(wait->context, word, value)) {
                 value = word_load(word);
                 continue;
             }
