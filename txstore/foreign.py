@@ -36,6 +36,10 @@ _VERSIONS = (
     "updated",
     "created",
 )
+#: So often is a URL decoded to see what its escapes hide.
+_DECODED_AT_MOST = 4
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SHOWN_MOST = 300
 _SAME = {"s3a": "s3", "gcs": "gs", "local": "file", "ssh": "sftp"}  # names of one protocol
 
 
@@ -90,24 +94,53 @@ def canonical(url: str | os.PathLike[str]) -> str:
     Raises `SourceError` for what can't be compared segment by segment with what is allowed, or may hold a password.
     """
     address = os.fspath(url)
+    if _CONTROL.search(address):  # some libraries drop tabs and line ends, and then read what is left
+        raise SourceError(_shown(address), "a URL with control characters in it can't be referred to")
     scheme, separator, rest = address.partition("://")
-    if "::" in address:
-        raise SourceError(public(address), "a file inside of another can't be referred to: give the URL of a file")
+    scheme = scheme.lower()
+    if "::" in address.partition("[")[0]:  # not those of an IPv6 address
+        raise SourceError(_shown(address), "a file inside of another can't be referred to: give the URL of a file")
     if not separator or scheme in LOCAL:
         path = os.path.abspath(os.path.expanduser(rest if separator else address))
         return "file:///" + path.lstrip("/")
-    scheme = _SAME.get(scheme.lower(), scheme.lower())
+    scheme = _SAME.get(scheme, scheme)
     host, slash, path = rest.partition("/")
-    has_user = "@" in host and scheme not in ("abfs", "abfss", "az")  # there it is the container's account
-    if has_user or (scheme in ("http", "https") and re.search("[?#]", rest)):
+    plain_host, plain = _decoded(address, host), _decoded(address, path)
+    has_query = "?" in plain_host + plain or (scheme in ("http", "https") and "#" in plain_host + plain)
+    if has_query or _has_user(scheme, plain_host, plain):
         reason = "a reference holds no user and no query, for they may be secret: give them as options, in sources="
-        raise SourceError(public(address), reason)
-    plain, before = unquote(path), path
-    while plain != before:
-        plain, before = unquote(plain), plain
+        raise SourceError(_shown(address), reason)
+    if _CONTROL.search(plain_host + plain) or "/" in plain_host:
+        raise SourceError(_shown(address), "a URL with control characters, or with a slash in its host, is refused")
     if {".", ".."} & set(re.split(r"[/\\]", plain)):
-        raise SourceError(public(address), "a path with . or .. in it can't be referred to")
+        raise SourceError(_shown(address), "a path with . or .. in it can't be referred to")
     return f"{scheme}://{host}{slash}{path}"
+
+
+def _decoded(address: str, quoted: str) -> str:
+    """Return a part of a URL without escapes, nor any that these hide."""
+    for _ in range(_DECODED_AT_MOST):
+        plain = unquote(quoted)
+        if plain == quoted:
+            return plain
+        quoted = plain
+    raise SourceError(_shown(address), "a URL with escapes within escapes can't be referred to")
+
+
+def _has_user(scheme: str, host: str, path: str) -> bool:
+    if "@" not in host:  # unless the password has a slash
+        return "@" in path and re.search(r":(?!\d*$)", host.rpartition("]")[2]) is not None
+    # Before the account of Azure there may be a container.
+    return ":" in host.rpartition("@")[0] or scheme not in ("abfs", "abfss", "az")
+
+
+def _shown(address: str) -> str:
+    """Return what a message may say of a URL that is refused, whatever it is."""
+    plain = address[: 2 * _SHOWN_MOST]
+    for _ in range(_DECODED_AT_MOST):
+        plain = unquote(plain)
+    shown = public(_CONTROL.sub("", plain))
+    return shown if len(shown) <= _SHOWN_MOST else shown[:_SHOWN_MOST] + "..."
 
 
 def is_below(url: str, prefix: str) -> bool:

@@ -7,6 +7,7 @@ read, and written by a single writer.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import fsspec.core
@@ -14,7 +15,7 @@ import fsspec.core
 from txstore import object_urls
 from txstore.azure_objects import AzureEngine
 from txstore.gcs_objects import GcsEngine
-from txstore.object_engines import READ_ONLY, SINGLE_WRITER, Engine
+from txstore.object_engines import READ_ONLY, SINGLE_WRITER, Engine, Refusal
 from txstore.object_urls import Target
 from txstore.plain_objects import MemoryEngine, PlainEngine
 from txstore.s3_objects import S3Engine
@@ -63,9 +64,27 @@ def build(target: Target) -> Engine:
 
 
 def build_plain(target: Target) -> PlainEngine:
-    """Connect to a target as to any other, whatever more its class could do."""
+    """Connect to a target as to any other, whatever more its class could do: to this host, and to no other."""
+    if target.protocol in ("http", "https"):
+        target = replace(target, options={"get_client": _client_of_one_host, **target.options})
     engine = MemoryEngine if target.family == "memory" else PlainEngine
     return engine(_instance(target), _path(target))
+
+
+async def _client_of_one_host(**options: Any) -> Any:
+    import aiohttp
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_redirect.append(_refuse_other_hosts)
+    return aiohttp.ClientSession(trace_configs=[*options.pop("trace_configs", ()), tracing], **options)
+
+
+async def _refuse_other_hosts(_: Any, __: Any, request: Any) -> None:
+    """What may be read is said by host: a server must not lead to others, which it may know, and we alone can reach."""
+    answer = request.response
+    leads_to = request.url.join(type(request.url)(answer.headers.get("Location") or answer.headers.get("URI", "")))
+    if leads_to.origin() != request.url.origin():
+        raise Refusal(answer.status, "it leads to another host")
 
 
 def _options(target: Target) -> dict[str, Any]:

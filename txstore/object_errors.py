@@ -210,7 +210,10 @@ def _answered(facts: Facts, path: str, named: str) -> Explained | None:
     if facts.missing:
         return Explained(FileNotFoundError(errno.ENOENT, "there is no such object", path), False)
     if status is not None and 300 <= status < 400:
-        words = f"the server points elsewhere (status {status}{named}): look at the region and the endpoint"
+        words = (
+            f"the server points elsewhere (status {status}{named}), where it was not followed: look at the URL, the "
+            "region and the endpoint"
+        )
         return Explained(OSError(errno.EIO, words, path), False)
     if status is not None and status >= 400:
         words = f"the server refuses the request (status {status}{named}): look at the URL and storage_options"

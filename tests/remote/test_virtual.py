@@ -10,6 +10,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,78 @@ def test_a_web_server(open_repo: Callable[..., txstore.Repository], web: str, tm
     file.unlink()
     with pytest.raises(SourceChangedError, match="no such file"):
         read(repo.snapshot())
+
+
+@pytest.fixture
+def leading(web: str) -> Iterator[Callable[[str], str]]:
+    """Web servers that lead to another place."""
+    with ExitStack() as servers:
+
+        def leading(to: str, code: int = 302) -> str:
+            class Handler(http.server.BaseHTTPRequestHandler):
+                def do_GET(self) -> None:
+                    if self.path.startswith("/here"):
+                        body = b"head" + VALUES.tobytes()
+                        self.send_response(200)
+                        self.send_header("ETag", "1")
+                    else:
+                        body = b""
+                        self.send_response(code)
+                        self.send_header("Location", to)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    if self.command == "GET":
+                        self.wfile.write(body)
+
+                do_HEAD = do_GET
+
+                def log_message(self, *_: object) -> None:
+                    pass
+
+            server = servers.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            servers.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield leading
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_server_that_leads_to_another_host(
+    open_repo: Callable[..., txstore.Repository],
+    web: str,
+    leading: Callable[..., str],
+    tmp_path: Path,
+    code: int,
+) -> None:
+    """It may know places that nobody else can reach but us: not one request goes there."""
+    pytest.importorskip("aiohttp")
+    asked = []
+    handler = _Handler.send_head
+    (tmp_path / "web" / "secret").write_bytes(b"head" + VALUES.tobytes())
+    host = leading(f"{web}/secret", code)
+    repo = open_repo(sources=[host])
+
+    def noting(self: _Handler) -> Any:
+        asked.append(self.path)
+        return handler(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Handler, "send_head", noting)
+        for url in (f"{host}/x.bin", f"{host}//x.bin"):
+            with pytest.raises((OSError, SourceError), match="points elsewhere"), repo.transaction() as store:
+                stage(store, url)
+            with repo.transaction() as store:
+                store.set_reference("a", url, 0, 4, size=4 + VALUES.nbytes, version="1")
+            with pytest.raises((OSError, SourceError), match="points elsewhere"):
+                repo.snapshot()["a"]
+    assert "/secret" not in asked
+
+
+def test_a_server_may_lead_to_itself(open_repo: Callable[..., txstore.Repository], leading: Callable[..., str]) -> None:
+    pytest.importorskip("aiohttp")
+    host = leading("/here/x.bin")
+    repo = open_repo(sources=[host])
+    with repo.transaction() as store:
+        stage(store, f"{host}/x.bin")
+    np.testing.assert_array_equal(read(repo.snapshot()), VALUES)
