@@ -2,8 +2,8 @@
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
 replaced are the names `os`, `fcntl` and `local` in the modules `local_storage` and `tree`, and some of them in
-`sharing`, `pins` and `numbered_locks`. Locks of open file descriptions are granted as the kernel does; chunk-key locks
-and watches there are none.
+`sharing`, `pins`, `numbered_locks` and `turns`. Locks of open file descriptions are granted as the kernel does;
+chunk-key locks and watches there are none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unittest import mock
 import txstore
 from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Step, Sync, SyncNames, Write
 from txstore import engine as engine_module
-from txstore import forking, numbered_locks, pins, sharing, staging, tree
+from txstore import forking, numbered_locks, pins, sharing, staging, tree, turns
 from txstore import local_storage as storage
 from txstore._native import local as native_local
 from txstore.commit import Stored
@@ -488,6 +488,8 @@ def simulated() -> Iterator[System]:
         mock.patch.object(pins, "os", _os),
         mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine
         mock.patch.object(numbered_locks, "fcntl", _Fcntl()),
+        mock.patch.object(turns, "fcntl", _Fcntl()),
+        mock.patch.object(turns, "_tell"),  # who has the turn: for people, and for as long as it lasts
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
         mock.patch.object(Stored, "__init__", _init_stored),
         mock.patch.object(engine_module, "open_storage", lambda url, *_, **__: SimulatedStorage(url)),
