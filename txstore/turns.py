@@ -24,10 +24,12 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import ClassVar
 
+import filelock
+
 from txstore import forking
 from txstore.errors import CommitTimeoutError, CommitWaitWarning
 
-if sys.platform != "win32":
+if sys.platform == "linux":
     import fcntl
 
 #: Seconds after which a wait is no longer silent.
@@ -288,28 +290,21 @@ else:
         _tell(descriptor, _ABOUT_TURN)
 
     def leave(descriptor: int) -> None:
-        if sys.platform != "win32":
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        filelock.unlock_descriptor(descriptor)
 
 
 def lock_file(descriptor: int, wait: Wait) -> None:
     """Lock a whole file, where there are no locks of an open file description. Raises `CommitTimeoutError`."""
-    if sys.platform == "win32":
-        return
     if not _try_file(descriptor):
         with wait.watched():
             if wait.left is None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                filelock.lock_descriptor(descriptor)
             elif not _poll(partial(_try_file, descriptor), wait.left):
                 raise wait.over()
 
 
 def _try_file(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return filelock.lock_descriptor(descriptor, blocking=False)
 
 
 def _poll(is_locked: Callable[[], bool], timeout: float) -> bool:
