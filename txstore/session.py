@@ -394,7 +394,7 @@ class Session:
         """Drop what is staged; the next transaction is based on the head."""
         with self.door.shut():
             ended = self.transaction
-            is_closed = ended.state == "open" and self.door.close(PATIENCE)
+            is_closed = self.door.close(PATIENCE)
             documents = self._staged_documents(ended)
             ended.rollback()  # late writes fail from now on, and so are soon done
             self._unread |= documents

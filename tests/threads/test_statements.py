@@ -188,6 +188,21 @@ def test_a_read_is_of_one_commit(
     assert set(x[:].tolist()) == {2}
 
 
+def test_a_read_is_not_disturbed_by_the_rollback_of_what_has_failed(store: txstore.TxStore) -> None:
+    x = create(store)
+    store.commit()
+    x[:] = 2
+    store.mapping.poison(OSError("the disk was full"))  # type: ignore[union-attr]
+    with gate(encodes=False):
+        statement = Thread(lambda: x[:])
+        assert Gate.reached.wait(TIMEOUT)
+        rollback = Thread(store.rollback)
+        rollback.join(A_WHILE)
+    assert set(statement.result().tolist()) == {2}
+    rollback.result()
+    assert set(x[:].tolist()) == {1}
+
+
 def test_metadata_and_chunks_of_an_append_are_in_one_commit(
     repo: txstore.Repository, store: txstore.TxStore, stop_commit: Callable[[], Stopped]
 ) -> None:
