@@ -50,7 +50,7 @@ def is_asleep(frame: FrameType) -> bool:
 
 
 class Signals:
-    """Interrupts the main thread now and then, while it is `armed`."""
+    """Interrupts the main thread now and then, where it says that one `may_come`."""
 
     def __init__(self, chance: random.Random, longest_pause: float) -> None:
         self.armed = False
@@ -72,6 +72,16 @@ class Signals:
             self._stop.set()
             thread.join()
             signal.signal(SIGNAL, before)
+
+    @contextmanager
+    def may_come(self) -> Iterator[None]:
+        """Let one signal come while a `with` block runs."""
+        around, before = self.armed, self.count
+        self.armed = True
+        try:
+            yield
+        finally:
+            self.armed = around and self.count == before
 
     def _send(self) -> None:
         assert self._main is not None
@@ -99,11 +109,12 @@ def interrupted_after(places: int) -> Iterator[None]:
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
+    around = sys.getprofile()
     sys.setprofile(profile)
     try:
         yield
     finally:
-        sys.setprofile(None)
+        sys.setprofile(around)
 
 
 @contextmanager

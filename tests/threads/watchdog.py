@@ -50,13 +50,16 @@ class Watchdog:
 
     @contextmanager
     def over(self, what: str) -> Iterator[None]:
-        """Watch the present thread while a `with` block runs."""
+        """Watch the present thread while a `with` block runs. What is watched around that begins anew after it."""
         me, begun = get_ident(), self.beats
+        around = self._calls.get(me)
         self._calls[me] = what, begun
         try:
             yield
         finally:
             self._calls.pop(me, None)
+            if around is not None:
+                self._calls[me] = around[0], self.beats
             self.longest[what] = max(self.longest[what], (self.beats - begun) * BEAT)
 
     def _watch(self) -> None:

@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,7 +59,11 @@ class Shared:
 
 
 class _Refused(Exception):
-    """TxStore has refused a call, as it may."""
+    """TxStore has refused a call."""
+
+    def __init__(self, note: Statement | End) -> None:
+        super().__init__(str(note))
+        self.note = note
 
 
 class Worker:
@@ -109,18 +113,14 @@ class Worker:
     def _noting(self, kind: str, note: Statement | End) -> Iterator[None]:
         """Note when a call begins and ends, and what comes of it. Now and then it is interrupted."""
         shared, signals = self.shared, self.shared.signals
-        interrupted: Any = nullcontext()
-        if signals is not None and not self._is_main and self._chance.random() < INTERRUPTED:
+        interrupted: AbstractContextManager[None] = nullcontext()
+        if signals is not None and self._is_main:
+            interrupted = signals.may_come()
+        elif signals is not None and self._chance.random() < INTERRUPTED:
             interrupted = interrupted_after(self._chance.randrange(1 << self._chance.randrange(1, 10)))
         try:
             with shared.watchdog.over(kind), interrupted:
-                if signals is not None and self._is_main:
-                    signals.armed = True
-                try:
-                    yield
-                finally:
-                    if signals is not None and self._is_main:
-                        signals.armed = False
+                yield
         except KeyboardInterrupt:
             self.counts[f"{kind}: interrupted"] += 1
             if isinstance(note, End):
@@ -129,7 +129,7 @@ class Worker:
         except txstore.TxStoreError as error:
             note.end, note.outcome = shared.tick(), REFUSED
             self.counts[f"{kind}: {type(error).__name__}"] += 1
-            raise _Refused from error
+            raise _Refused(note) from error
         note.end, note.outcome = shared.tick(), DONE
         self.counts[kind] += 1
 
@@ -143,7 +143,8 @@ class Worker:
             self.shared.interrupts.append((note.begin, self.shared.tick()))
             raise
         except _Refused as refused:
-            self._judge(note, refused.__cause__)
+            if refused.note is note:  # else it was of a call in this one, and judged there
+                self._judge(note, refused.__cause__)
             raise
 
     def _judge(self, note: Statement | End, error: BaseException | None) -> None:
@@ -242,22 +243,17 @@ class Worker:
     def _locked(self, path: str, selection: Any, key: str) -> Iterator[None]:
         """Lock what `key` stands for, and see that nobody else is in such a block."""
         shared = self.shared
-        lock = shared.store.lock(path, selection, timeout=LOCK_TIMEOUT)
-        with self._in_session("lock", Statement(self.number, "lock", shared.tick())):
-            lock.__enter__()
-        error: BaseException | None = None
-        try:
-            holder = shared.holders.setdefault(key, self.number)
-            if holder != self.number:
-                shared.faults.append(Fault("no exclusion", f"threads {holder} and {self.number} both lock {key}"))
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self._is_out(key)
-            with self._in_session("unlock", Statement(self.number, "unlock", shared.tick())):
-                lock.__exit__(None if error is None else type(error), error, None)
+        with (
+            self._in_session("lock", Statement(self.number, "lock", shared.tick())),
+            shared.store.lock(path, selection, timeout=LOCK_TIMEOUT),
+        ):
+            try:
+                holder = shared.holders.setdefault(key, self.number)
+                if holder != self.number:
+                    shared.faults.append(Fault("no exclusion", f"threads {holder} and {self.number} both lock {key}"))
+                yield
+            finally:
+                self._is_out(key)
 
     def _is_out(self, key: str) -> None:
         if self.shared.holders.get(key) == self.number:
