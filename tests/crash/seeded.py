@@ -154,8 +154,8 @@ class Edit(NamedTuple):
 
 EDITS = [
     Edit("commits:Commits.head", "not above.follows(found)", "False", "overtaken"),
-    Edit("commits:Commits._is_whole", "not stored.follows(below)", "False", "overtaken"),
-    Edit("commits:Commits._is_whole", "header.slot - header.pending", "header.slot", "overtaken"),
+    Edit("commits:Commits._break_below", "not stored.follows(below)", "False", "overtaken"),
+    Edit("commits:Commits._break_below", "header.slot - header.pending", "header.slot", "overtaken"),
     Edit(
         "commits:Commits.pending",
         "return max(0, header.slot - max(vouched, self._durable_slot))",
