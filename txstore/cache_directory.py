@@ -4,13 +4,18 @@ One file for each piece, `<xx>/<pack>/<offset>-<length>` in hexadecimal, says it
 is written under another name, renamed, and never synced, so after a power loss it may be anything. What is damaged
 counts as missing, and is deleted; what one process deletes while another is about to read it is missing, too. Files
 with other names are left alone: nobody knows whose they are.
+
+The directory is this user's alone: what stands in it is handed out as what the server sent. Others may neither own nor
+write it, links in it are not followed (`tree`), and what is kept nobody else may read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 import struct
 import time
 from bisect import bisect_left, bisect_right
@@ -18,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txstore import forking
 from txstore.encoding import MalformedError, checked, crc32c, with_checksum
+from txstore.tree import Tree, real_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,6 +76,7 @@ class CacheDirectory:
             raise ValueError(f"cache_size={limit}: it is in bytes, above 0; for no cache on disk leave cache_dir out")
         self.path = os.path.abspath(os.path.expanduser(path))
         self.limit = limit
+        self._tree = Tree(self.path)
         self._listings: dict[bytes, _Listing] = {}
         self._written = limit  # since it was known how much there is
         self._lock = forking.new_lock()
@@ -77,28 +84,48 @@ class CacheDirectory:
         self._check_usable()
 
     def _check_usable(self) -> None:
-        probe = self._new_name()
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
-            with open(probe, "xb"):
-                pass
-            os.unlink(probe)
+            self._tree = Tree(real_path(self.path))
+            status = self._tree.status("")
+            probe = self._create(_new_name())
         except OSError as error:
             reason = (
                 f"cache_dir can't be used ({error.strerror}): name a directory that this process may write, or none"
             )
             raise type(error)(error.errno, reason, self.path) from error
+        self._tree.delete(probe)
+        if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            reason = (
+                "cache_dir is another user's, or others may write it, and so decide what is read: name a directory of "
+                "your own, with chmod 700"
+            )
+            raise PermissionError(errno.EPERM, reason, self.path)
+
+    def _create(self, path: str, *parts: Buffer) -> str:
+        """Create a file for this user alone; return its path. What is written in part is deleted again."""
+        descriptor = self._tree.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "wb") as file:
+                for part in parts:
+                    file.write(part)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._tree.delete(path)
+            raise
+        return path
 
     def find(self, pack_id: bytes, position: int) -> tuple[int, bytes] | None:
         """Return the piece that holds the byte at a position of a pack, and the offset where it begins."""
         piece = _at(self._listing(pack_id).pieces, position, position + 1)
         if piece is None:
             return None
-        path = self._file(pack_id, piece)
+        path = _file(pack_id, piece)
         try:
-            with open(path, "rb") as file:
+            with open(self._tree.open(path), "rb") as file:
                 data = file.read()
-                used = os.fstat(file.fileno()).st_mtime
+                if abs(time.time() - os.fstat(file.fileno()).st_mtime) > _TOUCH_EVERY:
+                    os.utime(file.fileno())
         except OSError:
             self._forget_listing(pack_id)
             return None
@@ -106,11 +133,8 @@ class CacheDirectory:
         if content is None:
             self._forget_listing(pack_id)
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                self._tree.delete(path)
             return None
-        if abs(time.time() - used) > _TOUCH_EVERY:
-            with contextlib.suppress(OSError):
-                os.utime(path)
         return piece.offset, content
 
     def keep(self, pack_id: bytes, offset: int, content: Buffer) -> None:
@@ -123,10 +147,10 @@ class CacheDirectory:
         if _at(listing.pieces, piece.offset, piece.offset + piece.length) is not None:
             return
         self._make_room(size)
-        if self._write(self._file(pack_id, piece), _encode(pack_id, piece, content)):
+        if self._write(_file(pack_id, piece), _encode(pack_id, piece, content)):
             # What another process has written meanwhile is not in it: a miss, until the next change.
             with contextlib.suppress(OSError), self._lock:
-                changed = os.stat(self._directory(pack_id)).st_mtime_ns
+                changed = self._tree.status(_directory(pack_id)).st_mtime_ns
                 self._listings[pack_id] = _Listing(changed, _with(listing.pieces, piece))
 
     def forget(self, pack_id: bytes) -> None:
@@ -134,50 +158,40 @@ class CacheDirectory:
         self._forget_listing(pack_id)
         for piece in self._listing(pack_id).pieces:
             with contextlib.suppress(OSError):
-                os.unlink(self._file(pack_id, piece))
+                self._tree.delete(_file(pack_id, piece))
         self._forget_listing(pack_id)
-
-    # --- files
-
-    def _directory(self, pack_id: bytes) -> str:
-        name = pack_id.hex()
-        return os.path.join(self.path, name[:2], name)
-
-    def _file(self, pack_id: bytes, piece: _Piece) -> str:
-        return os.path.join(self._directory(pack_id), f"{piece.offset:x}-{piece.length:x}")
-
-    def _new_name(self) -> str:
-        return os.path.join(self.path, secrets.token_hex(8) + _NEW)
 
     def _write(self, path: str, parts: tuple[bytes, Buffer]) -> bool:
         """Return whether that was possible. A full disk is no error, nor is a directory that somebody deletes."""
-        new = self._new_name()
         try:
-            with open(new, "xb") as file:
-                for part in parts:
-                    file.write(part)
+            new = self._create(_new_name(), *parts)
+        except OSError:
+            return False
+        try:
             try:
-                os.replace(new, path)
+                self._tree.replace(new, path)
             except FileNotFoundError:
-                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                os.replace(new, path)
+                for end in (path.index("/"), path.rindex("/")):
+                    with contextlib.suppress(FileExistsError):
+                        self._tree.make_directory(path[:end], 0o700)
+                self._tree.replace(new, path)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(new)
+                self._tree.delete(new)
             return False
         return True
 
     # --- what there is of a pack
 
     def _listing(self, pack_id: bytes) -> _Listing:
-        directory = self._directory(pack_id)
+        directory = _directory(pack_id)
         try:
-            changed = os.stat(directory).st_mtime_ns
+            changed = self._tree.status(directory).st_mtime_ns
             known = self._listings.get(pack_id)
             if known is not None and known.changed == changed:
                 return known
             is_sure = abs(time.time_ns() - changed) > _LISTED_AFTER_NS
-            pieces = [piece for piece in map(_parse, os.listdir(directory)) if piece is not None]
+            pieces = [piece for piece in map(_parse, self._tree.names(directory)) if piece is not None]
         except OSError:
             return _Listing(0, ())
         listing = _Listing(changed if is_sure else 0, _outermost(pieces))
@@ -214,37 +228,52 @@ class CacheDirectory:
             if total + room <= self.limit * _KEPT_SHARE:
                 break
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                self._tree.delete(path)
                 total -= size
             with contextlib.suppress(OSError):  # as a rule there are others in it
-                os.rmdir(os.path.dirname(path))
+                self._tree.delete_directory(path.rpartition("/")[0])
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
         """Yield time of use, size and path of each piece."""
-        for top in _scan(self.path):
-            if top.name.endswith(_NEW):
+        for top in self._names(""):
+            if top.endswith(_NEW):
                 self._delete_abandoned(top)
-            elif len(top.name) == 2:
-                for pack in _scan(top.path):
-                    for entry in _scan(pack.path):
-                        if _parse(entry.name) is not None:
+            elif len(top) == 2:
+                for pack in self._names(top):
+                    for name in self._names(f"{top}/{pack}"):
+                        if _parse(name) is not None:
+                            path = f"{top}/{pack}/{name}"
                             with contextlib.suppress(OSError):
-                                status = entry.stat(follow_symlinks=False)
-                                yield status.st_mtime, _cost(status.st_size), entry.path
+                                status = self._tree.status(path)
+                                yield status.st_mtime, _cost(status.st_size), path
 
-    def _delete_abandoned(self, entry: os.DirEntry[str]) -> None:
-        name = entry.name.removesuffix(_NEW)
+    def _names(self, directory: str) -> list[str]:
+        try:
+            return self._tree.names(directory)
+        except OSError:
+            return []
+
+    def _delete_abandoned(self, name: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            if len(bytes.fromhex(name)) == 8 and time.time() - entry.stat().st_mtime > _ABANDONED_AFTER:
-                os.unlink(entry.path)
+            is_ours = len(bytes.fromhex(name.removesuffix(_NEW))) == 8
+            if is_ours and time.time() - self._tree.status(name).st_mtime > _ABANDONED_AFTER:
+                self._tree.delete(name)
 
 
-def _scan(path: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as entries:
-            return list(entries)
-    except OSError:
-        return []
+# Paths are those below the directory.
+
+
+def _directory(pack_id: bytes) -> str:
+    name = pack_id.hex()
+    return f"{name[:2]}/{name}"
+
+
+def _file(pack_id: bytes, piece: _Piece) -> str:
+    return f"{_directory(pack_id)}/{piece.offset:x}-{piece.length:x}"
+
+
+def _new_name() -> str:
+    return secrets.token_hex(8) + _NEW
 
 
 def _cost(size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,9 +19,10 @@ from hypothesis import strategies as st
 
 from tests.processes.steps import forked, status_of
 from tests.unit.fake_objects import FakeObjects, Values
-from txstore import cache_directory, pack_cache
+from txstore import pack_cache
 from txstore.cache_directory import CacheDirectory
 from txstore.pack_cache import MEMORY, PackCache, PieceMemory, open_cache
+from txstore.tree import Tree
 
 ID, OTHER = b"i" * 16, b"o" * 16
 PACK = Random(1).randbytes(1 << 20)  # what all packs hold
@@ -365,6 +367,85 @@ def test_a_directory_that_cant_be_written_is_an_error_at_once(path: Path) -> Non
         open_cache(path)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="there are no such permissions")
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777, 0o720])
+def test_a_directory_that_others_may_write_is_refused(path: Path, mode: int) -> None:
+    """They would decide what is read."""
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(PermissionError, match=r"others may write it.*chmod 700") as raised:
+        open_cache(path)
+    assert raised.value.filename == str(path)
+    assert list(path.iterdir()) == []
+    path.chmod(0o755)
+    open_cache(path)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_refused(path: Path, tmp_path: Path) -> None:
+    path.mkdir(mode=0o700)
+    os.chown(path, 12345, -1)
+    (tmp_path / "link").symlink_to(path)
+    for where in (path, tmp_path / "link"):
+        with pytest.raises(PermissionError, match="another user's"):
+            open_cache(where)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such permissions")
+def test_nobody_else_may_read_what_is_kept(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        cache = on_disk(path / "deep")
+        cache.keep(ID, 0, piece(0, 100))
+    finally:
+        os.umask(before)
+    assert cache.find(ID, 0, 100) is not None
+    for each in (path / "deep", *(path / "deep").rglob("*")):
+        assert each.stat().st_mode & 0o777 == (0o700 if each.is_dir() else 0o600), each
+
+
+def test_no_link_in_it_is_followed(path: Path, tmp_path: Path) -> None:
+    cache = on_disk(path)
+    cache.keep(ID, 0, piece(0, 100))
+    (file,) = pieces_of(path)
+    kept = file.read_bytes()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for linked, leads_to in ((file, outside / file.name), (file.parent, outside), (file.parent.parent, outside)):
+        (outside / file.name).write_bytes(kept)
+        if linked == file.parent.parent:
+            (outside / file.parent.name).mkdir()
+            (outside / file.name).rename(outside / file.parent.name / file.name)
+        linked.rename(tmp_path / "aside")
+        linked.symlink_to(leads_to)
+        before = sorted((str(each), each.stat().st_mtime_ns) for each in outside.rglob("*"))
+        again = on_disk(path)
+        assert again.find(ID, 0, 100) is None
+        again.keep(ID, 200, piece(200, 100))
+        again.forget(ID)
+        CacheDirectory(str(path), 64 << 20)._evict(1 << 40)
+        assert sorted((str(each), each.stat().st_mtime_ns) for each in outside.rglob("*")) == before
+        assert not list(path.glob("*.new"))
+        if linked.is_symlink():
+            linked.unlink()
+        shutil.rmtree(path)
+        shutil.rmtree(outside)
+        shutil.rmtree(tmp_path / "aside", ignore_errors=True)
+        (tmp_path / "aside").unlink(missing_ok=True)
+        outside.mkdir()
+        cache = on_disk(path)
+        cache.keep(ID, 0, piece(0, 100))
+
+
+def test_a_fifo_in_it_is_not_waited_for(path: Path) -> None:
+    cache = on_disk(path)
+    cache.keep(ID, 0, piece(0, 100))
+    (file,) = pieces_of(path)
+    file.unlink()
+    os.mkfifo(file)
+    assert on_disk(path).find(ID, 0, 100) is None
+
+
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_size_that_holds_nothing_is_an_error(path: Path, size: int) -> None:
     with pytest.raises(ValueError, match="cache_size"):
@@ -379,7 +460,7 @@ def test_a_full_disk_is_no_error(path: Path, monkeypatch: pytest.MonkeyPatch, nu
     def fail(*arguments: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(cache_directory.os, "replace", fail)
+    monkeypatch.setattr(Tree, "replace", fail)
     cache.keep(ID, 200, piece(200, 100))
     monkeypatch.undo()
     assert cache.find(ID, 200, 100) is None
