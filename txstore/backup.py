@@ -100,7 +100,15 @@ class _BackUp:
                 head = open_commits(self.source).head(MAIN)
                 if isinstance(error, FileNotFoundError) and head is not None and head.header.floor > self._floor:
                     raise BackupError(self.target.url, "a vacuum has deleted files meanwhile: run it again") from error
+                if isinstance(error, FileNotFoundError) and (missing := self._in_source(error)) is not None:
+                    raise CorruptionError(missing, reason="the file is missing") from error
                 raise
+
+    def _in_source(self, error: FileNotFoundError) -> str | None:
+        """Return which file of the repository is missing, if it is one of that."""
+        begin = f"{self.source.url}/"
+        path = error.filename if isinstance(error.filename, str) else str(error)
+        return path.removeprefix(begin) if path.startswith(begin) else None
 
     def _run(self) -> Backup:
         head = self._pinned_head()

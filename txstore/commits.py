@@ -15,6 +15,7 @@ from txstore.errors import (
     CorruptionError,
     SnapshotExpiredError,
     UnsupportedFormatError,
+    WrongFileTypeError,
 )
 from txstore.format import Footer, Header
 from txstore.identity import Identity
@@ -355,10 +356,12 @@ class Commits:
     def _sync_all(self) -> None:
         directories = [f"{names.PACKS}/{name}" for name in self.storage.list(names.PACKS)]
         for directory in [*directories, names.TAGS, names.commits_directory(MAIN)]:
-            for name in self.storage.list(directory):
-                with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
-                    self.storage.sync_file(f"{directory}/{name}")
-            self.storage.sync_directory(directory)
+            # What lies beside the directories of packs is somebody else's.
+            with contextlib.suppress(NotADirectoryError, WrongFileTypeError):
+                for name in self.storage.list(directory):
+                    with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
+                        self.storage.sync_file(f"{directory}/{name}")
+                self.storage.sync_directory(directory)
         self.storage.sync_directory(names.PACKS)
 
     def _sync_files(self, stored: Stored) -> None:

@@ -156,6 +156,8 @@ def decode_frame(data: memoryview, start: int, *, begin: int = 0, size: int | No
         raise MalformedError("the frame has a wrong checksum", start)
     if seen > SEEN_FRAME:
         raise NewerFormatError(f"a frame that had seen {seen}")
+    if sequence > MAX_COUNT:
+        raise MalformedError("the frame's number is beyond all that there are", start)
     offset, end = frame_layout(start, key_length, length, has_predecessor=seen == SEEN_FRAME)
     if offset + length > (len(data) if size is None else size):
         raise MalformedError("the frame's value reaches beyond the file", start)
@@ -503,9 +505,14 @@ def _encode_data_pack(pack: DataPack) -> bytes:
 
 
 def _decode_data_packs(data: bytes) -> Iterator[DataPack]:
+    """Yield the packs. No two are one: each is checked, and copied."""
     reader = Reader(data)
+    known: set[bytes] = set()
     while not reader.at_end:
         name = PackName.decode(reader.take(reader.varint()))
+        if name.id in known:
+            raise MalformedError("it lists a data pack twice", reader.position)
+        known.add(name.id)
         yield DataPack(name, reader.varint())
 
 

@@ -51,7 +51,10 @@ class Grid:
             self.encode = parse_chunk_key_encoding(document["chunk_key_encoding"]).encode_chunk_key
         else:
             sizes = document["chunks"]
-            self.encode = partial(_encode_format_2, document.get("dimension_separator", "."))
+            separator = document.get("dimension_separator", ".")
+            if not isinstance(separator, str):
+                raise TypeError(f"its dimension_separator is {separator!r}")
+            self.encode = partial(_encode_format_2, separator)
         self.axes = tuple(
             _Axis(extent, size if isinstance(size, tuple) else _extent(size))
             for extent, size in zip(self.shape, sizes, strict=True)

@@ -41,6 +41,15 @@ _ATTEMPTS = 10
 _Result = TypeVar("_Result")
 
 
+#: Of a word of the table (`_native/lock_words.h`): the bits of its owner, and which of them are the member's.
+_OWNER_BITS, _MEMBER_SHIFT = 30, 19
+
+
+def is_parked(number: int) -> bool:
+    """Tell whether this may be what `Owner.parked` of some process is: other processes say what theirs are."""
+    return number % 2 == 1 and 0 < number >> _MEMBER_SHIFT < 1 << (_OWNER_BITS - _MEMBER_SHIFT)
+
+
 class Owner(Protocol):
     """The locks of one transaction. Several threads may use it; a forked child can't."""
 

@@ -171,8 +171,8 @@ def _participant(tail: Tail) -> Participant:
     alive = tail.is_alive()
     staged = sum(frame.length for frame in tail.new_frames() if frame.kind in REF_OF_FRAME)
     return Participant(
-        host=str(tail.about.get("host", "?")),
-        pid=int(tail.about.get("pid", 0)),
+        host=tail.about.get("host", "?"),
+        pid=tail.about.get("pid", 0),
         alive=alive,
         sealed=tail.is_sealed,
         bytes=staged,

@@ -106,6 +106,16 @@ def data_pack_directory(pack_id: bytes) -> str:
     return f"{PACKS}/{pack_id.hex()[:2]}"
 
 
+def parse_data_pack(directory: str, name: str) -> bytes | None:
+    """Return the id of the data pack that has this name in this directory of `packs/`; None for any other file."""
+    if len(name) != 32 or len(directory) != 2 or not name.startswith(directory):
+        return None
+    try:
+        return bytes.fromhex(name) if name == name.lower() else None
+    except ValueError:
+        return None
+
+
 def hint_path(branch: str) -> str:
     return f"heads/{branch}"
 

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from txstore import names
 from txstore.commit import Stored
 from txstore.commits import Commits
+from txstore.errors import WrongFileTypeError
 from txstore.finding import find_tagged
 from txstore.format import PackName, RunName, packs_begin
 from txstore.index import Runs, names_of
 from txstore.remote_packs import open_packs
 from txstore.remote_runs import open_run, open_runs
+from txstore.storage import Storage
 
 
 class Reachable:
@@ -60,10 +62,18 @@ def kept_commits(commits: Commits, branch: str, head: Stored, floor: int) -> Ite
 
 
 def data_packs(commits: Commits) -> Iterable[str]:
-    """Return the paths of all files in `packs/`."""
+    """Return the paths of all packs in `packs/`, whoever needs them. What else lies there is none of a vacuum's."""
     storage = commits.storage
-    folders = [f"{names.PACKS}/{folder}" for folder in storage.list(names.PACKS)]
-    return [f"{folder}/{file}" for folder in folders for file in storage.list(folder)]
+    found = ((folder, file) for folder in storage.list(names.PACKS) for file in _listed(storage, folder))
+    ids = (names.parse_data_pack(folder, file) for folder, file in found)
+    return [names.data_pack_path(pack_id) for pack_id in ids if pack_id is not None]
+
+
+def _listed(storage: Storage, folder: str) -> list[str]:
+    try:
+        return storage.list(f"{names.PACKS}/{folder}")
+    except (NotADirectoryError, WrongFileTypeError):
+        return []
 
 
 class StagedPacks:
@@ -74,7 +84,11 @@ class StagedPacks:
         self._transactions = {packs_begin(part[0]) for part in staged if part is not None}
 
     def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and packs_begin(bytes.fromhex(posixpath.basename(path))) in self._transactions
+        if not isinstance(path, str):
+            return False
+        name = posixpath.basename(path)
+        pack_id = names.parse_data_pack(name[:2], name)
+        return pack_id is not None and packs_begin(pack_id) in self._transactions
 
 
 def sizes_of(commits: Commits, paths: Iterable[str]) -> dict[str, int]:

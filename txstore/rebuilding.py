@@ -7,6 +7,7 @@ copy.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -32,6 +33,9 @@ _HEADER_MOST = 64 << 10
 #: Where the header of a commit whose footer is damaged is looked for: so many bytes before the end.
 _TAIL = 1 << 20
 
+
+#: So many places are looked at where a header, or a footer, may be.
+_ENDS = 64
 
 #: So much of a damaged frame is searched for the one bit.
 _FRAME_START_MOST = 512
@@ -178,7 +182,8 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
             continue
         found: list[Part] = []
         at = position
-        for offset, key, length, checksum, kind in [ref for ref in refs if position < ref[0] <= stop]:
+        between = refs[bisect_left(refs, (position + 1,)) : bisect_left(refs, (stop + 1,))]
+        for offset, key, length, checksum, kind in between:
             part, at, sequence = _frame_start(window, at, sequence + 1, offset, kind, key, length, checksum)
             if part is None:
                 break
@@ -191,7 +196,7 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
 def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part | None:
     """Return header, key and predecessor of a frame, if they are whole once one bit is turned and it ends at `stop`."""
     content = bytes(window.at(start, min(_FRAME_START_MOST, stop - start)))
-    for turned in with_one_bit_turned(content):
+    for turned in _frames_with_one_bit_turned(content):
         try:
             frame = format.decode_frame(memoryview(turned), start, begin=start, size=stop)
         except encoding.MalformedError:
@@ -199,6 +204,23 @@ def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part |
         if (frame.sequence, frame.end) == (sequence, stop):
             return Part(start, turned[: frame.head_end - start])
     return None
+
+
+def _frames_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
+    """Yield what a frame may have been, of which one bit has turned."""
+    if len(content) < format.FRAME_SIZE:
+        return
+    yield content
+    _, _, seen, key_length, *_ = format.FRAME.unpack_from(content)
+    rest = content[format.FRAME_SIZE :][: key_length + (format.PREDECESSOR.size if seen == format.SEEN_FRAME else 0)]
+    stored = encoding.CHECKSUM.unpack_from(content, format.FRAME.size)[0]
+    checked = content[: format.FRAME.size] + rest
+    bit = turned_bit(len(checked), crc32c(checked) ^ stored)
+    if bit is not None:
+        yield _with_turned(content, bit if bit < 8 * format.FRAME.size else bit + 8 * encoding.CHECKSUM.size)
+    # Of its own checksum, and of what says which bytes that covers: what the frame had seen, the length of its key.
+    for other in (*range(8 * format.FRAME.size, 8 * format.FRAME_SIZE), *range(8 * 5, 8 * 8)):
+        yield _with_turned(content, other)
 
 
 def _frame_start(
@@ -257,10 +279,12 @@ def _fits(header: Header, encoded: bytes, parent: Stored | None) -> bool:
 def _ends(tail: bytes, begin: int) -> Iterator[tuple[int, int, int | None]]:
     """Yield where a header may lie, and its checksum if a footer that is whole tells it."""
     starts = [len(tail) - format.FOOTER_SIZE]
-    while (at := tail.rfind(b"TXSTFOOT", 0, starts[-1] if len(starts) > 1 else None)) >= 0:
+    while (at := tail.rfind(b"TXSTFOOT", 0, starts[-1] if len(starts) > 1 else None)) >= 0 and len(starts) <= _ENDS:
         starts.append(at)
     for start in starts:
-        for content in with_one_bit_turned(tail[start : start + format.FOOTER_SIZE]) if start >= 0 else ():
+        if start < 0:
+            continue
+        for content in _sealed_with_one_bit_turned(tail[start : start + format.FOOTER_SIZE]):
             try:
                 footer = Footer.decode(content)
             except encoding.MalformedError:
@@ -268,10 +292,11 @@ def _ends(tail: bytes, begin: int) -> Iterator[tuple[int, int, int | None]]:
             if footer.header_offset >= begin:
                 yield footer.header_offset, footer.header_offset + footer.header_length, footer.header_checksum
     end = begin + len(tail) - format.FOOTER_SIZE
-    at = tail.rfind(b"TXHD")
-    while at >= 0:
+    at, found = tail.rfind(b"TXHD"), 0
+    while at >= 0 and found < _ENDS:
         if (begin + at) % 8 == 0 and begin + at < end:
             yield begin + at, end, None
+            found += 1
         at = tail.rfind(b"TXHD", 0, at)
 
 
@@ -280,17 +305,43 @@ def _corrected(encoded: bytes, checksum: int | None) -> Iterator[bytes]:
     if checksum is None or crc32c(encoded) == checksum:
         yield encoded
     elif len(encoded) <= _HEADER_MOST:
-        yield from (content for content in with_one_bit_turned(encoded) if crc32c(content) == checksum)
+        bit = turned_bit(len(encoded), crc32c(encoded) ^ checksum)
+        if bit is not None:
+            yield _with_turned(encoded, bit)
 
 
-def with_one_bit_turned(content: bytes) -> Iterator[bytes]:
-    """Yield some bytes as they are, then with each of their bits turned."""
+def _sealed_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
+    """Yield what bytes that end in their checksum may have been, of which one bit has turned."""
     yield content
+    size = len(content) - encoding.CHECKSUM.size
+    if size > 0:
+        difference = crc32c(content[:size]) ^ encoding.CHECKSUM.unpack_from(content, size)[0]
+        bit = turned_bit(size, difference)
+        if bit is not None:
+            yield _with_turned(content, bit)
+        if difference.bit_count() == 1:
+            yield _with_turned(content, 8 * size + difference.bit_length() - 1)
+
+
+def turned_bit(length: int, difference: int) -> int | None:
+    """Return which one bit of so many bytes has turned, if one has; None if not.
+
+    `difference` is what their checksum is by exclusive or with what it was. That of one bit depends on how many bytes
+    follow it alone: no checksum of the bytes has to be computed anew for each of their bits.
+    """
+    zero = crc32c(b"\0")
+    differences = [crc32c(bytes([1 << bit])) ^ zero for bit in range(8)]
+    for position in range(length - 1, -1, -1):
+        if difference in differences:
+            return 8 * position + differences.index(difference)
+        differences = [crc32c(b"\0", each) ^ zero for each in differences]
+    return None
+
+
+def _with_turned(content: bytes, bit: int) -> bytes:
     turned = bytearray(content)
-    for bit in range(8 * len(turned)):
-        turned[bit // 8] ^= 1 << bit % 8
-        yield bytes(turned)
-        turned[bit // 8] ^= 1 << bit % 8
+    turned[bit // 8] ^= 1 << bit % 8
+    return bytes(turned)
 
 
 def _decoded(encoded: bytes) -> Header | None:
@@ -359,10 +410,10 @@ def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | 
 
 
 def _first_run(rest: bytes, seq: int) -> tuple[bytes, native.Run] | None:
-    at = rest.find(b"TXRN")
+    view, at = memoryview(rest), rest.find(b"TXRN")
     while at >= 0:
         try:
-            run = native.Run(rest[: at + 64], seq)
+            run = native.Run(view[: at + 64], seq)
             run.verify()
         except ValueError:
             at = rest.find(b"TXRN", at + 1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from txstore.encoding import (
+    MAX_TIME,
     VERSION,
     MalformedError,
     NewerFormatError,
@@ -213,7 +214,7 @@ _FIT_FOR_A_RECORD: Mapping[str, Callable[[Any], bool]] = {
     "properties": lambda properties: isinstance(properties, dict),
     "durability": lambda durability: durability in ("fsync", "none"),
     "owner": lambda owner: isinstance(owner, str),
-    "time": _is_number,
+    "time": lambda time: _is_number(time) and time <= MAX_TIME,
     "isolation": lambda isolation: isolation in ISOLATIONS,
 }
 

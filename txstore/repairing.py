@@ -29,6 +29,9 @@ from txstore.replacing import Replacer
 from txstore.storage import Storage
 from txstore.verifying import Progress, Verifier, verify
 
+#: A `format.json` above this length, in bytes, is not searched for the one bit that has turned.
+_FORMAT_MOST = 1024
+
 
 def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Report:
     """Verify, repair what can be, and verify again. A repository that is well is not changed.
@@ -182,12 +185,14 @@ class _Repairer:
     def _repair_pack(self, commits: Commits, stored: Stored, name: PackName, end: int, faults: list[Fault]) -> None:
         """Repair head, padding and the beginnings of frames."""
         parts = []
+        paddings: dict[int, int] = {}
         number = format.number_of(stored.header.id, name.id)
         for fault in faults:
             if fault.part == "head":
                 parts.append(Part(0, format.encode_head(name.id, commits.identity.id, number)))
             elif fault.part == "padding" and fault.offset is not None:
-                parts.append(Part(fault.offset, bytes(_padding(self.storage, stored, name.path, fault.offset, end))))
+                paddings = paddings or _paddings(self.storage, stored, name.path, end)
+                parts.append(Part(fault.offset, bytes(paddings.get(fault.offset, 0))))
         try:
             if any(fault.part == "frame" for fault in faults):
                 parts += rebuilding.frame_starts(commits, stored, name, end)
@@ -298,10 +303,15 @@ class _Repairer:
 
 
 def _format_with_one_bit_turned(content: bytes) -> bytes | None:
-    for turned in rebuilding.with_one_bit_turned(content):
+    if len(content) > _FORMAT_MOST:
+        return None
+    turned = bytearray(content)
+    for bit in range(8 * len(turned)):
+        turned[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(encoding.MalformedError):
-            RepositoryFormat.decode(turned)
-            return turned
+            RepositoryFormat.decode(bytes(turned))
+            return bytes(turned)
+        turned[bit // 8] ^= 1 << bit % 8
     return None
 
 
@@ -324,17 +334,21 @@ def _is_like(section: bytes, name: RunName) -> bool:
     return (run.length, run.entries) == (name.length, name.entries) and run.max_seq <= name.max_seq
 
 
-def _padding(storage: Storage, stored: Stored, path: str, offset: int, end: int) -> int:
-    """Return how long the padding is that begins at an offset."""
-    header = stored.header
-    if path == stored.path and offset >= end:
-        starts = [section.offset for section in header.sections] + [stored.footer.header_offset]
-        return min(start for start in starts if start >= offset) - offset
-    window = Window(storage, path)
-    for position, frame in walk_frames(window, end):
-        if frame is not None and position < offset <= frame.end:
-            return (frame.offset if offset == frame.head_end != frame.offset else frame.end) - offset
-    return 0
+def _paddings(storage: Storage, stored: Stored, path: str, end: int) -> dict[int, int]:
+    """Return how long the paddings of a pack are whose frames end at `end`, by where they begin."""
+    found = {}
+    for _, frame in walk_frames(Window(storage, path), end):
+        if frame is not None:
+            found[frame.offset + frame.length] = frame.end - frame.offset - frame.length
+            found[frame.head_end] = found.get(frame.head_end) or frame.offset - frame.head_end
+    if path == stored.path:
+        position = end
+        sections = sorted((section.offset, section.length) for section in stored.header.sections)
+        for offset, length in [*sections, (stored.footer.header_offset, 0)]:
+            if offset > position:
+                found[position] = offset - position
+            position = offset + length
+    return found
 
 
 def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sections: dict[RunName, bytes]) -> Stored:

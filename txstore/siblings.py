@@ -81,8 +81,7 @@ class Siblings:
     def locks_of(self, participant: int) -> int | None:
         """Return the owner word under which a sibling leaves locks to the others."""
         tail = self._tails.get(participant)
-        word = None if tail is None else tail.about.get("locks")
-        return word if isinstance(word, int) else None
+        return None if tail is None else tail.about.get("locks")
 
     def parked_locks(self) -> list[int]:
         """Return all such owner words."""

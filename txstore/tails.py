@@ -6,7 +6,7 @@ Frames of a participant are learned in their order, each when it is complete.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,27 @@ from txstore.commits import Commits
 from txstore.encoding import MalformedError, crc32c
 from txstore.errors import CorruptionError
 from txstore.format import Frame
+from txstore.locks import is_parked
 from txstore.remote_storage import RemoteStorage
 from txstore.request_threads import in_parallel
 
 _WINDOW = 64 << 10  # what is read at a time of another's frames
 _FRAME_HEAD_MOST = format.FRAME_SIZE + 4096 + format.PREDECESSOR.size
 _ANY_SIZE = 1 << 63
+
+
+#: What a process may say of itself, as far as anybody asks.
+_FIT: Mapping[str, Callable[[Any], bool]] = {
+    "host": lambda host: isinstance(host, str),
+    "pid": lambda pid: isinstance(pid, int) and 0 <= pid < 1 << 31,
+    "locks": lambda word: isinstance(word, int) and is_parked(word),
+}
+
+
+def _about(content: bytes) -> dict[str, Any]:
+    """Return what a process says of itself, but for what makes no sense. Raises `MalformedError`."""
+    told = encoding.json_object(content)
+    return {name: told[name] for name, is_fit in _FIT.items() if name in told and is_fit(told[name])}
 
 
 class Tail:
@@ -114,7 +129,7 @@ class Tail:
         self.is_sealed = frame.kind == format.FRAME_SEAL
         if frame.kind == format.FRAME_PARTICIPANT:
             with contextlib.suppress(MalformedError):
-                self.about = encoding.json_object(self._read(frame))
+                self.about = _about(self._read(frame))
         return frame
 
 
@@ -135,7 +150,7 @@ class RemoteTail(Tail):
     def new_frames(self) -> Iterator[Frame]:
         if not self._read_about and self.participant:
             with contextlib.suppress(FileNotFoundError, MalformedError):
-                self.about = encoding.json_object(self._storage.read(self.path))
+                self.about = _about(self._storage.read(self.path))
                 self._read_about = True
         if not self._read_own_file:
             with contextlib.suppress(FileNotFoundError):

@@ -21,7 +21,13 @@ from txstore.checking import (
 )
 from txstore.commit import MAIN, Stored
 from txstore.commits import Commits
-from txstore.errors import CorruptionError, KeyFormatError, TxStoreError, UnsupportedFormatError
+from txstore.errors import (
+    CorruptionError,
+    KeyFormatError,
+    TxStoreError,
+    UnsupportedFormatError,
+    WrongFileTypeError,
+)
 from txstore.faults import Fault, Report
 from txstore.finding import find_tagged
 from txstore.format import PackName
@@ -219,7 +225,11 @@ class Verifier:
 
     def _check_pack(self, slot: int, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
         self._known.add(name.path)
-        self._brought[name.path] = slot
+        if self._brought.setdefault(name.path, slot) != slot:
+            other = self._brought[name.path]
+            reason = f"it says that it has brought {name.path}, and so does slot {other}"
+            self._add(Fault(names.commit_path(MAIN, slot), reason))
+            return
         try:
             checked = check_frames(self.storage, name, repository_id, end, values)
         except FileNotFoundError:
@@ -406,8 +416,8 @@ def unknown_names(commits: Commits) -> list[str]:
     for directory in storage.list(names.PACKS):
         try:
             for name in storage.list(f"{names.PACKS}/{directory}"):
-                if not (name.startswith(directory) and len(name) == 32 and len(directory) == 2):
+                if names.parse_data_pack(directory, name) is None:
                     found.append(f"{names.PACKS}/{directory}/{name}")
-        except NotADirectoryError:
+        except (NotADirectoryError, WrongFileTypeError):
             found.append(f"{names.PACKS}/{directory}")
     return sorted(found)

@@ -6,6 +6,7 @@ Each ends in an error of ours that names the file, or in a report. Where it did 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import txstore
 from tests.fuzz import forging
 from tests.fuzz.forging import Forged, Run
-from txstore import names
+from txstore import METADATA, format, names
 from txstore.errors import CorruptionError
 
 FAR = 400_000_000
@@ -156,3 +157,138 @@ def test_orphans_without_end(forged, count):
     true_read, commits.read = commits.read, lambda branch, slot: read.append(slot) or true_read(branch, slot)
     assert commits.head() is None
     assert len(read) < 3 * count + 10
+
+
+# --- transactions that are open, or say that they are
+
+
+@pytest.fixture
+def open_transaction(tmp_path: Path) -> Callable[[Callable[[Forged], object]], txstore.Repository]:
+    """Return a repository with a transaction `run-17`, in which a process that died has staged, and a lie about it."""
+    repo = txstore.Repository(tmp_path / "true.tx")
+    with repo.transaction() as store:
+        store["zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+    with repo.transaction(name="run-17") as store:
+        store["b"] = b"b"
+
+    def made(change: Callable[[Forged], object]) -> txstore.Repository:
+        parts = Forged.read(tmp_path / "true.tx")
+        change(parts)
+        parts.write(tmp_path / "data.tx")
+        return txstore.Repository(tmp_path / "data.tx")
+
+    return made
+
+
+def staged(parts: Forged) -> str:
+    return next(path for path in parts.packs if path.startswith(names.STAGING))
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"pid": "1e400"},
+        {"pid": 1e400},
+        {"pid": None, "host": []},
+        {"pid": 10**400},
+        {"locks": 10**30},
+        {"locks": 2},
+        [],
+    ],
+)
+def test_what_a_process_says_of_itself(open_transaction, about):
+    def change(parts: Forged) -> None:
+        parts.packs[staged(parts)].frames[0].value = json.dumps(about).encode()
+
+    repo = open_transaction(change)
+    (found,) = repo.transactions()
+    assert all(isinstance(each.pid, int) and isinstance(each.host, str) for each in found.participants)
+    with repo.transaction(name="run-17") as store, store.lock("", METADATA):
+        assert store["b"] == b"b"
+    assert repo.transaction(name="run-17").commit() is not None
+
+
+def test_a_frame_of_a_process_that_says_it_has_no_end(open_transaction):
+    """Room was made for its value before that was read."""
+
+    def change(parts: Forged) -> None:
+        parts.packs[staged(parts)].frames[-2].length = 1 << 62
+
+    repo = open_transaction(change)
+    assert [found.name for found in repo.transactions()] == ["run-17"]
+    repo.transaction(name="run-17").rollback()
+
+
+@pytest.mark.parametrize("number", [65_535, 65_536, 1 << 32, 10**200])
+def test_the_last_participant_that_there_can_be(open_transaction, number):
+    """The next had a number that no pack can have."""
+
+    def change(parts: Forged) -> None:
+        path = staged(parts)
+        pack = parts.packs.pop(path)
+        transaction = path.rpartition("/")[2].partition(".")[0]
+        pack.number = number % (1 << 32)
+        pack.id = format.participants_pack(bytes.fromhex(transaction), pack.number)
+        parts.packs[f"{names.STAGING}/{transaction}.{number}"] = pack
+
+    repo = open_transaction(change)
+    if number < 1 << 32:
+        with pytest.raises(txstore.TransactionStateError, match="can be no more"):
+            repo.transaction(name="run-17")
+    else:  # it is no name of a pack
+        repo.transaction(name="run-17").rollback()
+    repo.usage()
+    repo.vacuum()
+    repo.verify()
+
+
+def test_a_transaction_that_was_begun_at_no_time(open_transaction):
+    def change(parts: Forged) -> None:
+        (path,) = (path for path in parts.others if path.endswith(".open"))
+        parts.others[path] = forging.forge_json(json.loads(parts.others[path]) | {"time": (1 << 63) - 1})
+
+    repo = open_transaction(change)
+    with pytest.raises(CorruptionError, match="no time that makes sense"):
+        repo.transactions()
+    assert [fault.part for fault in repo.verify().faults] == ["staging"]
+
+
+# --- what beside these was found by tests/fuzz/hostile.py
+
+
+def test_a_data_pack_that_is_not_there(forged, tmp_path):
+    def change(parts: Forged) -> None:
+        head = parts.packs[parts.commits[-1]]
+        head.set(forging.PACKS, forging.forge_data_packs([format.DataPack(format.PackName(bytes(16)), 64)]))
+
+    path = forged(change)
+    with pytest.raises(CorruptionError, match=f"{names.data_pack_path(bytes(16))}.*missing"):
+        txstore.Repository(path).backup(tmp_path / "copy.tx")
+
+
+def test_a_data_pack_that_is_listed_many_times(forged):
+    """It was checked as often: in a header, and in those of many commits."""
+
+    def change(parts: Forged) -> None:
+        pack = format.DataPack(format.PackName(bytes(16)), 64)
+        parts.packs[parts.commits[-1]].set(forging.PACKS, forging.forge_data_packs([pack] * 500))
+        for path in parts.commits[:-1]:
+            parts.packs[path].set(forging.PACKS, forging.forge_data_packs([pack]))
+
+    path = forged(change)
+    faults = txstore.Repository(path).verify().faults
+    assert any("lists a data pack twice" in fault.reason for fault in faults)
+    assert sum("so does slot 0" in fault.reason for fault in faults) == 1
+
+
+def test_files_of_others_among_the_packs(forged):
+    """Their names were taken for ids of packs, and for directories."""
+    path = forged(lambda parts: parts.others.update({"packs/notes": b"mine", "packs/00/notes": b"mine"}))
+    repo = txstore.Repository(path)
+    repo.usage()
+    repo.optimize()
+    repo.vacuum(keep=1)
+    with repo.transaction() as store:
+        store["a"] = b"a"
+    assert [fault.path for fault in repo.verify().faults] == ["packs/00/notes", "packs/notes"]
+    assert (path / "packs/00/notes").read_bytes() == (path / "packs/notes").read_bytes() == b"mine"

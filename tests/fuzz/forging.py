@@ -8,8 +8,8 @@ fields.
 
 from __future__ import annotations
 
-import copy
 import json
+import pickle
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,18 +128,20 @@ class Forged:
         return found
 
     def copy(self) -> Forged:
-        return copy.deepcopy(self)
+        copied: Forged = pickle.loads(pickle.dumps(self))
+        return copied
 
     @staticmethod
     def copy_pack(pack: Pack) -> Pack:
-        return copy.deepcopy(pack)
+        copied: Pack = pickle.loads(pickle.dumps(pack))
+        return copied
 
     def with_own(self, path: str) -> Forged:
         """Return the same with a copy of one pack, to be changed; the others stay as they are."""
-        return Forged({**self.packs, path: copy.deepcopy(self.packs[path])}, self.others)
+        return Forged({**self.packs, path: self.copy_pack(self.packs[path])}, self.others)
 
     def file(self, path: str) -> bytes:
-        """Return one file. What it refers to by hash, or by place, is as it was read."""
+        """Return one file. What it refers to by hash is as it was read."""
         offsets = {each: _lay_out(pack) for each, pack in self.packs.items()}
         return self._encode(path, offsets, {})[0]
 
