@@ -37,16 +37,19 @@ def may_come(frame: FrameType | None) -> bool:
     if frame is not None and is_asleep(frame):
         return True
     while frame is not None and frame.f_code.co_filename in _CALLED:
+        if _waits(frame):
+            return False  # it may have given its lock up, and not be where it takes it again in any case
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_OURS)
 
 
 def is_asleep(frame: FrameType) -> bool:
     """Tell whether a thread waits in a condition, where the standard library is ready for interrupts."""
-    code = frame.f_code
-    if code.co_filename != threading.__file__ or code.co_qualname != "Condition.wait":
-        return False
-    return "waiter.acquire(" in linecache.getline(code.co_filename, frame.f_lineno)
+    return _waits(frame) and "waiter.acquire(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _waits(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == threading.__file__ and frame.f_code.co_qualname == "Condition.wait"
 
 
 class Signals:
