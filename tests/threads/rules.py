@@ -121,8 +121,8 @@ class Rules:
         self.registers = {key: _Register(key, writes[key], made, contents) for key in registers}
         self.lists = {key: _List(key, writes[key], made, contents) for key in lists}
         self._in_any = {key: {e for each in contents.values() for e in each[key]} for key in lists}
-        # What was committed when, by when it had ended.
-        self._ended = sorted((commit.end.end, place) for place, commit in enumerate(made))
+        # Which commit had ended when. After one that was interrupted, the session may not yet be based on it.
+        self._ended = sorted((commit.end.end, place) for place, commit in enumerate(made) if commit.end.outcome == DONE)
 
     def faults(self) -> Iterator[Fault]:
         for register in self.registers.values():

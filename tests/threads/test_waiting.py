@@ -93,11 +93,12 @@ def test_when_zarr_was_busy_for_too_long_a_later_commit_is_made(
 
 def _is_waiting(thread: int) -> bool:
     """Tell whether a thread waits in a session's commit or rollback."""
-    frame = sys._current_frames()[thread]
-    if not is_asleep(frame):
-        return False
-    names = {each.f_code.co_qualname for each, _ in walk_stack(frame)}
-    return bool(names & {"Session.commit", "Session.rollback"})
+    return is_asleep(sys._current_frames()[thread]) and bool(_calls_of(thread) & {"commit", "rollback"})
+
+
+def _calls_of(thread: int) -> set[str]:
+    """Return the names of the functions that a thread is in."""
+    return {frame.f_code.co_name for frame, _ in walk_stack(sys._current_frames()[thread])}
 
 
 def _interrupt(path: str, pipeline: str, end: str) -> tuple[int, list[int], int]:
