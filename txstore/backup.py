@@ -24,6 +24,7 @@ from txstore.format import PackName, RunName
 from txstore.index import names_of
 from txstore.opening import open_commits, open_storage
 from txstore.pins import Pins
+from txstore.reachable import data_packs
 from txstore.records import Tag
 from txstore.storage import StagedFile, Storage
 
@@ -161,11 +162,10 @@ class _BackUp:
             if copies.identity.id != self._id:
                 raise BackupError(self.target.url, "it holds another repository: choose an empty or a new directory")
             return False
-        if not found <= names.TOP:
-            raise BackupError(
-                self.target.url, f"it holds something else ({min(found - names.TOP)!r}): choose a new one"
-            )
-        for path in _pack_paths(self.target):
+        others = {name for name in found - names.TOP if not names.is_litter(name)}
+        if others:
+            raise BackupError(self.target.url, f"it holds something else ({min(others)!r}): choose a new one")
+        for path in (*copies.paths_in(names.commits_directory(MAIN)), *data_packs(copies)):
             try:
                 found_id = format.decode_head(self.target.read_range(path, 0, format.HEAD_SIZE))[1]
             except MalformedError:
@@ -202,8 +202,7 @@ class _BackUp:
         for copies in (older, newer):
             for first in range(0, len(copies), _BATCH):
                 self._copy_batch(copies[first : first + _BATCH])
-        for name in self.source.list(f"{names.FLOOR}/{MAIN}"):
-            path = f"{names.FLOOR}/{MAIN}/{name}"
+        for path in self.commits.paths_in(names.floor_directory(MAIN)):
             with contextlib.suppress(FileNotFoundError, MalformedError):
                 if Tag.decode(self.source.read(path)).slot <= head.header.slot:
                     self._write_once(path)
@@ -346,8 +345,3 @@ class _BackUp:
 
 def _slot_of(path: str) -> int:
     return names.parse_slot(path.rpartition("/")[2]) or 0
-
-
-def _pack_paths(storage: Storage) -> Iterator[str]:
-    for directory in [names.commits_directory(MAIN), *(f"{names.PACKS}/{name}" for name in storage.list(names.PACKS))]:
-        yield from (f"{directory}/{name}" for name in storage.list(directory))

@@ -71,6 +71,8 @@ def _print(report: Report, repair: bool) -> None:
     for fault in report.faults:
         left = " It can't be repaired: restore the file from a backup." if repair and fault.part != "source" else ""
         typer.echo(f"FAULT {printable(str(fault))}{left}")
+    for path in report.strays:
+        typer.echo(f"NOTE  {printable(path)}: no file of a repository is called so; it does no harm, and stays")
     outside = f" ({report.foreign:,} to files outside)" if report.foreign else ""
     repaired = f", {len(report.repaired)} repaired," if report.repaired else ""
     typer.echo(

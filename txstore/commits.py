@@ -263,10 +263,13 @@ class Commits:
     def tags(self) -> dict[str, Tag]:
         """Return all tags by their names. Raises `CorruptionError`."""
         found = {}
-        for name in self.storage.list(names.TAGS):
+        for name in self.tag_names():
             with contextlib.suppress(CommitNotFoundError):  # deleted meanwhile
                 found[name] = self.read_tag(name)
         return found
+
+    def tag_names(self) -> list[str]:
+        return [name for name in self.storage.list(names.TAGS) if names.is_name(name)]
 
     def read_tag(self, name: str) -> Tag:
         path = names.tag_path(check_name("tag", name))
@@ -308,6 +311,16 @@ class Commits:
         self.storage.sync_directory(names.FLOOR)  # whoever made the branch's directory may not have done so
         with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
             self.storage.write_once(names.floor_path(header.branch, header.floor), content, durable=True)
+
+    # --- files
+
+    def paths_in(self, directory: str) -> list[str]:
+        """Return what belongs to the repository in one of its directories. Other programs may leave files there."""
+        found = (f"{directory}/{name}" for name in self.storage.list(directory))
+        return [path for path in found if names.belongs(path)]
+
+    def pack_folders(self) -> list[str]:
+        return self.paths_in(names.PACKS)
 
     # --- taking a slot
 
@@ -354,13 +367,11 @@ class Commits:
             self._durable_slot = max(self._durable_slot, newest.header.slot)
 
     def _sync_all(self) -> None:
-        directories = [f"{names.PACKS}/{name}" for name in self.storage.list(names.PACKS)]
-        for directory in [*directories, names.TAGS, names.commits_directory(MAIN)]:
-            # What lies beside the directories of packs is somebody else's.
-            with contextlib.suppress(NotADirectoryError, WrongFileTypeError):
-                for name in self.storage.list(directory):
+        for directory in [*self.pack_folders(), names.TAGS, names.commits_directory(MAIN)]:
+            with contextlib.suppress(WrongFileTypeError):  # no directory, so that nothing of ours is in it
+                for path in self.paths_in(directory):
                     with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
-                        self.storage.sync_file(f"{directory}/{name}")
+                        self.storage.sync_file(path)
                 self.storage.sync_directory(directory)
         self.storage.sync_directory(names.PACKS)
 

@@ -14,8 +14,8 @@ class Fault:
 
     `part` says what it is: "format", "guard", "hint", "tag" and "staging" are small files; "head", "frame", "value",
     "padding", "run" and "header" (footer included) are parts of packs; a "ref" leads nowhere; a file is "missing",
-    "unreadable", "unknown", or an "orphan", which is not in the history; a "link" between commits does not hold; a
-    "source" is a file outside, in which values lie, and which has changed.
+    "unreadable", of the wrong "type" (a link, a FIFO, a directory), or an "orphan", which is not in the history; a
+    "link" between commits does not hold; a "source" is a file outside, in which values lie, and which has changed.
     `commits` are the ids of the first of the `commit_count` commits that it touches, the oldest first.
     """
 
@@ -50,7 +50,10 @@ class Repair:
 
 @dataclass(slots=True)
 class Report:
-    """What `verify` found. After repairs: what is left, what was done, and the faults that are gone."""
+    """What `verify` found. After repairs: what is left, what was done, and the faults that are gone.
+
+    `strays` are the paths of what other programs have left in the repository: it does no harm, and stays.
+    """
 
     commits: int = 0
     values: int = 0
@@ -60,6 +63,7 @@ class Report:
     faults: list[Fault] = field(default_factory=list)
     repairs: list[Repair] = field(default_factory=list)
     repaired: list[Fault] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from txstore import encoding, names, records
-from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
+from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError, WrongFileTypeError
 from txstore.records import SLOTS_BY_PROMISE, RepositoryFormat
 from txstore.storage import Storage
 
@@ -64,9 +64,10 @@ class Identity:
                 f"this is plain Zarr, not a TxStore repository: use `txstore import {url} NEW.tx` to make one of it"
             )
             return RepositoryNotFoundError(url, reason=reason)
-        if not found <= names.TOP:
+        others = {name for name in found - names.TOP if not names.is_litter(name)}
+        if others:
             advice = "choose an empty or a new one" if creating else "look at the path"
-            reason = f"this directory holds something else ({min(found - names.TOP)!r}); {advice}"
+            reason = f"this directory holds something else ({min(others)!r}); {advice}"
             return RepositoryNotFoundError(url, reason=reason)
         if self._storage.list(names.commits_directory("main")) and not self._storage.exists(names.FORMAT):
             # It is older than any commit. With a new one, of another id, nobody could read them any more.
@@ -76,7 +77,7 @@ class Identity:
     def _is_guarded(self) -> bool:
         try:
             return self._storage.read(names.GUARD) == records.encode_guard()
-        except FileNotFoundError:
+        except (FileNotFoundError, WrongFileTypeError):
             return False
 
     def create(self, *, durable: bool) -> None:

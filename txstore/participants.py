@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import platform
+import posixpath
 import random
 import time
 from collections.abc import Collection
@@ -333,7 +334,7 @@ class SharedTransaction:
             return
         directory = names.data_pack_directory(self.id)
         if numbers is None:
-            found = [bytes.fromhex(name) for name in self._storage.list(directory)]
+            found = [bytes.fromhex(posixpath.basename(path)) for path in self._commits.paths_in(directory)]
             packs = [pack for pack in found if format.packs_begin(pack) == format.packs_begin(self.id)]
         else:
             packs = [format.participants_pack(self.id, number) for number in numbers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -14,7 +15,6 @@ from txstore.format import PackName, RunName, packs_begin
 from txstore.index import Runs, names_of
 from txstore.remote_packs import open_packs
 from txstore.remote_runs import open_run, open_runs
-from txstore.storage import Storage
 
 
 class Reachable:
@@ -62,18 +62,12 @@ def kept_commits(commits: Commits, branch: str, head: Stored, floor: int) -> Ite
 
 
 def data_packs(commits: Commits) -> Iterable[str]:
-    """Return the paths of all packs in `packs/`, whoever needs them. What else lies there is none of a vacuum's."""
-    storage = commits.storage
-    found = ((folder, file) for folder in storage.list(names.PACKS) for file in _listed(storage, folder))
-    ids = (names.parse_data_pack(folder, file) for folder, file in found)
-    return [names.data_pack_path(pack_id) for pack_id in ids if pack_id is not None]
-
-
-def _listed(storage: Storage, folder: str) -> list[str]:
-    try:
-        return storage.list(f"{names.PACKS}/{folder}")
-    except (NotADirectoryError, WrongFileTypeError):
-        return []
+    """Return the paths of all data packs."""
+    found = []
+    for folder in commits.pack_folders():
+        with contextlib.suppress(WrongFileTypeError):  # no directory, so that nothing of ours is in it
+            found += commits.paths_in(folder)
+    return found
 
 
 class StagedPacks:

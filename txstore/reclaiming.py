@@ -7,6 +7,7 @@ its owner. What has a name outlives them all, and stays.
 from __future__ import annotations
 
 import contextlib
+import posixpath
 
 from txstore import names
 from txstore.commits import Commits
@@ -23,7 +24,7 @@ def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
     storage = commits.storage
     dead: list[str] = []
     reclaimed: list[str] = []
-    files = storage.list(names.STAGING)
+    files = [posixpath.basename(path) for path in commits.paths_in(names.STAGING)]
     staged = {file: found[0] for file in files if (found := names.parse_staging(file)) is not None}
     shared = {transaction for transaction in map(names.parse_record, files) if transaction is not None}
     kept = {transaction for transaction in shared if _is_alive(storage, transaction, if_gone=True)}
@@ -38,8 +39,7 @@ def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
             # power loss the transaction must not be found with half of its packs.
             storage.sync_directory(names.STAGING)
         for file in files:
-            is_unfinished = file.endswith(names.NEW) and names.parse_named(file) is None
-            if is_unfinished or file in doomed:
+            if names.is_new(file) or file in doomed:
                 dead.append(f"{names.STAGING}/{file}")
         for transaction in shared - kept:
             dead += [names.open_path(transaction), names.sealed_path(transaction)]

@@ -42,6 +42,7 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
     before = verify(open_commits(storage), progress)
     if before.ok:
         return before
+    moved = _move_wrong_types_away(storage, before, progress)
     for directory in names.DIRECTORIES:  # a power loss may have taken some, and some tools copy no empty ones
         storage.make_directory(directory, durable=False)
     with storage.lock(names.COMMIT_LOCK):  # nobody commits meanwhile
@@ -50,9 +51,24 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
     report = verify(open_commits(storage), progress)
     report.faults += repairer.lost
     left = {(fault.path, fault.part, fault.offset, fault.key) for fault in report.faults}
-    report.repairs = repairs
+    report.repairs = moved + repairs
     report.repaired = [f for f in before.faults if (f.path, f.part, f.offset, f.key) not in left]
     return report
+
+
+def _move_wrong_types_away(storage: Storage, report: Report, progress: Progress | None) -> list[Repair]:
+    """Move links, FIFOs and so on to the quarantine: the names, never what they lead to. Nobody can use them."""
+    files = Replacer(storage)
+    while wrong := [fault.path for fault in report.faults if fault.part == "type"]:
+        done = len(files.repairs)
+        for path in wrong:
+            files.move_away(path, "moved away: nothing of its type can be part of a repository")
+            if path in names.DIRECTORIES and not storage.exists(path):
+                storage.make_directory(path, durable=False)
+        if len(files.repairs) == done:
+            break
+        report = verify(open_commits(storage), progress)  # what lies below can only be looked at now
+    return files.repairs
 
 
 class _Repairer:
@@ -289,7 +305,7 @@ class _Repairer:
         with contextlib.suppress(TxStoreError, OSError):
             head = commits.head(MAIN)
         for fault in faults:
-            if fault.part in ("unknown", "orphan"):
+            if fault.part == "orphan":
                 self._files.move_away(fault.path, "moved away: it is not part of the repository")
             elif fault.part == "tag":
                 with contextlib.suppress(OSError):

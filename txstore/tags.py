@@ -8,7 +8,6 @@ from txstore.commit import Commit
 from txstore.engine import Engine
 from txstore.errors import CommitNotFoundError
 from txstore.finding import find_commit, find_tagged
-from txstore.names import TAGS
 
 
 class Tags(MutableMapping[str, Commit]):
@@ -42,7 +41,7 @@ class Tags(MutableMapping[str, Commit]):
             raise KeyError(name) from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._commits.storage.list(TAGS)))
+        return iter(sorted(self._commits.tag_names()))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -67,7 +67,7 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     oldest = snapshots.oldest(branch)  # held, so that no vacuum deletes what is counted
     # Listed before the head is looked for: of a commit that is made meanwhile, the packs are still staged.
     directory = names.commits_directory(branch)
-    files = [*data_packs(commits), *[f"{directory}/{file}" for file in storage.list(directory)]]
+    files = [*data_packs(commits), *commits.paths_in(directory)]
     staged: list[str] = []
     with contextlib.suppress(PermissionError):  # it is none of the business of who may only read
         staged = storage.list(names.STAGING)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from txstore import encoding, format, names
 from txstore.commit import Stored
 from txstore.commits import Commits
-from txstore.errors import CorruptionError
+from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.finding import first_since
 from txstore.pack import MissingPackError
 from txstore.publishing import Contents, Publisher, SyncFailedError
@@ -130,7 +130,8 @@ class _Vacuum:
         if not self.dry_run:
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
             for i in range(0, len(doomed), self.storage.deleted_together):
-                self.storage.delete(*doomed[i : i + self.storage.deleted_together])
+                with contextlib.suppress(WrongFileTypeError):  # a directory of such a name: `verify` tells
+                    self.storage.delete(*doomed[i : i + self.storage.deleted_together])
         tagged = {tag.slot for tag in self.commits.tags().values() if floor_before <= tag.slot < floor}
         expired = floor - floor_before - len(tagged)
         count, size = len(doomed) + len(staged), size + staged_size
@@ -237,8 +238,8 @@ class _Vacuum:
         for file in self.storage.list(directory):
             slot = names.parse_slot(file)
             path = f"{directory}/{file}"
-            if slot is None or (slot < lowest and path not in needed.paths):
-                yield path  # no slot: an orphan that was moved aside, and which nobody was ever told of
+            if names.is_orphan(file) or (slot is not None and slot < lowest and path not in needed.paths):
+                yield path  # an orphan that was moved aside: nobody was ever told of it
         directory = names.floor_directory(self.branch)
         for file in self.storage.list(directory):
             slot = names.parse_slot(file)

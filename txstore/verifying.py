@@ -21,18 +21,12 @@ from txstore.checking import (
 )
 from txstore.commit import MAIN, Stored
 from txstore.commits import Commits
-from txstore.errors import (
-    CorruptionError,
-    KeyFormatError,
-    TxStoreError,
-    UnsupportedFormatError,
-    WrongFileTypeError,
-)
+from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError, WrongFileTypeError
 from txstore.faults import Fault, Report
 from txstore.finding import find_tagged
 from txstore.format import PackName
 from txstore.index import names_of
-from txstore.keys import check_name, decode_key
+from txstore.keys import decode_key
 from txstore.opening import open_commits
 from txstore.records import Tag, TransactionRecord
 from txstore.remote_packs import open_packs
@@ -84,6 +78,8 @@ class Verifier:
         self._oldest: dict[int, Snapshot] = {}  # by slot, of those looked into
 
     def run(self) -> Report:
+        if not self._check_names():
+            return self.report
         self._check_small_files()
         try:
             repository_id = self.commits.identity.id
@@ -103,7 +99,6 @@ class Verifier:
         finally:
             values.close()
         self._check_staging()
-        self._check_names()
         if self.report.faults:
             tracer = Tracer(self.commits, self._ids, list(self.runs.values()), self._readers, self._brought)
             self.report.faults = [tracer.with_commits(fault) for fault in self.report.faults]
@@ -334,18 +329,14 @@ class Verifier:
             self._add_error(error, names.GUARD, part="guard")
 
     def _check_tags(self) -> None:
-        for name in sorted(self.storage.list("tags")):
+        for name in sorted(self.commits.tag_names()):
             try:
-                check_name("tag", name)
                 self._tagged.add(find_tagged(self.commits, name).header.slot)
-            except KeyFormatError:
-                continue  # told by `_check_names`
             except UnsupportedFormatError as error:
                 self._add_error(error, error.path)
             except (TxStoreError, OSError) as error:
                 self._add_error(error, names.tag_path(name), part="tag")
-        for name in sorted(self.storage.list(f"{names.FLOOR}/{MAIN}")):
-            path = f"{names.FLOOR}/{MAIN}/{name}"
+        for path in sorted(self.commits.paths_in(names.floor_directory(MAIN))):
             try:
                 Tag.decode(self.storage.read(path))
             except FileNotFoundError:
@@ -377,15 +368,41 @@ class Verifier:
             except ValueError as error:
                 self._add(Fault(path, str(error), part="staging"))
 
-    def _check_names(self) -> None:
-        """Report what has a name that no file of a repository has."""
-        for path in unknown_names(self.commits):
-            self._add(Fault(path, "no file of a repository is called so", part="unknown"))
+    def _check_names(self) -> bool:
+        """Tell what was left by others, and whether each directory is one: else nothing in it can be looked at."""
+        directories = ["", *names.DIRECTORIES]
+        are_directories = True
+        for directory in directories:
+            try:
+                found = sorted(self.storage.list(directory))
+            except PermissionError:  # `.staging` is none of the business of who may only read
+                continue
+            except WrongFileTypeError as error:
+                self._add_error(error, directory)
+                are_directories = False
+                continue
+            for path in (f"{directory}/{name}" if directory else name for name in found):
+                if not names.belongs(path):
+                    self.report.strays.append(path)
+                elif directory == names.PACKS:
+                    directories.append(path)
+                elif directory == names.LOCKS:
+                    self._check_type(path)
+        return are_directories
+
+    def _check_type(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            try:
+                self.storage.read_tail(path, 0)
+            except WrongFileTypeError as error:
+                self._add_error(error, path)
 
     # --- noting
 
     def _add_error(self, error: TxStoreError | OSError, path: str, *, part: str | None = None) -> None:
-        if isinstance(error, CorruptionError):
+        if isinstance(error, WrongFileTypeError):
+            self._add(Fault(error.path, error.reason, part="type"))
+        elif isinstance(error, CorruptionError):
             self._add(Fault(error.path, error.reason, error.offset, error.key, part or "header"))
         elif isinstance(error, OSError):
             self._add(Fault(path, f"it can't be read: {error}", part=part or "unreadable"))
@@ -396,28 +413,3 @@ class Verifier:
         if fault not in self._told:  # a damaged head is met twice
             self._told.add(fault)
             self.report.faults.append(fault)
-
-
-def unknown_names(commits: Commits) -> list[str]:
-    """Return the paths that no file of a repository has. Hidden files at the top are somebody else's."""
-    storage = commits.storage
-    found = [name for name in storage.list("") if not name.startswith(".") and name not in names.TOP]
-    for name in storage.list(names.commits_directory(MAIN)):
-        slot, _, rest = name.partition(".orphan-")
-        if names.parse_slot(slot) is None or (rest and len(rest) < 32):
-            found.append(f"{names.commits_directory(MAIN)}/{name}")
-    for name in storage.list("tags"):
-        try:
-            check_name("tag", name)
-        except KeyFormatError:
-            found.append(f"tags/{name}")
-    found += [f"heads/{name}" for name in storage.list("heads") if name != MAIN]
-    found += [f"commits/{name}" for name in storage.list("commits") if name != MAIN]
-    for directory in storage.list(names.PACKS):
-        try:
-            for name in storage.list(f"{names.PACKS}/{directory}"):
-                if names.parse_data_pack(directory, name) is None:
-                    found.append(f"{names.PACKS}/{directory}/{name}")
-        except (NotADirectoryError, WrongFileTypeError):
-            found.append(f"{names.PACKS}/{directory}")
-    return sorted(found)
