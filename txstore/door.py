@@ -34,7 +34,7 @@ TIMEOUT = 60.0
 _SLICE = 0.05
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """A `lock` block that a thread is in."""
 
     thread: int
@@ -49,7 +49,7 @@ class _Waiting(NamedTuple):
 
 
 #: The blocks that the present thread is in; its statements inherit them.
-_blocks: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar("txstore lock blocks", default=())
+_blocks: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar("txstore lock blocks", default=())
 
 
 class Door:
@@ -61,13 +61,14 @@ class Door:
         self.is_closed = False
         self._is_closing = False
         self._statements: set[Statement | None] = set()
-        self._lock_blocks: set[_Block] = set()
-        self._blocks_waiting: set[_Block] = set()
+        self._lock_blocks: set[Block] = set()
+        self._blocks_waiting: set[Block] = set()
         self._blocks_so_far = 0
         self._waiting: list[_Waiting] = []
         self._queue: set[int] = set()  # threads that wait to call
         self._is_pool_late = False  # a batch has failed, and the threads of the pipeline may go on with it
         self._lock = forking.new_lock()  # held for a few instructions; the loop's thread takes it
+        # Taken by its lock: `with condition` can be interrupted when it has the lock, and before it is in the block.
         self._changed = threading.Condition(self._lock)
         self._shutting = forking.new_lock()  # held by who shuts the door, until it is open again
 
@@ -92,19 +93,24 @@ class Door:
         me = get_ident()
         try:
             self._queue.add(me)
-            while self.is_closed:
-                self.calls.discard(me)
-                self.tell()
-                with self._changed:
-                    self._changed.wait_for(lambda: not self.is_closed, _SLICE)
-                self.calls.add(me)
+            self._wait_until_open(me)
         finally:
             self._queue.discard(me)
             self.tell()
 
+    # A function of its own: if an interrupt comes where a loop goes back, Python 3.12 and 3.13 may not notice that the
+    # loop stands in a `try` or `with`.
+    def _wait_until_open(self, me: int) -> None:
+        while self.is_closed:
+            self.calls.discard(me)
+            self.tell()
+            with self._lock:
+                self._changed.wait_for(lambda: not self.is_closed, _SLICE)
+            self.calls.add(me)
+
     def tell(self) -> None:
         """Have whoever waits look again."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     # --- statements
@@ -146,25 +152,27 @@ class Door:
 
     # --- lock blocks
 
-    @contextmanager
-    def block(self) -> Iterator[None]:
-        """Be inside while a `with` block runs, with all the statements that this thread makes there."""
-        me = get_ident()
+    def new_block(self) -> Block:
+        """Return a block for this thread, which is not inside yet."""
         with self._lock:
             self._blocks_so_far += 1
-            block = _Block(me, self._blocks_so_far)
-        token = _blocks.set((*_blocks.get(), block))
-        try:
-            with self._changed:
-                (self._blocks_waiting if self._is_closing else self._lock_blocks).add(block)
-                while block in self._blocks_waiting:
-                    self._changed.wait(_SLICE)
-            yield
-        finally:
-            self._blocks_waiting.discard(block)
-            self._lock_blocks.discard(block)
-            self.tell()
-            _blocks.reset(token)
+            return Block(get_ident(), self._blocks_so_far)
+
+    def enter_block(self, block: Block) -> None:
+        """Be inside until `leave_block`, with all the statements that this thread makes by then."""
+        _blocks.set((*_blocks.get(), block))
+        with self._lock:
+            (self._blocks_waiting if self._is_closing else self._lock_blocks).add(block)
+        while block in self._blocks_waiting:
+            with self._lock:
+                self._changed.wait(_SLICE)
+
+    def leave_block(self, block: Block) -> None:
+        """Be inside no longer, or not wait for it any more. Any thread may call it, and more than once."""
+        self._blocks_waiting.discard(block)
+        self._lock_blocks.discard(block)
+        self.tell()
+        _blocks.set(tuple(each for each in _blocks.get() if each != block))
 
     # --- shutting
 
@@ -221,13 +229,13 @@ class Door:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            with self._changed:
+            with self._lock:
                 if not condition():
                     self._changed.wait(min(left, _SLICE))
         return True
 
     def _open(self) -> None:
-        with self._changed:
+        with self._lock:
             waiting, self._waiting = self._waiting, []
             self._statements.update(each.statement for each in waiting)
             self._lock_blocks |= self._blocks_waiting

@@ -14,13 +14,14 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from txstore.errors import LocksLostError, LockTimeoutError, TransactionStateError, shown_keys
 from txstore.lock_file import LockFile
 
 _MEMBER_SHIFT = 19
+_SLICE = 1.0  # seconds of waiting for another thread, then one looks again, woken or not
 _transactions = itertools.count(1)
 
 
@@ -78,28 +79,34 @@ class Exclusion(Protocol):
         """
 
 
-class _Request:
+#: What turns are taken with: slots of a lock file, or the keys themselves.
+S = TypeVar("S", int, str)
+
+
+class Request(Generic[S]):
     """The slots that one call wants, and how many of its keys share each. A mere try may pass those who wait."""
 
-    __slots__ = ("may_pass", "names", "slots")
-
-    def __init__(self, slots: dict[int, int], names: dict[int, str], *, may_pass: bool) -> None:
-        self.slots = slots
-        self.names = names
+    def __init__(self, slots: dict[S, int], names: dict[S, str], *, may_pass: bool) -> None:
+        self.slots: dict[S, int] = slots
+        self.names: dict[S, str] = names
         self.may_pass = may_pass
 
 
-class Turns:
-    """Which slots are reserved or held in this process, and who waits for some. One for each opened lock file."""
+class Turns(Generic[S]):
+    """Which slots are reserved or held in this process, and who waits for some. One for each opened lock file.
 
-    def __init__(self) -> None:
+    `holder` says in messages who else may have them.
+    """
+
+    def __init__(self, holder: str = "a transaction of this process") -> None:
         # Reentrant: an owner may be closed by a finalizer, and that may run in the middle of any of these methods.
         self.mutex = threading.RLock()
+        self._holder = holder
         self._changed = threading.Condition(self.mutex)
-        self._taken: dict[int, _Request | None] = {}  # no owner: it must go when nobody has it any more
-        self._waiting: list[_Request] = []  # oldest first
+        self._taken: dict[S, Request[S] | None] = {}  # no owner: it must go when nobody has it any more
+        self._waiting: list[Request[S]] = []  # oldest first
 
-    def try_one(self, slot: int) -> bool:
+    def try_one(self, slot: S) -> bool:
         """Reserve a free slot, unless somebody waits for anything."""
         with self.mutex:
             if self._waiting or slot in self._taken:
@@ -107,8 +114,8 @@ class Turns:
             self._taken[slot] = None
             return True
 
-    def reserve_locked(self, request: _Request, held: dict[int, int], deadline: float | None) -> list[int]:
-        """Reserve what is not held yet of a request, and return it, ascending.
+    def reserve_locked(self, request: Request[S], held: Mapping[S, object], deadline: float | None) -> list[S]:
+        """Reserve what is not held yet of a request, and return it, ascending. If it raises, `cancel` has to follow.
 
         Raises `LockTimeoutError`, having reserved nothing.
         """
@@ -116,22 +123,21 @@ class Turns:
         if wanted is not None:
             return wanted
         self._waiting.append(request)
-        try:
-            while (wanted := self._reserve_now(request, held)) is None:
-                remaining = None if deadline is None else deadline - time.monotonic()
-                if remaining is not None and remaining <= 0:
-                    names = [request.names[slot] for slot in sorted(request.slots) if self._is_others(slot, held)]
-                    raise LockTimeoutError(names or list(request.names.values()), "a transaction of this process")
-                self._changed.wait(remaining)
-            return wanted
-        finally:
-            self._waiting.remove(request)  # those who stood back behind it are told by `cancel`
+        while (wanted := self._reserve_now(request, held)) is None:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                names = [request.names[slot] for slot in sorted(request.slots) if self._is_others(slot, held)]
+                raise LockTimeoutError(names or list(request.names.values()), self._holder)
+            # In slices: whoever gives something back may be interrupted before he has said so.
+            self._changed.wait(_SLICE if remaining is None else min(remaining, _SLICE))
+        self._waiting.remove(request)
+        return wanted
 
-    def _is_others(self, slot: int, held: dict[int, int]) -> bool:
+    def _is_others(self, slot: S, held: Mapping[S, object]) -> bool:
         return slot in self._taken and slot not in held
 
-    def _reserve_now(self, request: _Request, held: dict[int, int]) -> list[int] | None:
-        wanted: Collection[int] = request.slots
+    def _reserve_now(self, request: Request[S], held: Mapping[S, object]) -> list[S] | None:
+        wanted: Collection[S] = request.slots
         if held:
             wanted = [slot for slot in wanted if slot not in held]
         elif not request.may_pass and any(not older.slots.keys().isdisjoint(wanted) for older in self._older(request)):
@@ -141,15 +147,27 @@ class Turns:
         self._taken.update(dict.fromkeys(wanted, request))
         return sorted(wanted)
 
-    def _older(self, request: _Request) -> Iterable[_Request]:
+    def _older(self, request: Request[S]) -> Iterable[Request[S]]:
         return itertools.takewhile(lambda older: older is not request, self._waiting)
 
-    def cancel(self, request: _Request) -> None:
-        """Give back all that is still reserved for a request."""
+    def cancel(self, request: Request[S]) -> None:
+        """Give back all that is still reserved for a request, which waits no longer. May be called again."""
         with self.mutex:
-            self.give_back([slot for slot in request.slots if self._taken.get(slot) is request])
+            if request in self._waiting:
+                self._waiting.remove(request)
+            self.give_back(self._reserved_for(request, request.slots))
 
-    def give_back(self, slots: Iterable[int]) -> None:
+    def leave_to(self, heir: Request[S], request: Request[S]) -> None:
+        """Let a request have what is reserved for another, as far as it wants it, too."""
+        with self.mutex:
+            self._taken.update(dict.fromkeys(self._reserved_for(request, heir.slots), heir))
+
+    # Functions of their own, this and others: if an interrupt comes where a loop goes back, Python 3.12 and 3.13 may
+    # not notice that the loop stands in a `try` or `with`.
+    def _reserved_for(self, request: Request[S], slots: Iterable[S]) -> list[S]:
+        return [slot for slot in slots if self._taken.get(slot) is request]
+
+    def give_back(self, slots: Iterable[S]) -> None:
         for slot in slots:
             del self._taken[slot]
         self.notify()
@@ -164,7 +182,7 @@ class Turns:
 class FallbackOwner:
     """The locks of one transaction. Several threads may use it."""
 
-    def __init__(self, exclusion: Exclusion, turns: Turns) -> None:
+    def __init__(self, exclusion: Exclusion, turns: Turns[int]) -> None:
         self._exclusion = exclusion
         self._file = exclusion.file
         self._turns = turns
@@ -195,7 +213,7 @@ class FallbackOwner:
             with self._turns.mutex:
                 reserved = self._turns.reserve_locked(request, self._held, deadline)
                 if len(reserved) < len(request.slots):
-                    counted = {slot: count for slot, count in request.slots.items() if slot in self._held}
+                    counted = _only(request.slots, self._held)
                     for slot, count in counted.items():
                         self._held[slot] += count
             self._exclusion.lock(reserved, deadline)
@@ -249,11 +267,15 @@ class FallbackOwner:
             return
         request = self._request(keys)
         with self._turns.mutex:
-            missing = [slot for slot, count in request.slots.items() if self._held.get(slot, 0) < count]
-            ending = self._subtract({slot: count for slot, count in request.slots.items() if slot not in missing})
+            there = self._countable(request.slots)
+            ending = self._subtract(there)
         self._end(ending)
+        missing = [request.names[slot] for slot in request.slots if slot not in there]
         if missing:
-            raise ValueError(f"not locked by this transaction: {shown_keys([request.names[slot] for slot in missing])}")
+            raise ValueError(f"not locked by this transaction: {shown_keys(missing)}")
+
+    def _countable(self, counts: dict[int, int]) -> dict[int, int]:
+        return {slot: count for slot, count in counts.items() if self._held.get(slot, 0) >= count}
 
     def _release_one(self, key: str) -> bool:
         """Release a key that is held once. False: nothing has happened."""
@@ -305,18 +327,18 @@ class FallbackOwner:
                 raise inherited()
             raise ValueError("these locks are closed, with their transaction or with the repository")
 
-    def _request(self, keys: str | Sequence[str], *, may_pass: bool = False) -> _Request:
+    def _request(self, keys: str | Sequence[str], *, may_pass: bool = False) -> Request[int]:
         """One that is named twice in a call counts once; two that share a slot count twice."""
         distinct = [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
         slots = self._exclusion.slots_of(distinct)
         counts = dict.fromkeys(slots, 1)
         if len(counts) != len(slots):
             counts = Counter(slots)
-        return _Request(counts, dict(zip(slots, distinct, strict=True)), may_pass=may_pass)
+        return Request(counts, dict(zip(slots, distinct, strict=True)), may_pass=may_pass)
 
     def _uncount(self, counts: dict[int, int]) -> None:
         with self._turns.mutex:
-            ending = self._subtract({slot: count for slot, count in counts.items() if slot in self._held})
+            ending = self._subtract(_only(counts, self._held))
         self._end(ending)
 
     def _subtract(self, counts: dict[int, int]) -> list[int]:
@@ -336,3 +358,7 @@ class FallbackOwner:
             self._exclusion.unlock(ending)
         finally:
             self._turns.give_back(ending)
+
+
+def _only(counts: dict[int, int], slots: Container[int]) -> dict[int, int]:
+    return {slot: count for slot, count in counts.items() if slot in slots}

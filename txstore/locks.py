@@ -261,7 +261,7 @@ class _Fallback:
         self.name = name
         self._file = file
         self._exclusion = exclusion
-        self._turns = Turns()
+        self._turns: Turns[int] = Turns()
 
     def owner(self) -> Owner:
         self._check()

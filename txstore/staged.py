@@ -32,6 +32,7 @@ class StagedKeys:
         self._read_since: set[str] = set()  # documents below deleted prefixes, read since they were deleted
         self._order: list[str] = []  # the keys of _refs; sorted, but for those added since the last listing
         self._sorted = 0
+        self._newest: dict[int, int] = {}  # participant -> sequence of the last frame that was added
         self.may_be_foreign = False  # whether a value may lie outside of the repository
 
     # --- looking
@@ -42,6 +43,12 @@ class StagedKeys:
 
     def __contains__(self, key: str) -> bool:
         return key in self._refs
+
+    @property
+    def version(self) -> tuple[tuple[int, int], ...]:
+        """Which frames there are, by participant and sequence: equal only where all keys are as they were."""
+        with self._lock:
+            return tuple(sorted(self._newest.items()))
 
     def get(self, key: str) -> Link | None:
         """Return the frame that counts for a key: a value or a tombstone."""
@@ -131,6 +138,7 @@ class StagedKeys:
         """Add a frame on a key. `was_read`: by this process, which matters if the frame is another's."""
         with self._lock:
             self.may_be_foreign |= link.kind == format.FRAME_FOREIGN
+            self._newest[link.participant] = max(link.sequence, self._newest.get(link.participant, 0))
             if link.participant != self.me and was_read:
                 self._outdated.setdefault(key, self.seen(key, was_read=True))
             ref = self._refs.get(key)
@@ -167,11 +175,12 @@ class StagedKeys:
     def hide(self, prefix: str, participant: int, sequence: int, seen: Seen = format.SEEN_NOTHING) -> None:
         """Add the deletion of a prefix: what the same process has staged below it before is gone."""
         with self._lock:
+            self._newest[participant] = max(sequence, self._newest.get(participant, 0))
             places = self._prefixes.setdefault(prefix, {})
             if participant not in places or places[participant][0] < sequence:
                 places[participant] = sequence, seen
             if participant != self.me:
-                self._read_since = {key for key in self._read_since if not key.startswith(prefix)}
+                self._read_since.difference_update([*filter(lambda key: key.startswith(prefix), self._read_since)])
             order, low, high = self._range(prefix, after_prefix(prefix))
             kept = []
             for key in order[low:high]:
@@ -192,12 +201,12 @@ class StagedKeys:
         """Return the keys below a prefix whose value is of another participant."""
         with self._lock:
             order, low, high = self._range(prefix, after_prefix(prefix))
-            return [key for key in order[low:high] if _place(self._refs[key])[0] != self.me]
+            return [*filter(lambda key: _place(self._refs[key])[0] != self.me, order[low:high])]
 
     def deleted_by_others(self, prefix: str) -> list[str]:
         """Return the prefixes below a prefix that other participants have deleted."""
         with self._lock:
-            below = [other for other in self._prefixes if other.startswith(prefix) and other != prefix]
+            below = filter(lambda other: other.startswith(prefix) and other != prefix, self._prefixes)
             return sorted(other for other in below if self._prefixes[other].keys() - {self.me})
 
     # --- the end
@@ -245,6 +254,7 @@ class StagedKeys:
         with self._lock:
             self._refs, self._links, self._prefixes, self._outdated = {}, {}, {}, {}
             self._read_since = set()
+            self._newest = {}
             self._order, self._sorted = [], 0
 
 

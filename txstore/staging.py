@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import forking, format, names
@@ -134,6 +134,14 @@ class Staging(Hierarchy):
         if view is not None or self._shared is not None:
             self._mark_read(key)
         return view
+
+    def peek(self, key: str) -> memoryview | None:
+        """Return a value of which nobody will know: as it is by now, and no write relies on it."""
+        self._look_at_others()
+        link = self.staged.get(key)
+        if link is not None:
+            return None if link.kind == format.FRAME_TOMBSTONE else self._staged_view(key, link)
+        return None if self.staged.is_below_deleted(key) else self.base.get_view(key)
 
     def _staged_view(self, key: str, link: Link) -> memoryview | None:
         stored = self._stored(link)
@@ -507,6 +515,12 @@ class Staging(Hierarchy):
         return len(self.staged) + len(self.constraints)
 
     @property
+    def version(self) -> Hashable:
+        """What tells this view from what it was before anything was staged, or learned of others."""
+        self._look_at_others()
+        return self.id, self.staged.version
+
+    @property
     def prefixes(self) -> list[str]:
         return self.staged.prefixes
 
@@ -715,6 +729,22 @@ class Staging(Hierarchy):
         finally:
             if self.attached <= 0:
                 self.close()
+
+
+class Peek(Hierarchy):
+    """The view of a transaction for what locks are resolved on: it is read for that alone (`Staging.peek`)."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+
+    def get_view(self, key: str) -> memoryview | None:
+        return self._staging.peek(key)
+
+    def size_of(self, key: str) -> int | None:
+        return self._staging.size_of(key)
+
+    def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
+        return self._staging.keys_between(start, stop, batch=batch)
 
 
 def _decode_record(record: bytes) -> ForeignRange:

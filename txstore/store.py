@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from html import escape
@@ -21,10 +19,10 @@ from zarr.core.buffer.core import default_buffer_prototype
 from txstore.commit import MAIN, Commit
 from txstore.declarations import Constraints
 from txstore.engine import Engine, Position
-from txstore.errors import CommitUnknownError, TransactionStateError
+from txstore.errors import CommitUnknownError
+from txstore.lock_blocks import LockBlock
 from txstore.opening import Access
 from txstore.records import SNAPSHOT
-from txstore.regions import keys_to_lock
 from txstore.request_threads import in_thread
 from txstore.session import Joining, Reliance, Session
 from txstore.sources import Given, allowed
@@ -233,37 +231,19 @@ class TxStore(Store):
         """
         return self._writer().commit(message, allow_lost=allow_lost)
 
-    @contextmanager
-    def lock(self, path: str, selection: Any = ..., timeout: float | None = 60.0) -> Iterator[Sequence[str]]:
-        """Lock the chunks that a selection of an array covers, against all who take locks, while the block runs.
+    def lock(self, path: str, selection: Any = ..., timeout: float | None = 60.0) -> LockBlock:
+        """Lock the chunks that a selection of an array covers, against all who take locks, while a `with` block runs.
 
         `selection` is what an array would be indexed with, or `txstore.APPEND`; `...` is all chunks. `timeout` is in
         seconds, None for ever, 0 to try. The block gets the keys whose last holder died holding them.
 
-        Leaving the block lets only the processes have the locks that stage into the same transaction; everybody else
-        waits for its end. What these have written under the lock is seen in the block. Raises `LockTimeoutError`,
+        Other threads wait, too; the one that runs the block may lock again what it has locked. Leaving the block lets
+        only the threads and processes have the locks that stage into the same transaction; everybody else waits for
+        its end. What these have written under the lock is seen in the block. Entering it raises `LockTimeoutError`,
         and `ConflictError` if another commit has changed one of the chunks since this transaction began.
         """
         session = self._writer()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            transaction = session.transaction
-            keys = keys_to_lock(transaction, {path: selection})
-            try:
-                dirty = transaction.lock(keys, None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except TransactionStateError:
-                with session.door.block():  # once a commit of another thread is made
-                    if session.transaction is transaction:
-                        raise
-                continue
-            try:
-                # Only now: a thread that commits in a block of its own must not wait for one that waits for its locks.
-                with session.door.block():
-                    if session.transaction is transaction:
-                        yield dirty
-                        return
-            finally:
-                transaction.unlock(keys)
+        return LockBlock(lambda: session.transaction, session.door, {path: selection}, timeout)
 
     def rollback(self) -> None:
         """Drop what is staged and move to the newest commit."""

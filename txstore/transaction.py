@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypedDict
 
@@ -30,12 +29,13 @@ from txstore.errors import (
 from txstore.foreign import FileVersion, canonical
 from txstore.keys import directory_prefix, encode_key, is_document
 from txstore.listing import Hierarchy
-from txstore.locking import TransactionLocks
+from txstore.locking import TransactionLocks, Turn, deadline_of, lock_settled, remaining
 from txstore.publishing import SyncFailedError
 from txstore.reads import NotingView
 from txstore.records import SERIALIZABLE
+from txstore.regions import Lock
 from txstore.snapshot import Snapshot, Snapshots
-from txstore.staging import Places, Staging
+from txstore.staging import Peek, Places, Staging
 
 if TYPE_CHECKING:
     from typing import Self
@@ -395,36 +395,44 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     # --- locks
 
-    def lock(self, keys: Sequence[str], timeout: float | None) -> Sequence[str]:
-        """Lock keys until `unlock` or the end of the transaction; return the dirty ones.
+    def lock(self, turns: list[Turn], lock: Lock, timeout: float | None) -> Sequence[str]:
+        """Lock what `lock` covers, for this thread, until `unlock` or the end of the transaction; return dirty keys.
 
-        `timeout` is in seconds, None for ever, 0 to try. Raises `ConflictError` if one of the keys was changed by
-        another commit since the base, and what `TransactionLocks.acquire` raises.
+        What is taken is added to `turns` first: whatever is raised, `unlock` gives it up. `timeout` is in seconds, None
+        for ever, 0 to try. Raises `ConflictError` if one of the keys was changed by another commit since the base, and
+        what `keys_to_lock` and `TransactionLocks.acquire` raise.
         """
         with self._lock:
             self._check_open()
         if self._locks is None:
             raise LookupError("this transaction was made without locks")
-        dirty = self._acquire(self._locks, keys, timeout)
-        try:
-            self._staging.follow_others()
-            if changed := self._changed_by_commits(keys):
-                reason = "another commit changed these keys since this transaction began"
-                raise ConflictError(changed, reason=reason, base=self.base.commit)
-        except BaseException:
-            self._locks.release(keys)
-            raise
+        locks, dirty = self._locks, list[str]()
+
+        def take(keys: Collection[str], timeout: float | None) -> None:
+            turns.append(Turn(locks, keys, may_pass=timeout is not None and timeout <= 0))
+            dirty.extend(self._take(locks, turns[-1], timeout))
+
+        lock_settled(self._versioned, lock, take, lambda: self.unlock(turns), deadline_of(timeout))
+        if changed := self._changed_by_commits(key for turn in turns for key in turn.slots):
+            reason = "another commit changed these keys since this transaction began"
+            raise ConflictError(changed, reason=reason, base=self.base.commit)
         return dirty
 
-    def _acquire(self, locks: TransactionLocks, keys: Sequence[str], timeout: float | None) -> Sequence[str]:
+    def _versioned(self) -> tuple[Peek, Hashable]:
+        """Return what selections are resolved on, with what siblings have staged by now."""
+        self._staging.follow_others()
+        return Peek(self._staging), self._staging.version
+
+    def _take(self, locks: TransactionLocks, turn: Turn, timeout: float | None) -> Sequence[str]:
         """Lock keys. What siblings have left may be taken; they may join, and leave locks, while this waits."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
+        locks.take_turn(turn, timeout)
         while True:
             self._staging.follow_others()
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = remaining(deadline)
             last = not self._staging.is_shared or (left is not None and left <= _LOOK_AGAIN)
             try:
-                dirty = locks.acquire(keys, left if last else _LOOK_AGAIN, self._staging.parked_locks())
+                dirty = locks.acquire_turn(turn, left if last else _LOOK_AGAIN, self._staging.parked_locks())
             except LockTimeoutError:
                 if last:
                     raise
@@ -459,10 +467,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         found = ((key, recent.lookup(key.encode())) for key in keys)
         return [key for key, entry in found if entry is not None and entry.seq > self.base.seq]
 
-    def unlock(self, keys: Sequence[str]) -> None:
-        """Let siblings of this transaction have the locks; nobody else has them before its end."""
-        if self._locks is not None and self.state in ("open", "poisoned"):
-            self._locks.park(keys, self._staging.owners_locks())
+    def unlock(self, turns: list[Turn]) -> None:
+        """Let siblings of this transaction, and other threads, have the locks; nobody else has them before its end."""
+        while turns:
+            if turns[-1].locks is self._locks:  # else they are of the process that this one was forked from
+                turns[-1].locks.end_turn(turns[-1], self._staging.owners_locks())
+            turns.pop()
 
     def _release_locks(self) -> None:
         if self._locks is not None:

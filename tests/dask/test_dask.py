@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import xarray
 import zarr
+import zarr.core.codec_pipeline
 
 import txstore
 from tests.dask.conftest import WORKERS
@@ -137,3 +138,58 @@ def put(store: TxStore, key: str) -> None:
 def stagings(transaction: bytes) -> int:
     """Return how often this worker has joined a transaction."""
     return sum(staging.id == transaction for staging in engine._joined.values())
+
+
+# --- several tasks that write one chunk
+
+
+def add_under_a_lock(store: TxStore, element: int) -> None:
+    with store.lock("x", element):
+        z = zarr.open_array(store, path="x")
+        z[element] = z[element] + 1
+
+
+#: There are no locks on an object store.
+with_locks = pytest.mark.parametrize("repo", ["local"], indirect=True)
+
+
+@with_locks
+@pytest.mark.parametrize("pipeline", ["Batched", "Fused"])
+def test_tasks_that_take_turns_lose_nothing(client, repo, pipeline):
+    """Of the threads of one worker, and of several workers."""
+    if not hasattr(zarr.core.codec_pipeline, f"{pipeline}CodecPipeline"):
+        pytest.skip("this zarr has no such pipeline")
+    create(repo, 16, 8)
+    client.run(zarr.config.set, {"codec_pipeline.path": f"zarr.core.codec_pipeline.{pipeline}CodecPipeline"})
+    try:
+        with repo.transaction() as store:
+            client.gather([client.submit(add_under_a_lock, store, i % 16, pure=False) for i in range(200)])
+    finally:
+        client.run(zarr.config.reset)
+    assert sum(published(repo)) == 200
+
+
+def append_under_a_lock(store: TxStore, value: int) -> None:
+    with store.lock("x", txstore.APPEND):
+        zarr.open_array(store, path="x").append(np.full(3, value))
+
+
+@with_locks
+def test_tasks_that_append_in_turns_lose_nothing(client, repo):
+    create(repo, 16, 8)
+    with repo.transaction() as store:
+        client.gather([client.submit(append_under_a_lock, store, i, pure=False) for i in range(1, 31)])
+    appended = published(repo)[16:]
+    assert appended[::3] == appended[1::3] == appended[2::3]
+    assert sorted(appended[::3]) == list(range(1, 31))
+
+
+@with_locks
+@pytest.mark.parametrize("where", ["cluster", "threads"])
+def test_halves_of_chunks_in_a_synchronized_array(client, repo, where):
+    """Each write is a transaction of its own, whichever thread or process makes it."""
+    create(repo, 64, 16)
+    values = dask.array.arange(1, 65, chunks=4)  # four tasks a chunk
+    scheduler = client if where == "cluster" else "threads"
+    dask.array.store(values, txstore.synchronized(repo, "x"), lock=False, scheduler=scheduler)
+    assert published(repo) == list(range(1, 65))

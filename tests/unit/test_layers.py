@@ -31,6 +31,7 @@ LAYERS = [
     "zarr2",
     "store",
     "session",
+    "lock_blocks",
     "door",
     "statements",
     "backup",
