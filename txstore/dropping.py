@@ -26,6 +26,9 @@ def drop(staging: Staging) -> None:
     """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends."""
     if not staging.is_used_here:
         return
+    if staging.is_unsettled or staging.committed is not None:
+        _afterwards(staging, staging.close)  # I3: nothing is deleted
+        return
     if staging.storage.is_remote and _is_in_event_loop():
         # It must not wait for a server: the loop may be the one that the answer would come through.
         try:
@@ -34,11 +37,6 @@ def drop(staging: Staging) -> None:
             _drop(staging)
     else:
         _drop(staging)
-
-
-def drop_unsettled(staging: Staging) -> None:
-    """Close what is of unknown outcome: nothing of it is deleted (I3)."""
-    _afterwards(staging, staging.close)
 
 
 def _drop(staging: Staging) -> None:

@@ -55,30 +55,22 @@ class LocalStorage:
     # --- reading
 
     def read(self, path: str) -> bytes:
-        with self._opened(path) as descriptor:
+        with self._tree.open(path) as descriptor:
             content = _read_fully(descriptor, 0, records.MAX_SIZE + 1)
         if len(content) > records.MAX_SIZE:  # packs are mapped, or read by ranges
             reason = f"the file has more than the {records.MAX_SIZE} bytes that one of its kind may have"
             raise CorruptionError(path, reason=reason)
         return content
 
-    # The two that follow are called several times for each commit: so they do without `_opened`.
-
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
-        descriptor = self._tree.open(path)
-        try:
+        with self._tree.open(path) as descriptor:
             size = os.lseek(descriptor, 0, os.SEEK_END)
             length = min(length, size)
             return _read_fully(descriptor, size - length, length), size
-        finally:
-            os.close(descriptor)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        descriptor = self._tree.open(path)
-        try:
+        with self._tree.open(path) as descriptor:
             return _read_fully(descriptor, offset, length)
-        finally:
-            os.close(descriptor)
 
     def map(self, path: str) -> Mapped:
         return self._tree.map(path)
@@ -106,25 +98,11 @@ class LocalStorage:
     def permissions(self, path: str) -> int:
         return stat.S_IMODE(self._tree.status(path).st_mode)
 
-    @contextmanager
-    def _opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-        descriptor = self._tree.open(path, flags)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def _open_in_place(self, path: str, flags: int, at_most: int = 0o777) -> local.Descriptor:
+        """Open a small file that is locked or written where it lies. If it is missing it is made.
 
-    @contextmanager
-    def _opened_in_place(self, path: str, flags: int, at_most: int = 0o777) -> Iterator[int]:
-        """Open a small file that is locked or written where it lies. If it is missing it is made."""
-        descriptor = self._open_in_place(path, flags, at_most)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def _open_in_place(self, path: str, flags: int, at_most: int) -> int:
-        """A file that has other names is made anew: somebody may have given this name to what is another's."""
+        One that has other names is made anew: somebody may have given this name to what is another's.
+        """
         looks = 0
         while True:
             try:
@@ -134,9 +112,9 @@ class LocalStorage:
                 with contextlib.suppress(FileExistsError):
                     self.write_once(path, b"", durable=False, at_most=at_most)
                 continue
-            if os.fstat(descriptor).st_nlink <= 1:
+            if os.fstat(descriptor.fileno()).st_nlink <= 1:
                 return descriptor
-            os.close(descriptor)
+            descriptor.close()
             looks += 1
             if looks < _LOOKS:  # where a rename is a link and an unlink, it may have been made just now
                 time.sleep(_PAUSE)
@@ -182,13 +160,13 @@ class LocalStorage:
 
     def hold(self, path: str) -> Held:
         descriptor = self._tree.open(path, os.O_RDWR)
-        if not _hold(descriptor):
-            os.close(descriptor)
+        if not _hold(descriptor.fileno()):
+            descriptor.close()  # now: the error has this frame
             raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this file", path)
         return LocalStagedFile(descriptor, self._tree.path(path))
 
     def is_held(self, path: str) -> bool:
-        with contextlib.suppress(PermissionError), self._opened(path) as descriptor:
+        with contextlib.suppress(PermissionError), self._tree.open(path) as descriptor:
             return _is_held(descriptor)
         return True  # another user's, who has not yet given it its permissions
 
@@ -206,7 +184,10 @@ class LocalStorage:
     def reclaim(self, path: str) -> bool:
         try:
             # PermissionError: another user's, which had not yet got its permissions; that user's processes reclaim it.
-            with contextlib.suppress(FileNotFoundError, PermissionError), self._opened(path, os.O_RDWR) as descriptor:
+            with (
+                contextlib.suppress(FileNotFoundError, PermissionError),
+                self._tree.open(path, os.O_RDWR) as descriptor,
+            ):
                 if _hold(descriptor):  # so that whoever has just created it, and does not hold it yet, notices
                     self._tree.delete(path)
                     return True
@@ -224,16 +205,16 @@ class LocalStorage:
         while True:
             descriptor = self._tree.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 & at_most)
             try:
-                self._sharing.share_file(descriptor, at_most)
-                if not _hold(descriptor):  # somebody looks whether it is held
-                    self._wait_to_hold(descriptor, path)
-                reclaimed = os.fstat(descriptor).st_nlink == 0  # by somebody who found it before it was held
+                number = descriptor.fileno()
+                self._sharing.share_file(number, at_most)
+                if not _hold(number):  # somebody looks whether it is held
+                    self._wait_to_hold(number, path)
+                if os.fstat(number).st_nlink:  # else it was reclaimed by somebody who found it before it was held
+                    return LocalStagedFile(descriptor, self._tree.path(path))
             except BaseException:
-                os.close(descriptor)
+                descriptor.close()  # now: the error has this frame, and the file must not look held
                 raise
-            if not reclaimed:
-                return LocalStagedFile(descriptor, self._tree.path(path))
-            os.close(descriptor)
+            descriptor.close()
 
     def _wait_to_hold(self, descriptor: int, path: str) -> None:
         wait = turns.Wait(self.url, path, self.lock_timeout)
@@ -243,7 +224,7 @@ class LocalStorage:
             turns.lock_file(descriptor, wait)
 
     def sync_file(self, path: str) -> None:
-        with self._opened(path) as descriptor:
+        with self._tree.open(path) as descriptor:
             _sync(descriptor)
 
     def sync_directory(self, path: str) -> None:
@@ -253,11 +234,8 @@ class LocalStorage:
             self._sync_names(path)
 
     def _sync_names(self, path: str) -> None:
-        descriptor = self._tree.open_directory(path)
-        try:
+        with self._tree.open_directory(path) as descriptor:
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def rename_noreplace(self, source: str, target: str) -> None:
         self._tree.rename_noreplace(source, target)
@@ -282,7 +260,7 @@ class LocalStorage:
             self.sync_directory(os.path.dirname(path))
 
     def write_in_place(self, path: str, content: bytes) -> None:
-        with self._opened_in_place(path, os.O_WRONLY) as descriptor:
+        with self._open_in_place(path, os.O_WRONLY) as descriptor:
             _write_fully(descriptor, 0, [content])
 
     def delete(self, *paths: str) -> None:
@@ -291,16 +269,13 @@ class LocalStorage:
                 self._tree.delete(path)
 
     def watch(self, path: str) -> int:
-        directory = self._tree.open_directory(path)
-        try:
+        with self._tree.open_directory(path) as directory:
             return watch.open_watch(f"/proc/self/fd/{directory}")
-        finally:
-            os.close(directory)
 
     def lock_directory(self) -> str:
         return self._tree.path(names.LOCKS)
 
-    def open_pins(self) -> int | None:
+    def open_pins(self) -> local.Descriptor | None:
         if sys.platform != "linux":
             return None
         try:
@@ -315,9 +290,8 @@ class LocalStorage:
         except OSError:
             return None
         try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, turns.TURN)
+            fcntl.fcntl(descriptor.fileno(), fcntl.F_OFD_GETLK, turns.TURN)
         except OSError:  # a file system without such locks
-            os.close(descriptor)
             return None
         return descriptor
 
@@ -345,7 +319,7 @@ class LocalStorage:
     @contextmanager
     def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
         # The locks belong to the open file description: two threads that open the file exclude each other too.
-        with self._opened_in_place(path, os.O_RDWR, self._sharing.writers) as descriptor:
+        with self._open_in_place(path, os.O_RDWR, self._sharing.writers) as descriptor:
             try:
                 turns.take(descriptor, self.url, path, self.lock_timeout, prepare)
                 yield
@@ -376,40 +350,36 @@ def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Con
 class LocalStagedFile:
     """An open file below `.staging/`."""
 
-    def __init__(self, descriptor: int, name: str) -> None:
+    def __init__(self, descriptor: local.Descriptor, name: str) -> None:
         self._descriptor = descriptor
         self._name = name  # for errors
-        self._closing = forking.new_lock()
         forking.watch(self)
 
     @_named
     def write(self, offset: int, parts: Sequence[Buffer]) -> None:
-        _write_fully(self._descriptor, offset, parts)
+        _write_fully(self._descriptor.fileno(), offset, parts)
 
     @_named
     def read(self, offset: int, length: int) -> bytes:
-        return _read_fully(self._descriptor, offset, length)
+        return _read_fully(self._descriptor.fileno(), offset, length)
 
     @_named
     def allocate(self, offset: int, length: int) -> None:
-        local.allocate(self._descriptor, offset, length)
+        local.allocate(self._descriptor.fileno(), offset, length)
 
     def start_writeback(self, offset: int, length: int) -> None:
-        local.start_writeback(self._descriptor, offset, length)
+        local.start_writeback(self._descriptor.fileno(), offset, length)
 
     @_named
     def truncate(self, length: int) -> None:
-        os.ftruncate(self._descriptor, length)
+        os.ftruncate(self._descriptor.fileno(), length)
 
     @_named
     def sync(self) -> None:
-        _sync(self._descriptor)
+        _sync(self._descriptor.fileno())
 
     def close(self) -> None:
-        with self._closing:
-            descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._descriptor.close()
 
     def before_fork(self) -> None:
         pass

@@ -73,11 +73,8 @@ class KindInUseError(Exception):
 
 def recorded_kind(tree: Tree) -> str | None:
     """Return the kind that the file names just now, if any: somebody may be about to change it."""
-    descriptor = tree.open(NAME)
-    try:
+    with tree.open(NAME) as descriptor:
         header = Header(*HEADER.unpack(os.read(descriptor, HEADER.size).ljust(HEADER.size, b"\0")))
-    finally:
-        os.close(descriptor)
     return KINDS.get(header.kind) if header.magic == MAGIC and header.version == VERSION else None
 
 
@@ -116,7 +113,7 @@ class LockFile:
 
     def _open(self) -> None:
         with numbered_locks.opening:
-            self.descriptor = self.tree.open(NAME, os.O_RDWR | os.O_CREAT, self._mode)
+            self.descriptor = self.tree.open(NAME, os.O_RDWR | os.O_CREAT, self._mode).detach()
             self._status = os.fstat(self.descriptor)
             watch_forks(self)
 

@@ -51,7 +51,7 @@ class NetworkStorage(LocalStorage):
     def _look_anew(self, path: str) -> None:
         """Open and close a directory: an NFS client asks the server then whether it has changed."""
         with contextlib.suppress(OSError):
-            os.close(self._tree.open_directory(path))
+            self._tree.open_directory(path).close()
 
     def boot(self) -> int:
         return 0
@@ -74,8 +74,8 @@ class NetworkStorage(LocalStorage):
         path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
         descriptor = self._tree.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
-            os.write(descriptor, b"\0")
-            return os.fstat(descriptor).st_mtime
+            with descriptor as number:
+                os.write(number, b"\0")
+                return os.fstat(number).st_mtime
         finally:
-            os.close(descriptor)
             self._tree.delete(path)

@@ -184,9 +184,9 @@ class LockFiles:
     def _open(self, number: int) -> int:
         name = self._name(number)
         try:
-            return self._tree.open(name, os.O_RDWR)
+            return self._tree.open(name, os.O_RDWR).detach()
         except FileNotFoundError:
-            descriptor = self._tree.open(name, os.O_RDWR | os.O_CREAT, self._mode)
+            descriptor = self._tree.open(name, os.O_RDWR | os.O_CREAT, self._mode).detach()
             set_mode(descriptor, self._mode)
             return descriptor
 

@@ -8,13 +8,19 @@ its readers, never a missing key.
 
 from __future__ import annotations
 
-import os
-import threading
+import time
 import weakref
-from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from txstore.numbered_locks import ByteLocks, opening, watch_forks
+
+if TYPE_CHECKING:
+    from txstore._native import local
+
+_PAUSE = 0.0001  # seconds
+#: Which seq is locked, if an interrupt came between the two that it takes to say so.
+_UNSURE: Final = -1
 
 
 class _Held(weakref.ref[object]):
@@ -30,19 +36,23 @@ class _Held(weakref.ref[object]):
 
 
 class Pins:
-    """The pins of one process on one repository. Safe in threads and after a fork.
+    """The pins of one process on one repository. Safe in threads, after a fork, and wherever a thread is interrupted.
 
     `open_file` returns a descriptor of the file, None if there is none to be had, now or ever.
     """
 
-    def __init__(self, open_file: Callable[[], int | None]) -> None:
+    #: Whose turn it is to settle what is pinned, None: nobody's. Not a lock: a finalizer, which may run at any point,
+    #: also in the thread that has the turn, may only try, and whoever tries to take a lock and is interrupted does not
+    #: know whether he has it.
+    _turn: object = None
+
+    def __init__(self, open_file: Callable[[], local.Descriptor | None]) -> None:
         self._open_file = open_file
-        self._lock = threading.Lock()
-        self._descriptor = -1
+        self._descriptor: local.Descriptor | None = None
         self._bytes: ByteLocks | None = None
         self._held: set[_Held] = set()
-        self._gone: list[_Held] = []  # what a finalizer, which may run at any point, has left to `_settle`
-        self._seqs: Counter[int] = Counter()
+        self._is_settled = True  # nothing has gone since, whatever it was
+        self._locked: set[int] = set()  # seqs whose bytes may be locked
         self._pinned: int | None = None
         self._is_child = False  # a fork has closed the file, and nothing was pinned here since
         watch_forks(self)
@@ -51,98 +61,117 @@ class Pins:
         """Pin a seq for as long as `thing` lives. Then, not before, look whether the commit is still kept."""
         held = _Held(thing, _release)
         held.seq, held.pins = seq, weakref.ref(self)
-        with self._lock:
-            self._held.add(held)
-            self._seqs[seq] += 1
-            self._settle()
-        self._release_gone()
+        self._held.add(held)
+        self._in_turn(self._settle)
+        self._settle_what_is_gone()
 
     def renew(self) -> None:
         """Pin in a forked child what its parent had pinned."""
         if self._is_child:
-            with self._lock:
-                self._settle()
-                self._is_child = False
+            self._in_turn(self._settle)
+            self._is_child = False
 
     def lowest(self, below: int) -> int | None:
         """Return the lowest seq below `below` that a living process has pinned, this one included."""
-        with self._lock:
-            self._settle()
-            ours = [seq for seq in self._seqs if seq < below]
-            lowest = min(ours, default=None)
-            locks = self._locks()
-            if locks is not None:
-                # The kernel names one of those that are in the way, not the first.
-                while (found := locks.one_held_elsewhere(below if lowest is None else lowest)) is not None:
-                    lowest = found
-            return lowest
+        found: list[int | None] = []
+        self._in_turn(lambda: found.append(self._lowest(below)))
+        self._settle_what_is_gone()
+        return found[0]
 
-    def release(self, held: _Held) -> None:
-        """What was held is gone."""
-        self._gone.append(held)
-        self._release_gone()
+    def _lowest(self, below: int) -> int | None:
+        self._settle()
+        ours = [held.seq for held in list(self._held) if held.seq < below]
+        lowest = min(ours, default=None)
+        locks = self._locks()
+        if locks is not None:
+            # The kernel names one of those that are in the way, not the first.
+            while (found := locks.one_held_elsewhere(below if lowest is None else lowest)) is not None:
+                lowest = found
+        return lowest
 
-    def _release_gone(self) -> None:
-        # Never waited for: it may be this very thread that has the lock. Whoever has it looks again afterwards.
-        while self._gone and self._lock.acquire(blocking=False):
-            try:
-                self._settle()
-            finally:
-                self._lock.release()
+    def release(self) -> None:
+        """Something that was held is gone."""
+        self._is_settled = False
+        self._settle_what_is_gone()
+
+    def _settle_what_is_gone(self) -> None:
+        # Never waited for: it may be this very thread that has the turn. Whoever has it looks again afterwards.
+        while not self._is_settled and self._in_turn(self._settle, wait=False):
+            pass
+
+    def _in_turn(self, work: Callable[[], object], *, wait: bool = True) -> bool:
+        """Do something while no other thread does; return whether it was done. Without `wait`, try only."""
+        me = object()
+        try:
+            # One step, and it leaves a mark of whose it was.
+            while self.__dict__.setdefault("_turn", me) is not me:
+                if not wait:
+                    return False
+                time.sleep(_PAUSE)
+            work()
+            return True
+        finally:
+            # An interrupt may come after any call, so there is none before this is done.
+            if self._turn is me:
+                del self._turn
 
     def _settle(self) -> None:
-        """Forget what is gone, and lock the lowest seq that is left; the caller has the lock."""
-        while self._gone:
-            held = self._gone.pop()
-            if held in self._held:
-                self._held.discard(held)
-                self._seqs[held.seq] -= 1
-                if not self._seqs[held.seq]:
-                    del self._seqs[held.seq]
-        lowest = min(self._seqs, default=None)
-        if lowest == self._pinned:
-            return
+        """Forget what is gone, and lock the lowest seq that is left; the caller has the turn."""
+        try:
+            self._is_settled = True  # first: what goes from now on is looked for again
+            for held in list(self._held):
+                if held() is None:
+                    self._held.discard(held)
+            lowest = min([held.seq for held in list(self._held)], default=None)
+            if lowest != self._pinned:
+                self._pin(lowest)
+        except BaseException:
+            self._is_settled = False
+            raise
+
+    def _pin(self, lowest: int | None) -> None:
         locks = self._locks()
         if locks is None:
             return
         try:
-            if lowest is not None and not locks.try_lock(lowest, shared=True):
-                return
+            self._pinned = _UNSURE
+            if lowest is not None:
+                self._locked.add(lowest)
+                if not locks.try_lock(lowest, shared=True):
+                    return
         except OSError:
             self._forget_file()  # it was closed behind our back: the next one to be pinned opens it anew
             return
-        if self._pinned is not None:
-            locks.unlock(self._pinned)
+        for seq in self._locked - {lowest}:
+            locks.unlock(seq)
+            self._locked.discard(seq)
         self._pinned = lowest
 
     def _forget_file(self) -> None:
-        self._bytes, self._descriptor, self._pinned = None, -1, None
+        if self._descriptor is not None:
+            self._descriptor.detach()  # the number may be another's by now
+        self._bytes, self._descriptor, self._pinned = None, None, None
+        self._locked.clear()
 
     def _locks(self) -> ByteLocks | None:
         if self._bytes is None:
             with opening:
-                descriptor = self._open_file()
-                if descriptor is not None:
-                    self._descriptor = descriptor
-                    self._bytes = ByteLocks(descriptor, 0)
+                self._descriptor = self._open_file()
+                if self._descriptor is not None:
+                    self._bytes = ByteLocks(self._descriptor.fileno(), 0)
         return self._bytes
 
     def abandon(self) -> None:
-        self._lock = threading.Lock()
+        self.__dict__.pop("_turn", None)  # it was another thread's, which is not in this process
         self._pinned = None
+        self._locked.clear()
         self._is_child = True
-        self._close()
-
-    def _close(self) -> None:
         self._bytes = None
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __del__(self) -> None:
-        self._close()
+        if self._descriptor is not None:
+            self._descriptor.close()
+            self._descriptor = None
 
 
 def _release(held: weakref.ref[object]) -> None:
     if isinstance(held, _Held) and (pins := held.pins()) is not None:
-        pins.release(held)
+        pins.release()

@@ -23,6 +23,8 @@ from txstore.turns import Wait
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from txstore._native import local
+
 
 class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
@@ -219,7 +221,7 @@ class RemoteStorage:
         reason = "an object store has no locks between processes: leave out lock=, and repeat what is in conflict"
         raise LocksUnavailableError(self.url, reason)
 
-    def open_pins(self) -> int | None:
+    def open_pins(self) -> local.Descriptor | None:
         return None
 
 

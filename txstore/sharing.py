@@ -118,9 +118,5 @@ class Sharing:
         self._share(names.STAGING, bits)
 
     def _share(self, directory: str, bits: int) -> None:
-        descriptor = self._tree.open_directory(directory)
-        try:
-            with contextlib.suppress(OSError):
-                os.fchmod(descriptor, bits)
-        finally:
-            os.close(descriptor)
+        with self._tree.open_directory(directory) as descriptor, contextlib.suppress(OSError):
+            os.fchmod(descriptor, bits)

@@ -107,6 +107,7 @@ class Staging(Hierarchy):
         self.constraints: dict[str, Any] = {}  # declared by the owner, as they are written, or (None) dropped
         self._marks = ReadMarks()
         self._committed: Snapshot | None = None
+        self.is_unsettled = False  # it may have been published, or it was: nothing of it is deleted
         self._read_log = ReadLog() if record.isolation == SERIALIZABLE else None
         self._siblings = Siblings(self.staged, self._marks, self._read_log)
         forking.watch(self)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from txstore._native import local
     from txstore.objects import Ranges
     from txstore.pack_cache import PackCache
 
@@ -185,5 +186,5 @@ class Storage(Protocol):
     def lock_directory(self) -> str:
         """Return where on this machine the chunk-key locks are. Raises `LocksUnavailableError` if there can be none."""
 
-    def open_pins(self) -> int | None:
+    def open_pins(self) -> local.Descriptor | None:
         """Return a new descriptor of the file of pins; None if there is none to be had, or it has no byte locks."""

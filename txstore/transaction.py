@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -30,6 +30,7 @@ from txstore.foreign import FileVersion, canonical
 from txstore.keys import directory_prefix, encode_key, is_document
 from txstore.listing import Hierarchy
 from txstore.locking import TransactionLocks, Turn, deadline_of, lock_settled, remaining
+from txstore.numbered_locks import poll
 from txstore.publishing import SyncFailedError
 from txstore.reads import NotingView
 from txstore.records import SERIALIZABLE
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 #: Seconds after which one who waits for a lock looks again for siblings that may have left it to him.
 _LOOK_AGAIN = 0.25
+#: Seconds that the end of a transaction waits for writes of other threads.
+TIMEOUT = 60.0
 
 
 def _contiguous(value: Buffer) -> memoryview:
@@ -96,9 +99,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._after_commit = after_commit
         dropping.expect(staging)
         self._finalizer = weakref.finalize(self, dropping.drop, staging)
-        self._lock = forking.new_lock()  # of state and _in_flight
-        self._idle = threading.Condition(self._lock)  # nothing is in flight
-        self._in_flight = 0
+        self._lock = forking.new_lock()  # of state, and of what becomes of it when a write begins
+        self._in_flight: set[object] = set()  # writes
+        self._is_committing = False  # a thread is
         self._cause: BaseException | None = None
         self._looked_at: dict[str, FileVersion] = {}  # files that references are to, each as it was the first time
         self._entered_in = 0  # the process that a `with` block was entered in
@@ -112,7 +115,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self.share()
 
     def after_fork_in_child(self) -> None:
-        self._in_flight = 0  # the threads that write are the parent's
+        self._in_flight = set()  # the threads that write are the parent's
         if self._locks is not None:
             self._locks = self._locks.of_child()  # and so is what it has locked
         self._announced = None
@@ -264,21 +267,20 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._stage(format.FRAME_PREFIX, prefix, prefix.encode(), b"")
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
-        with self._lock:
-            if self.state != "open":
-                self._check_open()
-            self._in_flight += 1
-        try:
-            self._staging.stage(kind, key, encoded, value)
-        except BaseException as error:
-            self.poison(error)
-            raise_if_full(error)
-            raise
-        finally:
+        write = object()
+        try:  # before it counts: an interrupt may come between any two calls
             with self._lock:
-                self._in_flight -= 1
                 if self.state != "open":
-                    self._idle.notify_all()
+                    self._check_open()
+                self._in_flight.add(write)
+            try:
+                self._staging.stage(kind, key, encoded, value)
+            except BaseException as error:
+                self.poison(error)
+                raise_if_full(error)
+                raise
+        finally:
+            self._in_flight.discard(write)
 
     def poison(self, error: BaseException) -> None:
         """Refuse everything but `rollback` from now on: what is half done must not be committed (I6)."""
@@ -386,7 +388,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             if self.state not in ("open", "poisoned"):
                 return
             self.state = "left"
-            self._idle.wait_for(lambda: self._in_flight == 0)
+        self._finish_writes()
         self._finalizer.detach()
         try:
             self._staging.leave()
@@ -486,6 +488,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises `TransactionStateError` if the transaction is another process's to end, or, if it has a name, while other
         processes are attached to it.
         """
+        if self.state == "committing" and not self._is_committing:  # an interrupt came while a commit was given up
+            self.state = "of unknown outcome" if self._staging.is_unsettled else "poisoned"
         if self.state in ("open", "poisoned"):
             self._check_may_end("rolled back")
             if self.is_named:
@@ -493,11 +497,20 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         with self._lock:
             if self.state in ("open", "poisoned"):
                 self.state = "rolled back"
-            self._idle.wait_for(lambda: self._in_flight == 0)
         if self.state == "rolled back":
+            self._finish_writes()
             self._staging.discard()
             self._finalizer.detach()
             self._release_locks()
+
+    def _finish_writes(self) -> None:
+        """Wait for writes of other threads that are in flight. No more begin."""
+        if self._in_flight and not poll(lambda: not self._in_flight, time.monotonic() + TIMEOUT):
+            raise TransactionStateError(
+                f"{len(self._in_flight)} writes of other threads are in flight after {TIMEOUT:.0f} s: wait for these "
+                "threads, then try again",
+                state=self.state,
+            )
 
     def _check_may_end(self, how: str) -> None:
         if self.is_participant:
@@ -550,21 +563,22 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         check_description(message, None)
         if self.state == "open":
             self._check_may_end("committed")
-        with self._lock:
-            self._check_open()
-            if self._in_flight:
-                raise TransactionStateError(
-                    f"{self._in_flight} writes are in flight: wait for the threads that write, then commit",
-                    state="open",
-                )
-            self.state = "committing"
         result = self.base
-        committer = None
+        committer, is_begun = None, False
         try:
+            with self._lock:
+                self._check_open()
+                if self._in_flight:
+                    raise TransactionStateError(
+                        f"{len(self._in_flight)} writes are in flight: wait for the threads that write, then commit",
+                        state="open",
+                    )
+                self.state, self._is_committing, is_begun = "committing", True, True
             self._staging.close_parts(allow_lost=allow_lost)
             self._check_alone("committed")  # again: now nobody can join any more
             if self.staged_count:
                 committer = self._committer(message)
+                self._staging.is_unsettled = True
                 if (stored := committer.run()) is not None:
                     result = self._snapshots.of(stored, check=False)
         except SyncFailedError as error:
@@ -573,32 +587,40 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             raise_if_full(error.cause)
             raise error.cause from None
         except BaseException as error:
+            if not is_begun:
+                raise
             if committer is None or not committer.offered:
                 self._go_on(committer)
                 raise_if_full(error)
                 raise
-            # I2: also after an interrupt, what may stand in a slot is never written again.
+            # I2: also after an interrupt, what may stand in a slot is never written again. I3: nothing is deleted.
             self.state = "of unknown outcome"
-            self._finalizer.detach()  # I3: nothing staged is deleted
-            self._finalizer = weakref.finalize(self, dropping.drop_unsettled, self._staging)
             if isinstance(error, OSError | CorruptionError):
                 raise CommitUnknownError(self.id, reason=f"it can't be read back ({error})") from error
             raise
+        finally:
+            if is_begun:
+                self._is_committing = False
         self.state = "committed"
-        self._staging.settle(result)
-        self._finalizer.detach()
-        self._release_locks()
+        try:
+            self._staging.settle(result)
+        finally:
+            self._finalizer.detach()
+            self._release_locks()
         if self._after_commit is not None and result.stored is not None and result is not self.base:
             self._after_commit(result.stored)
         return result
 
     def _go_on(self, committer: Committer | None) -> None:
         """Be as if no commit had been tried."""
-        if committer is not None:
-            committer.withdraw_packs()
-        with suppress(OSError):
-            self._staging.reopen_parts()
-        self.state = "open"
+        try:
+            if committer is not None:
+                committer.withdraw_packs()
+            with suppress(OSError):
+                self._staging.reopen_parts()
+        finally:
+            self._staging.is_unsettled = False
+            self.state = "open"
 
     def _committer(self, message: str | None) -> Committer:
         record = self._staging.record

@@ -41,7 +41,7 @@ def real_path(path: str) -> str:
     links of other processes below `/proc` do, is left as it is.
     """
     try:
-        os.close(local.open_below(path, "", _PASS_THROUGH))
+        local.open_below(path, "", _PASS_THROUGH).close()
         return path  # without any
     except OSError:
         real = os.path.realpath(path)
@@ -65,7 +65,7 @@ class Tree:
 
     # --- opening
 
-    def open(self, path: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+    def open(self, path: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> local.Descriptor:
         """Open a regular file."""
         try:
             return local.open_below(self.root, path, flags, mode)
@@ -73,7 +73,7 @@ class Tree:
             self._explain(error, path)
             raise
 
-    def open_directory(self, path: str) -> int:
+    def open_directory(self, path: str) -> local.Descriptor:
         try:
             return local.open_below(self.root, path, _DIRECTORY)
         except OSError as error:
@@ -102,10 +102,8 @@ class Tree:
         except OSError as error:
             self._explain(error, path, wanted=None)
             raise
-        try:
-            return os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
+        with descriptor as number:
+            return os.fstat(number)
 
     # --- names
 
@@ -145,11 +143,8 @@ class Tree:
         """Open the directory that a path ends in: yield it and the name there."""
         above, _, name = path.rpartition("/")
         try:
-            directory = local.open_below(self.root, above, _PASS_THROUGH)
-            try:
+            with local.open_below(self.root, above, _PASS_THROUGH) as directory:
                 yield directory, name
-            finally:
-                os.close(directory)
         except WrongFileTypeError:
             raise
         except OSError as error:

@@ -175,11 +175,11 @@ def in_three_hours(filled, monkeypatch):
     """A commit of a machine whose clock is three hours ahead; here the time is right."""
     now = filled.head().time.timestamp()
     monkeypatch.setattr(publishing, "time", at(now + 3 * 3600))
-    monkeypatch.setattr(publishing, "default_author", lambda: "ann@fast")
+    monkeypatch.setattr(publishing, "this_user", lambda: "ann@fast")
     with filled.transaction("from the future") as store:
         store["a"] = b"2"
     monkeypatch.setattr(publishing, "time", at(now + 1))
-    monkeypatch.setattr(publishing, "default_author", lambda: "bob@right")
+    monkeypatch.setattr(publishing, "this_user", lambda: "bob@right")
     return filled.head()
 
 

@@ -91,6 +91,31 @@ class _Open:
         self.process = process
 
 
+class _Descriptor:
+    """What `local.open_below` returns. Of a process that has died, the system closes it."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        return self._number
+
+    def close(self) -> None:
+        number = self.detach()
+        if number >= 0:
+            SYSTEM.close(number)
+
+    def detach(self) -> int:
+        number, self._number = self._number, -1
+        return number
+
+    def __enter__(self) -> int:
+        return self._number
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class System:
     """The one simulated machine. `turn_on` gives it a disk; what ran on it before is gone then."""
 
@@ -205,7 +230,10 @@ class System:
         if is_directory and not flags & (os.O_DIRECTORY | os.O_PATH):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
-    def open_below(self, root: str, path: str, flags: int, mode: int = 0o666) -> int:
+    def open_below(self, root: str, path: str, flags: int, mode: int = 0o666) -> _Descriptor:
+        return _Descriptor(self._open_below(root, path, flags, mode))
+
+    def _open_below(self, root: str, path: str, flags: int, mode: int) -> int:
         """What is passed through on the way to a name there is no call of its own."""
         whole = posixpath.join(root, path).rstrip("/")
         if not flags & os.O_PATH:
@@ -402,8 +430,8 @@ class System:
 def _let_go_of_pins(is_theirs: Callable[[int], bool]) -> None:
     """Let the pins of processes that are gone do nothing when they are collected: their locks went with them."""
     for found in list(numbered_locks._watched):
-        if isinstance(found, pins.Pins) and is_theirs(found._descriptor):
-            found._bytes, found._descriptor, found._open_file = None, -1, lambda: None
+        if isinstance(found, pins.Pins) and found._descriptor is not None and is_theirs(found._descriptor.fileno()):
+            found._bytes, found._descriptor, found._open_file = None, None, lambda: None
 
 
 def _conflict(lock: tuple[_Open, int, int, int], mine: _Open, start: int, end: int, kind: int) -> bool:

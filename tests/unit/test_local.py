@@ -156,7 +156,7 @@ def opening(request, local):
 
 def refused(function, *arguments):
     try:
-        os.close(function(*arguments))
+        function(*arguments).close()
     except OSError as error:
         return errno.errorcode[error.errno], error.filename
     return None
@@ -167,14 +167,12 @@ def test_open_below_opens_files_and_directories(local, tree, opening):
     def act():
         found = []
         for path, flags in [("a/b/file", os.O_RDONLY), ("a/b", os.O_DIRECTORY), ("", os.O_DIRECTORY), ("a", os.O_PATH)]:
-            fd = local.open_below(tree, path, flags)
-            found.append(os.path.samestat(os.fstat(fd), os.stat(os.path.join(tree, path))))
-            found.append(os.get_inheritable(fd))
-            os.close(fd)
-        fd = local.open_below(tree, "a/new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
-        os.write(fd, b"new")
-        found.append((os.fstat(fd).st_mode & 0o7777, os.pread(fd, 9, 0)))
-        os.close(fd)
+            with local.open_below(tree, path, flags) as fd:
+                found.append(os.path.samestat(os.fstat(fd), os.stat(os.path.join(tree, path))))
+                found.append(os.get_inheritable(fd))
+        with local.open_below(tree, "a/new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640) as fd:
+            os.write(fd, b"new")
+            found.append((os.fstat(fd).st_mode & 0o7777, os.pread(fd, 9, 0)))
         found.append(refused(local.open_below, tree, "a/new", os.O_RDWR | os.O_CREAT | os.O_EXCL))
         return found
 
@@ -216,8 +214,8 @@ def test_only_directories_are_opened_as_such(local, tree, opening, path):
 @linux_only
 def test_a_link_itself_can_be_looked_at(local, tree, opening):
     def act():
-        fd = local.open_below(tree, "a/out", os.O_PATH | os.O_NOFOLLOW)
-        return stat.S_ISLNK(os.fstat(fd).st_mode)
+        with local.open_below(tree, "a/out", os.O_PATH | os.O_NOFOLLOW) as fd:
+            return stat.S_ISLNK(os.fstat(fd).st_mode)
 
     assert opening(act)
 
@@ -275,6 +273,54 @@ def test_renames_and_maps_go_through_no_link(local, tree, opening):
         assert opening(act) in ("ELOOP", "ENOTDIR", "EEXIST")
     assert os.listdir(os.path.join(tree, "..", "private")) == ["file"]
     assert not os.path.exists(os.path.join(tree, "a", "new"))
+
+
+@linux_only
+def test_a_descriptor_closes_itself(local, tree):
+    def is_open(fd):
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}") == f"{tree}/a/b/file"
+        except FileNotFoundError:
+            return False
+
+    def opened():
+        return local.open_below(tree, "a/b/file", os.O_RDONLY)
+
+    one = opened()
+    number = one.fileno()
+    assert is_open(number)
+    one.close()
+    assert not is_open(number)
+    assert one.fileno() == -1
+    other = opened()  # with the same number
+    one.close()
+    del one
+    assert is_open(other.fileno())
+    with other as fd:
+        assert fd == number
+    assert not is_open(number)
+    with pytest.raises(LookupError), opened() as fd:
+        raise LookupError
+    assert not is_open(fd)
+    forgotten = opened()
+    number = forgotten.fileno()
+    del forgotten
+    assert not is_open(number)
+    kept = opened()
+    number = kept.detach()
+    assert kept.fileno() == -1
+    del kept
+    assert is_open(number)
+    os.close(number)
+
+
+@linux_only
+def test_a_descriptor_that_another_has_closed(local, tree):
+    one = local.open_below(tree, "a/b/file", os.O_RDONLY)
+    os.close(one.fileno())
+    with pytest.raises(OSError, match="descriptor"):
+        one.close()
+    one.close()
 
 
 @linux_only

@@ -12,6 +12,7 @@ import pytest
 
 from tests.processes.lock_clients import descriptors_of
 from tests.processes.steps import forked, status_of
+from txstore._native import local
 from txstore.pins import Pins
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="byte locks of open files are Linux's")
@@ -25,7 +26,7 @@ class Thing:
 def new_pins(tmp_path):
     path = Path(tmp_path, "pins")
     path.touch()
-    return lambda: Pins(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    return lambda: Pins(lambda: local.open_below(str(tmp_path), "pins", os.O_RDONLY))
 
 
 def test_the_lowest_counts(new_pins):
@@ -84,14 +85,17 @@ def test_they_end_without_a_garbage_collection(new_pins, tmp_path):
         gc.enable()
 
 
-def test_what_ends_while_the_lock_is_held(new_pins):
-    """A finalizer runs at any point, also in the thread that has the lock: it is not waited for, nor forgotten."""
+def test_what_ends_in_a_turn(new_pins):
+    """A finalizer runs at any point, also in the thread that has the turn: it is not waited for, nor forgotten."""
     pins, other = new_pins(), new_pins()
-    thing, later = Thing(), Thing()
-    pins.hold(thing, 3)
-    with pins._lock:
-        del thing
+    things, later = [Thing()], Thing()
+    pins.hold(things[0], 3)
+
+    def end() -> None:
+        things.clear()
         assert other.lowest(100) == 3
+
+    pins._in_turn(end)
     pins.hold(later, 9)
     assert other.lowest(100) == 9
     settle = pins._settle
@@ -168,7 +172,7 @@ def test_where_there_is_no_file(tmp_path):
 def test_the_file_was_closed_behind_our_back(new_pins):
     pins, other, thing, later = new_pins(), new_pins(), Thing(), Thing()
     pins.hold(thing, 5)
-    os.close(pins._descriptor)
+    os.close(pins._descriptor.fileno())
     pins.hold(later, 3)
     pins.hold(later, 2)
     assert other.lowest(100) == 2

@@ -1,7 +1,9 @@
 /*
  * txstore._native._local: what the local storage asks of the operating system, and Python can't say.
  *
- *     open_below          a file or directory below a root, without following a link: open_below.h
+ *     open_below          a file or directory below a root, without following a link: open_below.h. A Descriptor, which
+ *                         closes itself: between a call that returns a number and the `try` of whoever is to close it, an
+ *                         interrupt may come, and the number is lost
  *     list_directory      the names in one
  *     map_file            one whole file mapped read-only, without keeping a descriptor
  *     view, crc32c        a checked slice of any buffer; the checksum by itself
@@ -78,8 +80,14 @@
 #define GIL_THRESHOLD ((Py_ssize_t)64 * 1024)
 
 typedef struct {
+    PyTypeObject *descriptor_type;
     PyTypeObject *mapped_file_type;
 } local_state;
+
+typedef struct {
+    PyObject_HEAD
+    int fd; /* -1: closed */
+} descriptor;
 
 typedef struct {
     PyObject_HEAD
@@ -214,6 +222,83 @@ as_file_range(const char *function, PyObject *const *args, Py_ssize_t count, int
     return 0;
 }
 
+/* ---- Descriptors ------------------------------------------------------------------------------------------------- */
+
+/* Takes the number out: only one thread closes it. */
+static int
+take_fd(PyObject *self)
+{
+    return __atomic_exchange_n(&((descriptor *)self)->fd, -1, __ATOMIC_ACQ_REL);
+}
+
+static PyObject *
+descriptor_fileno(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromLong(__atomic_load_n(&((descriptor *)self)->fd, __ATOMIC_ACQUIRE));
+}
+
+static PyObject *
+descriptor_detach(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromLong(take_fd(self));
+}
+
+static PyObject *
+descriptor_close(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    int fd = take_fd(self), error = 0;
+    if (fd >= 0) {
+        Py_BEGIN_ALLOW_THREADS
+        error = close(fd) == 0 ? 0 : errno;
+        Py_END_ALLOW_THREADS
+    }
+    if (error != 0 && error != EINTR) { /* after EINTR it is closed, too */
+        return raise_os_error(error, NULL, NULL);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+descriptor_exit(PyObject *self, PyObject *Py_UNUSED(args))
+{
+    return descriptor_close(self, NULL);
+}
+
+static void
+descriptor_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    int fd = take_fd(object);
+    if (fd >= 0) {
+        close(fd);
+    }
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef descriptor_methods[] = {
+    {"fileno", descriptor_fileno, METH_NOARGS, "fileno()\n--\n\nThe number; -1 once it is closed."},
+    {"close", descriptor_close, METH_NOARGS, "close()\n--\n\nClose it, unless it is closed."},
+    {"detach", descriptor_detach, METH_NOARGS, "detach()\n--\n\nThe number, which the caller closes from now on."},
+    {"__enter__", descriptor_fileno, METH_NOARGS, NULL},
+    {"__exit__", descriptor_exit, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot descriptor_slots[] = {
+    {Py_tp_doc, "An open file, which is closed at the end of a `with` block, or when nobody has it any more."},
+    {Py_tp_dealloc, descriptor_dealloc},
+    {Py_tp_methods, descriptor_methods},
+    {0, NULL},
+};
+
+static PyType_Spec descriptor_spec = {
+    .name = "txstore._native._local.Descriptor",
+    .basicsize = sizeof(descriptor),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = descriptor_slots,
+};
+
 /* ---- Opening below a root ---------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(open_below_doc,
@@ -223,29 +308,32 @@ PyDoc_STRVAR(open_below_doc,
              "Raises OSError: ELOOP or ENOTDIR if a link is in the way, EISDIR or EINVAL for what is no regular file.");
 
 static PyObject *
-open_below_root(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+open_below_root(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
+    PyTypeObject *type = ((local_state *)PyModule_GetState(module))->descriptor_type;
     PyObject *encoded[2];
     long flags, mode = 0666;
     if (check_count("open_below", count, 3, 4) < 0 || ((flags = PyLong_AsLong(args[2])) == -1 && PyErr_Occurred()) ||
         (count == 4 && (mode = PyLong_AsLong(args[3])) == -1 && PyErr_Occurred())) {
         return NULL;
     }
-    int fd = -1;
-    if (as_paths(args, encoded, 2) == 0) {
+    descriptor *self = NULL;
+    if (as_paths(args, encoded, 2) == 0 && (self = (descriptor *)type->tp_alloc(type, 0)) != NULL) {
         const char *root = PyBytes_AS_STRING(encoded[0]), *path = PyBytes_AS_STRING(encoded[1]);
         int error;
+        self->fd = -1;
         do {
             Py_BEGIN_ALLOW_THREADS
-            error = open_below(root, path, (int)flags, (mode_t)mode, &fd);
+            error = open_below(root, path, (int)flags, (mode_t)mode, &self->fd);
             Py_END_ALLOW_THREADS
         } while (should_retry(error));
         if (error != 0) {
+            Py_CLEAR(self);
             raise_below(error, args[0], args[1], NULL);
         }
     }
     free_paths(encoded, 2);
-    return fd < 0 ? NULL : PyLong_FromLong(fd);
+    return (PyObject *)self;
 }
 
 /* Adds the names in a directory, which is closed, to a list. Returns 0, an errno, or -1 with an exception. */
@@ -668,6 +756,10 @@ static int
 local_exec(PyObject *module)
 {
     local_state *state = PyModule_GetState(module);
+    state->descriptor_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &descriptor_spec, NULL);
+    if (state->descriptor_type == NULL || PyModule_AddType(module, state->descriptor_type) < 0) {
+        return -1;
+    }
     state->mapped_file_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &mapped_file_spec, NULL);
     if (state->mapped_file_type == NULL || PyModule_AddType(module, state->mapped_file_type) < 0) {
         return -1;
@@ -679,6 +771,7 @@ static int
 local_traverse(PyObject *module, visitproc visit, void *arg)
 {
     local_state *state = PyModule_GetState(module);
+    Py_VISIT(state->descriptor_type);
     Py_VISIT(state->mapped_file_type);
     return 0;
 }
@@ -687,6 +780,7 @@ static int
 local_clear(PyObject *module)
 {
     local_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->descriptor_type);
     Py_CLEAR(state->mapped_file_type);
     return 0;
 }

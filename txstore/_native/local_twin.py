@@ -54,7 +54,40 @@ def crc32c(buffer: ReadableBuffer, value: int = 0, /) -> int:
     return extended
 
 
-def open_below(root: str, path: str, flags: int, mode: int = 0o666, /) -> int:
+class Descriptor:
+    """An open file, which is closed at the end of a `with` block, or when nobody has it any more."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        """Return the number; -1 once it is closed."""
+        return self._fd
+
+    def close(self) -> None:
+        """Close it, unless it is closed."""
+        fd = self.detach()
+        if fd >= 0:
+            os.close(fd)
+
+    def detach(self) -> int:
+        """Return the number, which the caller closes from now on."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def open_below(root: str, path: str, flags: int, mode: int = 0o666, /) -> Descriptor:
     """Open what lies below a directory without following a link, segment by segment, as `open_below.h` says."""
     whole = root + "/" + path if path != "" else root
     segments = path.split("/") if path else []
@@ -73,32 +106,24 @@ def open_below(root: str, path: str, flags: int, mode: int = 0o666, /) -> int:
     except OSError as error:
         error.filename = whole
         raise
-    if is_any_kind:
-        return fd
-    try:
+    opened = Descriptor(fd)
+    if not is_any_kind:
         kind = os.fstat(fd).st_mode
         if not stat.S_ISREG(kind):
             number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
             raise OSError(number, os.strerror(number), whole)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+    return opened
 
 
 def list_directory(root: str, path: str, /) -> list[str]:
     """Return the names in a directory below a root, as `open_below` opens it."""
-    fd = open_below(root, path, os.O_RDONLY | _flag("O_DIRECTORY"))
-    try:
+    with open_below(root, path, os.O_RDONLY | _flag("O_DIRECTORY")) as fd:
         return os.listdir(fd)
-    finally:
-        os.close(fd)
 
 
 def map_file(root: str, path: str, /) -> MappedFile:
     """Map a whole file read-only. The mapping goes when the last view of it does."""
-    fd = open_below(root, path, os.O_RDONLY)
-    try:
+    with open_below(root, path, os.O_RDONLY) as fd:
         size = os.fstat(fd).st_size
         if size == 0:
             return b""
@@ -109,8 +134,6 @@ def map_file(root: str, path: str, /) -> MappedFile:
         except OSError as error:
             error.filename = f"{root}/{path}"
             raise
-    finally:
-        os.close(fd)
 
 
 def view(buffer: ReadableBuffer, offset: int, length: int, checksum: int, /) -> memoryview:
@@ -150,11 +173,8 @@ def rename_noreplace(root: str, source: str, target: str, /) -> None:
 def _above(root: str, path: str) -> Iterator[tuple[int, str]]:
     """Open the directory that a path ends in, for calls that take one and a name."""
     directory, _, name = path.rpartition("/")
-    fd = open_below(root, directory, _PASSED_THROUGH)
-    try:
+    with open_below(root, directory, _PASSED_THROUGH) as fd:
         yield fd, name
-    finally:
-        os.close(fd)
 
 
 def allocate(_fd: int, offset: int, length: int, /) -> bool:
