@@ -106,7 +106,7 @@ class CacheDirectory:
         """Create a file for this user alone; return its path. What is written in part is deleted again."""
         descriptor = self._tree.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with open(descriptor, "wb") as file:
+            with open(descriptor.detach(), "wb") as file:
                 for part in parts:
                     file.write(part)
         except BaseException:
@@ -122,7 +122,7 @@ class CacheDirectory:
             return None
         path = _file(pack_id, piece)
         try:
-            with open(self._tree.open(path), "rb") as file:
+            with open(self._tree.open(path).detach(), "rb") as file:
                 data = file.read()
                 if abs(time.time() - os.fstat(file.fileno()).st_mtime) > _TOUCH_EVERY:
                     os.utime(file.fileno())
