@@ -8,7 +8,7 @@ and when its base moves over a foreign change of one, it refuses what would sile
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import wraps
 from threading import get_ident
@@ -216,11 +216,21 @@ class Session:
             elif complete:
                 transaction.seal()
             else:
-                transaction.poison(TransactionStateError("a `with` block was left by an exception", state="poisoned"))
+                self.fail("a `with` block was left by an exception")
+
+    def fail(self, reason: str) -> None:
+        """Let nothing be committed before a rollback."""
+        if self._transaction is not None:
+            self._transaction.poison(TransactionStateError(reason, state="poisoned"))
 
     @property
     def staged_count(self) -> int:
         return 0 if self._transaction is None else self._transaction.staged_count
+
+    @property
+    def version(self) -> Hashable:
+        """What tells what is staged from what was staged before, also where the keys are the same; None: nothing is."""
+        return None if self._transaction is None else self._transaction.version
 
     @property
     def reliance(self) -> Reliance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from html import escape
@@ -279,6 +279,8 @@ class TxStore(Store):
             return  # the block was entered before a fork: it is the parent's to end
         session.depth -= 1
         if session.depth:
+            if kind is not None:
+                session.fail("a `with` block inside of another was left by an exception: what it did may be half done")
             return
         if session.is_participant:
             session.leave(complete=kind is None)
@@ -330,7 +332,17 @@ class TxStore(Store):
             return _reopen_reader, (self._engine, self._position)
         joining = session.share()
         told = (session.token, session.ended, session.branch, session.message, session.properties, session.isolation)
-        return _reopen_writer, (self._engine, session.position, told, joining, session.reliance, self.read_only)
+        # The version is for dask, which makes the token of an array from the pickle of its store.
+        version = session.version
+        return _reopen_writer, (
+            self._engine,
+            session.position,
+            told,
+            joining,
+            session.reliance,
+            self.read_only,
+            version,
+        )
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         """Return what tells this store's content from that of another: dask would else pickle the store for it."""
@@ -338,7 +350,7 @@ class TxStore(Store):
         return (
             ("txstore", self.url, exact)
             if session is None
-            else ("txstore", self.url, exact, session.token, self.staged_count)
+            else ("txstore", self.url, exact, session.token, session.version)
         )
 
     def __str__(self) -> str:
@@ -562,6 +574,7 @@ def _reopen_writer(
     joining: Joining | None,
     reliance: Reliance,
     read_only: bool,
+    _version: Hashable,
 ) -> TxStore:
     """Nothing is raised here, only at the first use: an error while unpickling hangs a pool of workers."""
     token, ended, branch, message, properties, isolation = told

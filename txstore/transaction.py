@@ -155,6 +155,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return 0 if self.state == "committed" else self._staging.count
 
     @property
+    def version(self) -> Hashable:
+        """What tells what is staged from what was staged before; None if nothing is."""
+        return self._staging.version if self.staged_count else None
+
+    @property
     def constraints(self) -> Constraints:
         """What has to be so at every commit, by name: see `Repository.constraints`.
 

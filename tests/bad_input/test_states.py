@@ -140,6 +140,19 @@ def test_a_failed_write_refuses_all_but_rollback(filled, monkeypatch):
 # --- writes in flight
 
 
+def test_a_block_within_a_block_that_failed_is_not_committed(filled):
+    head = filled.head()
+
+    def fail_within(store):
+        with pytest.raises(ValueError, match="half"), store:
+            store["half"] = b"done"
+            raise ValueError("half")
+
+    with pytest.raises(txstore.TransactionStateError, match="was left by an exception"), filled.transaction() as store:
+        fail_within(store)
+    assert filled.head() == head
+
+
 def test_commit_while_a_write_is_in_flight(filled, monkeypatch):
     tx = filled.begin()
     tx["b"] = b"1"

@@ -38,6 +38,19 @@ def create(repo: txstore.Repository, length: int, chunk: int) -> None:
         zarr.create_array(store, name="x", shape=(length,), chunks=(chunk,), dtype="i8")
 
 
+def test_what_is_read_again_has_another_name_if_it_was_overwritten(repo):
+    create(repo, 8, 4)
+    store = TxStore(repo)
+    x = zarr.open_array(store, path="x")
+    x[:] = 1
+    before = dask.array.from_zarr(x)
+    assert dask.array.from_zarr(x).name == before.name
+    x[:] = 2
+    assert dask.array.from_zarr(x).name != before.name
+    assert dask.array.from_zarr(x).compute().tolist() == [2] * 8
+    store.rollback()
+
+
 def test_an_array(client, repo):
     create(repo, 64, 4)
     with repo.transaction("by the cluster") as store:
