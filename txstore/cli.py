@@ -18,6 +18,7 @@ from rich.console import Console
 import txstore
 from txstore import cli_bridges, cli_import, cli_maintenance, cli_space, cli_transactions
 from txstore.cli_output import (
+    Commands,
     JsonOption,
     PathArgument,
     StorageOption,
@@ -28,9 +29,9 @@ from txstore.cli_output import (
     print_json,
     print_pairs,
     print_table,
-    printable,
     readable_size,
     reporting_errors,
+    tell,
 )
 from txstore.commit import Commit
 from txstore.constraints import Constraint
@@ -44,6 +45,7 @@ app = typer.Typer(
     help="Look into TxStore repositories, check them, and see what they are for.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    cls=Commands,
 )
 app.add_typer(cli_transactions.app, name="tx")
 app.command()(cli_maintenance.verify)
@@ -55,7 +57,7 @@ cli_bridges.register(app)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"txstore {txstore.__version__}")
+        tell(f"txstore {txstore.__version__}")
         raise typer.Exit
 
 
@@ -287,7 +289,7 @@ def _list_keys(snapshot: Hierarchy, prefix: str, as_json: bool) -> None:
         print_json([{"key": key, "bytes": size} for key, size in listed])
         return
     for key, size in listed:  # there may be millions: no table that waits for the last
-        typer.echo(f"{size:>14,}  {printable(key)}")
+        tell(f"{size:>14,}  {key}")
 
 
 def _keys_from(snapshot: Hierarchy, prefix: str) -> Iterator[str]:

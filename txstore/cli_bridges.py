@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +17,11 @@ from txstore.cli_output import (
     open_repository,
     options_of,
     print_json,
-    printable,
+    public_place,
     readable_size,
     reporting_errors,
     showing_progress,
+    tell,
 )
 
 if TYPE_CHECKING:
@@ -53,16 +53,16 @@ def publish(
 ) -> None:
     """Keep a plain Zarr hierarchy at the newest commit, for readers that have no txstore. Run again, it goes on."""
 
-    def tell(done: Published) -> None:
+    def tell_of(done: Published) -> None:
         if as_json:  # one line each: with --follow there is no end
-            typer.echo(json.dumps(asdict(done) | {"commit": commit_as_dict(done.commit)}))
+            print_json(asdict(done) | {"commit": commit_as_dict(done.commit)}, indent=None)
         elif done.written or done.deleted:
             told = (
                 f"{done.commit}: {done.written:,} files written ({readable_size(done.bytes)}), {done.deleted:,} deleted"
             )
-            typer.echo(told)
+            tell(told)
         else:
-            typer.echo(f"{done.commit}: nothing to do")
+            tell(f"{done.commit}: nothing to do")
 
     try:
         with showing_progress("publish") as progress:
@@ -70,7 +70,7 @@ def publish(
             repo = open_repository(path, storage_options, source=source, create=follow)
             repo.publish(
                 destination, follow=follow, timeout=timeout, verify=not no_verify, full=full, progress=progress,
-                published=tell, storage_options=options_of(to_options, "--to-options"),
+                published=tell_of, storage_options=options_of(to_options, "--to-options"),
             )  # fmt: skip
     except KeyboardInterrupt:
         if not follow:
@@ -98,4 +98,4 @@ def references(
     if as_json:
         print_json(asdict(done) | {"commit": commit_as_dict(done.commit)})
     else:
-        typer.echo(f"references to {done.keys:,} keys of {done.commit} are in {printable(destination)}")
+        tell(f"references to {done.keys:,} keys of {done.commit} are in {public_place(destination)}")

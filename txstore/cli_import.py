@@ -18,9 +18,10 @@ from txstore.cli_output import (
     open_repository,
     options_of,
     print_json,
-    printable,
+    public_place,
     reporting_errors,
     showing_progress,
+    tell,
 )
 from txstore.commit import Commit
 
@@ -99,9 +100,9 @@ def _print_imported(made: Commit, *, as_json: bool) -> None:
         print_json({"commit": commit_as_dict(made)})
     elif "references" in told:
         what = f"{told['references']:,} references to {told['bytes']:,} bytes of {told['files']:,} files"
-        typer.echo(f"imported {what}, as {made}")
+        tell(f"imported {what}, as {made}")
     else:
-        typer.echo(f"imported {told['files']:,} files, {told['bytes']:,} bytes, as {made}")
+        tell(f"imported {told['files']:,} files, {told['bytes']:,} bytes, as {made}")
 
 
 @reporting_errors
@@ -133,7 +134,7 @@ def export(
             {"commit": commit_as_dict(done.commit), "keys": done.keys, "bytes": done.bytes, "written": done.written}
         )
     else:
-        typer.echo(f"exported {done.commit}, {done.keys:,} keys, {done.bytes:,} bytes, to {printable(destination)}")
+        tell(f"exported {done.commit}, {done.keys:,} keys, {done.bytes:,} bytes, to {public_place(destination)}")
 
 
 def _dimension(text: str) -> str | int:

@@ -16,10 +16,10 @@ from txstore.cli_output import (
     StorageOption,
     options_of,
     print_json,
-    printable,
     reporting_errors_as,
     showing_progress,
     sources_of,
+    tell,
 )
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
 from txstore.faults import Report
@@ -53,8 +53,8 @@ def verify(
     except UnsupportedFormatError:
         if not repair:
             raise
-    with showing_progress("verify") as tell:
-        report = repairing.verify_and_repair(storage, tell) if repair else verify_commits(commits, tell)
+    with showing_progress("verify") as progress:
+        report = repairing.verify_and_repair(storage, progress) if repair else verify_commits(commits, progress)
     if source:
         report.faults += check_sources(storage, Sources(allowed(sources_of(source))))
     if as_json:
@@ -67,15 +67,15 @@ def verify(
 
 def _print(report: Report, repair: bool) -> None:
     for done in report.repairs:
-        typer.echo(f"REPAIR {printable(str(done))}")
+        tell(f"REPAIR {done}")
     for fault in report.faults:
         left = " It can't be repaired: restore the file from a backup." if repair and fault.part != "source" else ""
-        typer.echo(f"FAULT {printable(str(fault))}{left}")
+        tell(f"FAULT {fault}{left}")
     for path in report.strays:
-        typer.echo(f"NOTE  {printable(path)}: no file of a repository is called so; it does no harm, and stays")
+        tell(f"NOTE  {path}: no file of a repository is called so; it does no harm, and stays")
     outside = f" ({report.foreign:,} to files outside)" if report.foreign else ""
     repaired = f", {len(report.repaired)} repaired," if report.repaired else ""
-    typer.echo(
+    tell(
         f"{len(report.faults)} faults{repaired} in {report.commits:,} commits, {report.values:,} values, "
         f"{report.refs:,} refs{outside}, {report.bytes:,} bytes"
     )
@@ -91,13 +91,10 @@ def backup(
 ) -> None:
     """Copy a repository while it is in use; a second time, only what is new."""
     storage = open_storage(path, Access(options_of(storage_options, "--storage-options")))
-    with showing_progress("backup") as tell:
-        made = back_up(storage, destination, verify=not no_verify, progress=tell)
+    with showing_progress("backup") as progress:
+        made = back_up(storage, destination, verify=not no_verify, progress=progress)
     if as_json:
         print_json(asdict(made))
     else:
         what = "is new" if made.files else "was up to date"
-        typer.echo(
-            f"{printable(destination)} {what}: commits up to slot {made.slot}; "
-            f"{made.files:,} files, {made.bytes:,} bytes copied"
-        )
+        tell(f"{destination} {what}: commits up to slot {made.slot}; {made.files:,} files, {made.bytes:,} bytes copied")

@@ -1,11 +1,19 @@
-"""How commands print, as text for people and as JSON for scripts, and how they fail."""
+"""How commands print, as text for people and as JSON for scripts, and how they fail.
+
+What a repository says may be anything, and what a command is given may hold a password. So all text goes through `tell`
+and the tables, which escape what would steer a terminal, and errors through `_fail`, which shows no secret either.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -25,12 +33,18 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from txstore.commit import Commit
 from txstore.errors import KeyFormatError, TxStoreError
+from txstore.object_errors import Secrets
+from txstore.object_urls import public
 from txstore.repository import Repository
 
 P = ParamSpec("P")
+
+#: click's, of which typer may have its own copy: what it prints as wrong usage.
+_CommandError: Any = typer.BadParameter.__mro__[2]
 
 #: A number this long may be the beginning of a commit's id; a shorter one is a slot.
 _SLOT_DIGITS = 10
@@ -98,7 +112,7 @@ def sources_of(given: list[str] | None) -> dict[str, dict[str, Any]]:
         try:
             found[prefix] = json.loads(begins[1:] + rest) if begins else {}
         except ValueError as error:  # without what was given: it may be a secret
-            raise typer.BadParameter(f"the options of {prefix!r} are no JSON: {error}") from None
+            raise typer.BadParameter(f"the options of {public(prefix)!r} are no JSON: {error}") from None
     return found
 
 
@@ -119,6 +133,12 @@ def reporting_errors_as(status: int) -> Callable[[Callable[P, None]], Callable[P
                 raise  # the reader of our output has left; click ends quietly
             except (TxStoreError, OSError, ValueError, ModuleNotFoundError) as error:
                 _fail(error, status)
+            except (_CommandError, typer.Exit, typer.Abort):
+                raise
+            except Exception as error:
+                for line in traceback.format_exc().splitlines():
+                    tell(_secrets().hide(line), err=True)
+                raise typer.Exit(status) from error
 
         return reporting
 
@@ -130,8 +150,56 @@ def _fail(error: Exception, status: int) -> NoReturn:
         told = f"{error.filename}: {error.strerror}"
     else:
         told = str(error) or type(error).__name__
-    typer.echo(f"txstore: {printable(' '.join(told.split()))}", err=True)
+    tell(f"txstore: {_secrets().hide(' '.join(told.split()))}", err=True)
     raise typer.Exit(status)
+
+
+# --- what was given, of which nothing secret is shown
+
+
+class Commands(TyperGroup):
+    """The commands. What they were given is not shown again where it may be a secret, nor what others say of it."""
+
+    def main(self, args: Sequence[str] | None = None, *arguments: Any, **options: Any) -> Any:
+        _given[:] = sys.argv[1:] if args is None else args
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return super().main(args, *arguments, **options)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _usage_errors():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, context: Any) -> Any:
+        with _usage_errors():
+            return super().invoke(context)
+
+
+_given: list[str] = []
+
+
+def _secrets() -> Secrets:
+    """What must not be shown of the arguments: credentials in URLs, and the values of options in JSON."""
+    options = {}
+    for number, each in enumerate(_given):
+        _, begins, rest = each.partition("{")
+        with suppress(ValueError, RecursionError):
+            options[f"{number}"] = json.loads(begins + rest) if begins else None
+    urls = [url for each in _given for url in (each, each.partition("={")[0])]
+    return Secrets(options, tuple(urls))
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except _CommandError as error:
+        error.message = printable(_secrets().hide(error.message))
+        raise
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    tell(f"txstore: {_secrets().hide(' '.join(str(message).split()))}", err=True)
 
 
 def find_commit(repo: Repository, commit: str) -> Commit:
@@ -148,8 +216,29 @@ def commit_as_dict(commit: Commit) -> dict[str, Any]:
     return asdict(commit) | {"time": commit.time.isoformat()}
 
 
-def print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2))
+def tell(text: str = "", *, err: bool = False) -> None:
+    """Print a line of text. What it holds may be what a repository says."""
+    typer.echo(printable(text), err=err)
+
+
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """Print JSON, ASCII only. It has no numbers that are not finite: they are strings, as Zarr writes them."""
+    typer.echo(json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
+
+
+def public_place(place: str) -> str:
+    """Return a path or URL that a command was given without what may be secret in it."""
+    return public(place) if "://" in place else place
 
 
 def new_console(*, stderr: bool = False) -> Console:

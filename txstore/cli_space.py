@@ -22,6 +22,7 @@ from txstore.cli_output import (
     readable_size,
     reporting_errors,
     showing_progress,
+    tell,
 )
 from txstore.usage import Usage
 
@@ -40,13 +41,13 @@ def optimize(path: PathArgument, storage_options: StorageOption = None, as_json:
     with showing_progress("optimize") as progress, warnings.catch_warnings(record=True) as told:
         made = open_repository(path, storage_options).optimize(progress=progress)
     for each in told:
-        typer.echo(f"txstore: {each.message}", err=True)
+        tell(f"txstore: {each.message}", err=True)
     if as_json:
         print_json({"commit": None if made is None else commit_as_dict(made)})
     elif made is None:
-        typer.echo("nothing to do")
+        tell("nothing to do")
     else:
-        typer.echo(f"optimized as {made}; `txstore vacuum` frees what is needed no more")
+        tell(f"optimized as {made}; `txstore vacuum` frees what is needed no more")
 
 
 @reporting_errors
@@ -70,7 +71,7 @@ def vacuum(
         return
     would = "would be " if dry_run else ""
     staged = f", {readable_size(report.staged)} of it staged by processes that died" if report.staged else ""
-    typer.echo(
+    tell(
         f"{report.files:,} files ({readable_size(report.bytes)}{staged}) {would}deleted, {report.expired:,} commits "
         f"{would}given up; commits are kept from slot {report.floor} on"
     )

@@ -17,9 +17,9 @@ from txstore.cli_output import (
     open_repository,
     print_json,
     print_table,
-    printable,
     readable_size,
     reporting_errors,
+    tell,
 )
 from txstore.errors import shown_keys
 from txstore.named import NamedTransaction, Participant
@@ -73,22 +73,23 @@ def show(
     if found is not None:
         shown["time"] = local_time(found.time, seconds=True)
     for field in ("name", "id", "branch", "owner", "time", "message"):
-        typer.echo(f"{field:10}{printable(str(shown.get(field, '-')))}")
-    typer.echo(
+        tell(f"{field:10}{shown.get(field, '-')!s}")
+    tell(
         f"staged    {shown['set']:,} keys set, {shown['deleted']:,} deleted, "
         f"{len(shown['deleted_below']):,} paths cleared"
     )
-    typer.echo(f"conflicts {_conflicts(overtaken)}\n")
+    tell(f"conflicts {_conflicts(overtaken)}")
+    tell()
     processes = _processes(() if found is None else found.participants)
     print_table(
         ["process~", "state", "keys>", "bytes>"],
         [(label, ", ".join(states), f"{by.get(label, 0):,}", f"{size:,}") for label, states, size in processes],
     )
     if keys:
-        typer.echo()
+        tell()
         for label, staged_keys in changes["participants"].items():
             for key in staged_keys:
-                typer.echo(f"{printable(label)}  {printable(key)}")
+                tell(f"{label}  {key}")
 
 
 @app.command()
@@ -115,12 +116,12 @@ def commit(
     if as_json:
         print_json(None if made is None else commit_as_dict(made))
     elif made is None:
-        typer.echo(f"{name} has ended; nothing was staged, so there is no commit")
+        tell(f"{name} has ended; nothing was staged, so there is no commit")
     else:
         statistics = made.statistics
         deleted = statistics["keys_deleted"] + statistics["prefixes_deleted"]
         told = f"{statistics['keys_set']:,} keys set, {deleted:,} deleted, {statistics['bytes_set']:,} bytes"
-        typer.echo(f"{made} {made.id}: {told}")
+        tell(f"{made} {made.id}: {told}")
 
 
 @app.command()
@@ -144,7 +145,7 @@ def rollback(
     if as_json:
         print_json({"name": name, "id": staged.id, "dropped": count})
     else:
-        typer.echo(f"{name} was rolled back: {count:,} staged keys were dropped")
+        tell(f"{name} was rolled back: {count:,} staged keys were dropped")
 
 
 # --- printing
@@ -181,4 +182,4 @@ def _processes(participants: tuple[Participant, ...]) -> Iterator[tuple[str, lis
 def _conflicts(overtaken: list[str]) -> str:
     if not overtaken:
         return "none so far"
-    return f"{len(overtaken):,} keys were changed by other commits since it began: {printable(shown_keys(overtaken))}"
+    return f"{len(overtaken):,} keys were changed by other commits since it began: {shown_keys(overtaken)}"

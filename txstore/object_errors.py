@@ -11,6 +11,7 @@ import errno
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from txstore.object_engines import Refusal
 
@@ -92,6 +93,30 @@ class Facts(NamedTuple):
         return not self.no_bucket and (self.status == 404 or self.code in MISSING)
 
 
+_USER = re.compile(r"://[^/@\s]*@")
+
+
+def _secrets_in(url: str) -> Iterator[str]:
+    """Yield what a URL, perhaps a chained one, says of who opens it: users with their passwords, and queries."""
+    for link in url.split("::"):
+        _, separator, rest = link.partition("://")
+        if not separator:
+            continue
+        place, _, query = rest.partition("?")
+        user, at, _ = place.rpartition("@")
+        name, colon, password = user.partition(":")
+        if at and colon and "/" not in name:  # a slash may be part of the password, of nothing else
+            # Who takes a slash in a password for the end of the host shows one half, or the other.
+            yield from (each for each in (user, password, *password.split("/")) if len(each) > 1)
+            if len(name) >= _KEY_LEAST:
+                yield name
+        yield from (value for part in re.split("[&;]", query) if len(value := part.partition("=")[2]) > 3)
+
+
+#: Names that are so long may be the first half of a key.
+_KEY_LEAST = 12
+
+
 class Secrets:
     """The strings among the options that must not come out."""
 
@@ -104,7 +129,8 @@ class Secrets:
     def __init__(self, options: Mapping[str, Any], urls: tuple[str, ...] = ()) -> None:
         found = {value for value in self._strings(options) if len(value) > 3}
         for url in [*urls, *self._urls(options)]:
-            found.update(part for part in re.findall(r"://[^/@:]*:([^/@]+)@", url) if part)
+            found.update(_secrets_in(url))
+        found |= {unquote(value) for value in found} | {quote(value, safe="") for value in found}
         self._values = sorted(found, key=len, reverse=True)  # one may be part of another
 
     def _strings(self, options: Any, name: str = "") -> Iterator[str]:
@@ -125,10 +151,13 @@ class Secrets:
         elif isinstance(options, str) and "://" in options:
             yield options
 
+    def are_in(self, words: str) -> bool:
+        return _USER.search(words) is not None or any(value in words for value in self._values)
+
     def hide(self, words: str) -> str:
         for value in self._values:
             words = words.replace(value, "***")
-        words = re.sub(r"://[^/@\s]*@", "://", words)
+        words = _USER.sub("://", words)
         return re.sub(r"(\w)\?[^\s\"'>)]*[=&][^\s\"'>)]*", r"\1", words)  # queries: signed URLs have them
 
 

@@ -134,13 +134,16 @@ def _canonical(family: str, address: str) -> str:
         return "az://" + "/".join(azure_parts(address))
     if family in ("sftp", "smb"):
         parts = urlsplit(address)
+        is_number = True
         try:
             port = f":{parts.port}" if parts.port not in (None, 22, 445) else ""
-        except ValueError:  # it would say what stands there, perhaps a password
+        except ValueError:  # it would say what stands there, perhaps a password: it must not be our error's context
+            is_number = False
+        if not is_number:
             raise ValueError(
                 f"{public(address)}: the port is no number; in a user name or password write / as %2F and @ as %40, or "
                 "give them in storage_options"
-            ) from None
+            )
         return f"{family}://{parts.hostname or ''}{port}/{_clean(parts.path)}".rstrip("/")
     return f"{SCHEME[family]}://{_clean(public(address).partition('://')[2])}"
 

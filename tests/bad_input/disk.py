@@ -18,9 +18,9 @@ NOBODY = 65534
 
 
 def tree(path: Path) -> dict[str, bytes | None]:
-    """Everything below a path: the contents of files, None for directories."""
+    """Everything below a path: the contents of files, None for directories. Not who had the turn to commit last."""
     return {
-        str(found.relative_to(path)): found.read_bytes() if found.is_file() else None
+        str(found.relative_to(path)): found.read_bytes() if found.is_file() and found.parent.name != "locks" else None
         for found in sorted(path.rglob("*"))
     }
 

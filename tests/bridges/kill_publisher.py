@@ -96,7 +96,7 @@ class At:
 
     def __init__(self, repo: txstore.Repository, slot: int) -> None:
         self._repo, self._slot = repo, slot
-        self.id, self.url = repo.id, repo.url
+        self.id, self.url, self.engine = repo.id, repo.url, repo.engine
 
     def mapping(self, branch: str = "main") -> txstore.Snapshot:
         return self._repo.mapping(at=self._slot)

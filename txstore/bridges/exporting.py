@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from txstore.bridges.concealing import concealing
 from txstore.bridges.destinations import Destination, check_outside, is_place, open_destination
 from txstore.bridges.zarr_arrays import in_parallel
 from txstore.commit import MAIN, Commit
@@ -33,6 +34,7 @@ class Export:
     written: int  # bytes; the others were there, from a run that was interrupted
 
 
+@concealing
 def export(
     repo: Repository,
     destination: str | os.PathLike[str],

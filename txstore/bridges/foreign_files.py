@@ -143,7 +143,8 @@ def places(sources: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]
             raise SourceError(place.url, "nothing matches this pattern")
         for match in matches:
             one = Place.__new__(Place)
-            one.fs, one.root, one.url = place.fs, match, match if place.is_local else place.fs.unstrip_protocol(match)
+            one.fs, one.root = place.fs, match
+            one.url = match if place.is_local else public(place.fs.unstrip_protocol(match))
             found.append(one)
     return found
 

@@ -14,6 +14,7 @@ from typing import Any, Never
 from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
+from txstore.bridges.concealing import concealed
 from txstore.errors import RepositoryNotFoundError, SnapshotExpiredError
 from txstore.opening import CHAINED, PRINTED, Access, locate
 from txstore.repository import Repository
@@ -67,8 +68,12 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if not fo:
             raise ValueError("which repository? Chain its URL: txstore::s3://bucket/data.tx, txstore::/data/data.tx")
         given = {**options.get(split_protocol(fo)[0], {}), **(target_options or {})}
-        url, repository_options = _url_of(fo, target_protocol, given)
         self._root = ""
+        concealed(lambda: self._find(fo, target_protocol, given, sources), [fo], given)
+        self.snapshot: Snapshot = self.repository.mapping(at=at, branch=branch, tag=tag)
+
+    def _find(self, fo: str, target_protocol: str | None, given: dict[str, Any], sources: Given | None) -> None:
+        url, repository_options = _url_of(fo, target_protocol, given)
         try:
             self.repository = Repository(url, create=False, storage_options=repository_options, sources=sources)
         except RepositoryNotFoundError:
@@ -76,7 +81,6 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             if not self._root:
                 raise
             self.repository = Repository(url, create=False, storage_options=repository_options, sources=sources)
-        self.snapshot: Snapshot = self.repository.mapping(at=at, branch=branch, tag=tag)
 
     def __reduce__(self) -> tuple[Any, ...]:
         commit = self.snapshot.commit

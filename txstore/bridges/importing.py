@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from txstore.bridges import zarr_arrays
 from txstore.bridges.blocks import blocks, copy_array, same
+from txstore.bridges.concealing import concealing
 from txstore.bridges.foreign_arrays import ForeignArray, ForeignArrays
 from txstore.bridges.foreign_files import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, places, stamp
 from txstore.bridges.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 
+@concealing
 def import_from(
     repo: Repository,
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

@@ -16,8 +16,10 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from txstore.bridges.concealing import concealed
 from txstore.bridges.foreign_files import Place
 from txstore.errors import SourceError
+from txstore.object_urls import public
 
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _PARQUET = b'"record_size"'
@@ -73,7 +75,8 @@ class Manifest:
 
         url = _TEMPLATE.sub(filled, url)
         if "{{" in url:
-            reason = f"the URL of {key!r} has a template that is more than a name in braces: write it out ({url})"
+            reason = f"the URL of {key!r} has a template that is more than a name in braces: write it out"
+            reason += f" ({public(url)})"
             raise SourceError(self.url, reason)
         if "://" in url or url.startswith("/"):
             return url
@@ -91,7 +94,10 @@ def _is_count(number: object) -> bool:
 
 def is_manifest(source: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> bool:
     """Tell whether what is there looks like a manifest: a JSON object, or a directory of Parquet files."""
-    place = Place(source, options)
+    return concealed(lambda: _is_manifest(Place(source, options)), [source], options or {})
+
+
+def _is_manifest(place: Place) -> bool:
     if place.fs.isdir(place.root):
         return place.has(".zmetadata") and _PARQUET in place.read(".zmetadata")
     if not place.fs.exists(place.root):

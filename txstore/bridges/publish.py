@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txstore import format
+from txstore.bridges.concealing import concealing
 from txstore.bridges.consolidated import consolidate, decoded, documents_of, is_consolidated, plain_document
 from txstore.bridges.destinations import Destination, check_outside, is_place, open_destination
 from txstore.bridges.published_state import STATE, Mark, State, witnesses_of
@@ -49,6 +50,7 @@ class Published:
     bytes: int
 
 
+@concealing
 def publish(
     repo: Repository,
     destination: str | os.PathLike[str] | Destination,
@@ -61,7 +63,7 @@ def publish(
     durable: bool = True,
 ) -> Published:
     """Bring a plain copy to the head of a branch: `Repository.publish`."""
-    target = _target(repo, destination, storage_options, durable)
+    target = _target(repo, destination, storage_options=storage_options, durable=durable)
     snapshot = repo.mapping(branch=branch)
     if snapshot.commit is None:
         raise CommitNotFoundError(f"branch {branch!r}", hint="there is nothing to publish: it has no commit yet")
@@ -82,7 +84,7 @@ def follow_and_publish(
     timeout: float | None = None,
 ) -> Iterator[Published]:
     """Publish, and again after each commit, or after several that were made meanwhile; yield what was done."""
-    target = _target(repo, destination, storage_options, durable)
+    target = _target(repo, destination, storage_options=storage_options, durable=durable)
     last: Commit | int = -1
     while True:
         # A commit that a vacuum has removed meanwhile is not the newest.
@@ -100,9 +102,11 @@ def follow_and_publish(
         last, full = done.commit, False
 
 
+@concealing
 def _target(
     repo: Repository,
     destination: str | os.PathLike[str] | Destination,
+    *,
     storage_options: Mapping[str, Any] | None,
     durable: bool,
 ) -> Destination:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from txstore.bridges.concealing import concealing
 from txstore.bridges.consolidated import consolidate, documents_of, is_consolidated, plain_document
 from txstore.bridges.destinations import Destination, LocalDestination, check_outside, open_destination
 from txstore.bridges.reference_entries import Entry, entries
@@ -44,6 +45,7 @@ class References:
     inline: int
 
 
+@concealing
 def references(
     repo: Repository,
     destination: str | os.PathLike[str],
@@ -74,11 +76,13 @@ def references(
 
 def _split(destination: str | os.PathLike[str]) -> tuple[str, str]:
     """Return the directory, or its URL, and the name in it. Raises `ValueError` if that says no format."""
-    address = os.path.expanduser(os.fspath(destination)).rstrip("/")
+    address = os.path.expanduser(os.fspath(destination))
+    address, mark, query = address.partition("?") if "://" in address else (address, "", "")
+    address = address.rstrip("/")
     above, _, name = address.rpartition("/")
     if not name.endswith((".json", ".parquet", ".parq")) or above.endswith(":/"):
         raise ValueError(f"{public(address)}: its name has to end in .json or .parquet, which says what is written")
-    return above or ("/" if address.startswith("/") else "."), name
+    return (above or ("/" if address.startswith("/") else ".")) + mark + query, name
 
 
 def _tagged(repo: Repository, tag: str) -> tuple[Snapshot, Commit]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from txstore.bridges.concealing import concealing
 from txstore.bridges.foreign_files import ForeignFile, stamp
 from txstore.bridges.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
 from txstore.bridges.manifests import Manifest, Reference, open_manifest
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _ROOTS = ("zarr.json", ".zgroup", ".zarray")
 
 
+@concealing
 def import_references(
     repo: Repository,
     manifest: str | os.PathLike[str] | Mapping[str, Any],

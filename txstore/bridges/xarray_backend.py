@@ -11,6 +11,7 @@ from xarray import Dataset, Variable
 from xarray.backends import BackendEntrypoint
 from xarray.backends.zarr import ZarrBackendEntrypoint
 
+from txstore.bridges.concealing import concealed
 from txstore.opening import CHAINED, PRINTED, Access, is_repository, locate
 from txstore.repository import Repository
 from txstore.sources import Given
@@ -146,13 +147,15 @@ def _snapshot(
     sources: Given | None,
 ) -> tuple[Any, str]:
     """Return a `TxStore`, which xarray takes and does not say so, and the path in it that a printed URL leads to."""
-    inside = ""
-    if isinstance(given, Repository):
-        repository = given
-    else:
+
+    def opened() -> tuple[Any, str]:
+        if isinstance(given, Repository):
+            return given.snapshot(at, branch=branch, tag=tag), ""
         url, inside = locate(given, Access(dict(storage_options or {})))
         repository = Repository(url, create=False, storage_options=storage_options, sources=sources)
-    return repository.snapshot(at, branch=branch, tag=tag), inside
+        return repository.snapshot(at, branch=branch, tag=tag), inside
+
+    return concealed(opened, [given], storage_options or {})
 
 
 def _below(inside: str, group: str | None) -> str | None:

@@ -1,0 +1,287 @@
+"""Every command, on a repository that says what would steer a terminal, and with arguments that hold passwords."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+import zarr
+
+import txstore
+from tests.cli.test_cli import run
+from tests.hostile import unchecked_keys
+from txstore import cli_output
+from txstore.cli import app
+from txstore.constraints import RequiredAttributes
+
+#: What terminals act upon, what rich takes for markup, and what turns text around.
+STEERING = "\x1b[31mred\x1b]0;title\x07\r\b\x7f\x9b31m\u202eeno\u2028[bold red]loud[/bold red][/]:warning:"
+NAMES = "".join(sign for sign in STEERING if sign != "/")
+
+
+def commands() -> set[str]:
+    found = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    (group,) = app.registered_groups
+    assert group.typer_instance is not None
+    inner = group.typer_instance.registered_commands
+    return found | {f"tx {command.name or command.callback.__name__}" for command in inner}  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def hostile(open_repo: Callable[..., txstore.Repository], monkeypatch: pytest.MonkeyPatch) -> txstore.Repository:
+    """A repository in which every text that can be anything is."""
+    monkeypatch.setattr("txstore.publishing.this_user", lambda: STEERING)
+    monkeypatch.setattr("txstore.beginning.this_user", lambda: STEERING)
+    repo = open_repo()
+    properties = {STEERING: STEERING, "nan": float("nan"), "inf": [float("inf"), {"-": -float("inf")}]}
+    with repo.transaction(STEERING, properties=properties) as store:
+        group = zarr.create_group(store, attributes={STEERING: STEERING})
+        fields = np.dtype([("[bold red]", "<i4"), (NAMES, "<f8")])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            group.create_array(NAMES, shape=(4,), chunks=(2,), dtype=fields)[...] = np.ones(4, fields)
+        group.create_array("plain", data=np.arange(4), chunks=(2,), attributes={"a": STEERING})
+        store[f"{NAMES}/c/{NAMES}"] = b"1"
+    repo.constraints["mine"] = RequiredAttributes("plain", {"a": STEERING})
+    repo.tags["v1"] = 0
+    return repo
+
+
+def check(shown: str) -> str:
+    """No sign of it is acted upon."""
+    bad = [sign for sign in shown if unicodedata.category(sign) in ("Cc", "Cf", "Zl", "Zp") and sign != "\n"]
+    assert bad == [], shown
+    return shown
+
+
+def shown_by(*arguments: object, status: int | None = 0) -> str:
+    result = run(*arguments)
+    if status is not None:
+        assert result.exit_code == status, result.output
+    return check(result.stdout) + check(result.stderr)
+
+
+def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[object]]]:
+    """How each command is called on a repository; the same ones with --json."""
+    for number in (1, 2):
+        with repo.transaction(name=f"job{number}", message=STEERING) as store:
+            store[f"{NAMES}/{number}"] = b"1"
+    url = repo.url
+    for suffix in ("", "json"):
+        out = tmp_path / f"out{suffix}"
+        yield "log", [url]
+        yield "show", [url, "v1"]
+        yield "ls", [url]
+        yield "ls", [url, NAMES]
+        yield "ls", [url, "--keys"]
+        yield "constraints", [url]
+        yield "du", [url]
+        yield "tx list", [url]
+        yield "tx show", [url, "job1", "--keys"]
+        yield "verify", [url]
+        yield "backup", [url, out / "backup"]
+        yield "export", [url, out / "export"]
+        yield "publish", [url, out / "copy"]
+        yield "references", [url, out / "x.json", "--tag", "v1"]
+        yield "import", [out / "export", url, "--path", f"imported{suffix}", "--message", STEERING]
+        yield "optimize", [url]
+        yield "vacuum", [url]
+    yield "tx commit", [url, "job1"]
+    yield "tx rollback", [url, "job2", "--yes"]
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_no_command_lets_a_repository_steer_the_terminal(hostile: txstore.Repository, tmp_path: Path) -> None:
+    called = set()
+    for command, arguments in list(calls(hostile, tmp_path)):
+        called.add(command)
+        as_json = any("json" in str(each) and "x.json" not in str(each) for each in arguments)
+        out = shown_by(*command.split(), *arguments, *(["--json"] if as_json else []))
+        if command in ("log", "show", "tx list") or (command == "ls" and len(arguments) == 1):
+            assert "[bold red]" in out, command  # and not taken for markup
+    assert commands() - called == {"demo"}  # which has no repository
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_json_is_json(hostile: txstore.Repository, tmp_path: Path) -> None:
+    """Without NaN and Infinity, which no other reader takes; and ASCII."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    called = set()
+    for command, arguments in list(calls(hostile, tmp_path / "again")):
+        if command not in called:
+            called.add(command)
+            result = run(*command.split(), *arguments, "--json")
+            assert result.exit_code == 0, result.output
+            assert check(result.stdout).isascii()
+            told = json.loads(result.stdout, parse_constant=refuse)
+            if command == "show":
+                found = told["properties"]
+                assert (found["nan"], found["inf"]) == ("NaN", ["Infinity", {"-": "-Infinity"}])
+                assert found[STEERING] == STEERING
+    assert commands() - called == {"demo"}
+
+
+def test_errors(hostile: txstore.Repository, tmp_path: Path) -> None:
+    for arguments in (
+        ["show", hostile.url, STEERING],
+        ["show", hostile.url, f"9{STEERING}"],
+        ["log", tmp_path / NAMES],
+        ["ls", hostile.url, STEERING],
+        ["export", hostile.url, tmp_path / "out", "--path", NAMES + "x"],
+        ["import", tmp_path / NAMES, hostile.url],
+        ["tx", "show", hostile.url, STEERING],
+        ["log", hostile.url, STEERING],
+        ["log", hostile.url, f"--{STEERING}"],
+        [STEERING],
+        ["vacuum", hostile.url, "--older-than", STEERING],
+        ["import", tmp_path, hostile.url, "--chunks", STEERING],
+        ["ls", hostile.url, "--storage-options", STEERING],
+        ["ls", hostile.url, "--source", STEERING],
+    ):
+        assert run(*arguments).exit_code != 0
+        shown_by(*arguments, status=None)
+
+
+def test_faults(tmp_path: Path) -> None:
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with unchecked_keys(), repo.begin() as transaction:
+        transaction[f"../{NAMES}"] = b"1"
+    assert "is no key" in shown_by("verify", repo.url, status=1)
+    assert "is no key" in shown_by("ls", repo.url, "--keys", status=1)
+    (commit,) = (tmp_path / "data.tx" / "commits" / "main").iterdir()
+    commit.rename(commit.with_name(f"{commit.name}.{NAMES.replace('[bold red]', '')[:30]}"))
+    shown_by("verify", repo.url, status=None)
+
+
+def test_what_nobody_expects(hostile: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of ours is shown as Python does, but for what it says."""
+
+    def fail(self: object, **_: object) -> None:
+        raise TypeError(STEERING + "s3://key:se/cret@bucket/x")
+
+    monkeypatch.setattr(txstore.Repository, "log", fail)
+    out = shown_by("log", hostile.url, status=1)
+    assert "Traceback" in out
+    assert "TypeError: \\x1b[31mred" in out
+
+
+def test_warnings(hostile: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(self: object, **_: object) -> list[Any]:
+        warnings.warn(STEERING, UserWarning, stacklevel=1)
+        return []
+
+    monkeypatch.setattr(txstore.Repository, "log", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert "txstore: \\x1b[31mred" in shown_by("log", hostile.url)
+
+
+def test_nothing_is_printed_past_the_escapes() -> None:
+    """One module prints. (`demo` shows what it has made itself.)"""
+    for path in Path(cli_output.__file__).parent.glob("cli*.py"):
+        text = path.read_text()
+        if path.name != "cli_output.py":
+            assert "typer.echo" not in text, path
+            assert not re.search(r"(?<!_)\bprint\(|\.print\(", text), path
+
+
+# --- secrets
+
+SECRET, KEY = "s3cr3t/Val+ue", "AKIAIOSFODNN7EXAMPLE"
+WITH_SECRETS = [
+    f"nosuch://{KEY}:{SECRET}@bucket/data.tx",
+    f"s3://{KEY}:{SECRET}@bucket/../data.tx",
+    f"http://{KEY}:{SECRET}@127.0.0.1:1/data.tx",
+    f"ftp://{KEY}:{SECRET}@127.0.0.1:1/data.tx",
+    f"sftp://{KEY}:{SECRET}@127.0.0.1:1/data.tx",
+    f"simplecache::http://{KEY}:{SECRET}@127.0.0.1:1/data.tx",
+    f"http://127.0.0.1:1/data.tx?X-Amz-Signature={SECRET}",
+]
+
+
+def no_secret_in(text: str) -> None:
+    for part in (SECRET, "s3cr3t", "Val+ue", KEY):
+        assert part not in text, text
+
+
+def told_with(*arguments: object) -> str:
+    result = run(*arguments)
+    assert result.exit_code != 0
+    no_secret_in(result.output + result.stderr)
+    if result.exception is not None:
+        no_secret_in(repr(result.exception) + str(pickle.dumps(result.exception.args)))
+    return str(result.stderr)
+
+
+@pytest.mark.parametrize("url", WITH_SECRETS)
+def test_no_command_shows_a_password(hostile: txstore.Repository, tmp_path: Path, url: str) -> None:
+    there = hostile.url
+    (tmp_path / "x.json").write_text("{}")
+    for arguments in (
+        [url],  # no such command
+        ["log", there, url],  # an extra argument
+        ["log", f"--{url}"],  # no such option
+        ["vacuum", there, "--older-than", url],
+        ["import", "x.zarr", there, "--chunks", url],
+        ["log", there, "--limit", url],
+        ["show", there, url],
+        ["tx", "show", there, url],
+        ["verify", there, "--source", url + "={"],
+        ["verify", there, "--source", url + '={"secret": "' + SECRET],
+        ["log", there, "--storage-options", json.dumps({"secret": SECRET, "key": KEY})],
+        ["references", there, url, "--tag", "v1"],
+        ["references", there, url + ".json", "--tag", "none"],
+    ):
+        assert told_with(*arguments)
+
+
+@pytest.mark.parametrize("url", [url for url in WITH_SECRETS if "s3:" not in url])
+def test_no_command_that_goes_there_shows_a_password(
+    hostile: txstore.Repository, tmp_path: Path, url: str, quick: None
+) -> None:
+    there = hostile.url
+    for arguments in (
+        ["log", url],
+        ["verify", url],
+        ["backup", url, tmp_path / "backup"],
+        ["export", there, url],
+        ["publish", there, url],
+        ["import", url, there, "--path", "new"],
+        ["import", url + ".json", there, "--path", "new", "--format", "zarr"],
+    ):
+        assert told_with(*arguments)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    from txstore import object_client
+
+    monkeypatch.setattr(object_client, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(object_client, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(object_client, "LEAST_TRIES", 1)
+
+
+def test_the_installed_command(hostile: txstore.Repository) -> None:
+    """As it is started, with what it is given in `sys.argv`."""
+    told = {**os.environ, "PYTHONPATH": str(Path(txstore.__file__).parents[1])}
+    for arguments in ([WITH_SECRETS[0]], ["log", hostile.url, WITH_SECRETS[0]]):
+        command = [sys.executable, "-m", "txstore", *arguments]
+        done = subprocess.run(command, env=told, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 2
+        no_secret_in(done.stdout + done.stderr)
+    assert isinstance(app, typer.Typer)
