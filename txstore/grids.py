@@ -163,6 +163,8 @@ def _lazy_product(along: Sequence[Sequence[int]]) -> Iterator[Chunk]:
     """Return what `itertools.product` does, which first makes tuples of them all: an axis may have a billion chunks."""
     if sum(map(len, along)) <= MAX_CHUNKS:
         return product(*along)
+    if not all(map(len, along)):
+        return iter(())  # there would be no end of looking for one along the others
     return ((*first, last) for first in _lazy_product(along[:-1]) for last in along[-1])
 
 

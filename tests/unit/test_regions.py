@@ -450,6 +450,14 @@ def test_what_can_be_locked_of_a_huge_array(huge):
         locked(huge, HUGE)
 
 
+@pytest.mark.parametrize("shape", [(HUGE, 0), (0, HUGE), (HUGE, HUGE, 0)])
+def test_a_huge_axis_beside_an_empty_one(store, shape):
+    """There is no chunk, and for each of 10^15 rows it was found out anew."""
+    create(store, shape=shape, chunks=(1,) * len(shape))
+    for region in (..., Whole(), Resize((0,) * len(shape))):
+        assert {key for key in locked(store, region) if not is_document(key)} == set()
+
+
 def test_many_arrays_together_are_too_many(store):
     for name in ("x", "y"):
         create(store, name, shape=(150_000,), chunks=(1,))
