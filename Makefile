@@ -75,7 +75,7 @@ help:
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
-	@echo 'make fuzz        every decoder on ten million damaged inputs'
+	@echo 'make fuzz        every decoder on ten million damaged inputs; a million repositories that lie'
 	@echo 'make crash       the power is lost at any point, a hundred thousand times'
 	@echo 'make reliability all of these four, the bit flips and the seeded bugs: one table, in some hours'
 	@echo 'make sanitize    the C of the lock table under the thread, address and undefined behaviour sanitizers'
@@ -181,17 +181,21 @@ torture: $(TEST)/stamp
 	TXSTORE_KILL_ROUNDS=10000 $(TEST)/bin/python -m pytest tests/processes/test_torture.py \
 	  tests/processes/test_locktable_kills.py $(PYTEST_ARGS)
 
-# Every decoder on ten million damaged inputs; first on fewer, with the C under the address and undefined behaviour sanitizers.
+# Every decoder on ten million damaged inputs, and a million repositories that lie, with right checksums; first on fewer,
+# with the C under the address and undefined behaviour sanitizers.
 FUZZ_INPUTS ?= 10000000
+FUZZ_REPOSITORIES ?= 1000000
 FUZZ_SANITIZED_INPUTS ?= 300000
+FUZZ_SANITIZED_REPOSITORIES ?= 20000
 fuzz: $(TEST)/stamp
 	CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \
 	  $(TEST)/bin/python setup.py --quiet build_ext --build-temp build/asan-objects --build-lib build/asan
 	cp -r txstore/*.py build/asan/txstore/
 	cp txstore/_native/*.py build/asan/txstore/_native/
+	cp -r txstore/bridges build/asan/txstore/
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/asan:. \
-	  $(TEST)/bin/python -P -m tests.fuzz --inputs $(FUZZ_SANITIZED_INPUTS)
-	$(TEST)/bin/python -m tests.fuzz --inputs $(FUZZ_INPUTS)
+	  $(TEST)/bin/python -P -m tests.fuzz --inputs $(FUZZ_SANITIZED_INPUTS) --repositories $(FUZZ_SANITIZED_REPOSITORIES)
+	$(TEST)/bin/python -m tests.fuzz --inputs $(FUZZ_INPUTS) --repositories $(FUZZ_REPOSITORIES)
 
 # What several processes have read and written, while some are killed: one history for each workload and level.
 histories: $(TEST)/stamp
@@ -209,6 +213,7 @@ RELIABILITY_KILL_ROUNDS ?= 10000
 RELIABILITY_BIT_FLIPS ?= all
 RELIABILITY_HISTORIES ?= 10000
 RELIABILITY_FUZZ_INPUTS ?= $(FUZZ_INPUTS)
+RELIABILITY_FUZZ_REPOSITORIES ?= $(FUZZ_REPOSITORIES)
 # $(call counted,NAME,COMMAND): one that fails, or is killed before it has counted anything, fails the table.
 counted = TXSTORE_RELIABILITY_JSON=$(RELIABILITY)/$(1).json $(TEST)/bin/python -m $(2) || \
 	  echo '{"tests: $(1)": {"failures": 1}}' > $(RELIABILITY)/$(1)-failed.json
@@ -224,7 +229,7 @@ reliability: $(TEST)/stamp
 	  $(call counted,bits,pytest tests/corruption/test_bit_flips.py $(PYTEST_ARGS))
 	TXSTORE_HISTORIES=$(RELIABILITY_HISTORIES) \
 	  $(call counted,histories,pytest tests/isolation/test_histories.py $(PYTEST_ARGS))
-	$(call counted,fuzz,tests.fuzz --inputs $(RELIABILITY_FUZZ_INPUTS))
+	$(call counted,fuzz,tests.fuzz --inputs $(RELIABILITY_FUZZ_INPUTS) --repositories $(RELIABILITY_FUZZ_REPOSITORIES))
 	$(TEST)/bin/python -m tests.reliability $(RELIABILITY)
 
 sanitize:

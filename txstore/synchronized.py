@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from txstore.documents import kind_of_node
 from txstore.errors import LocksUnavailableError, NodeNotFoundError, TxStoreError
@@ -108,6 +108,8 @@ class _Place:
 class _Synchronized:
     """What synchronized arrays and groups have in common."""
 
+    _wanted: ClassVar[str]
+
     def __init__(self, place: _Place) -> None:
         self._place = place
         self._opened: tuple[str, Any] | None = None  # a commit's id, and the node as it is there
@@ -150,7 +152,11 @@ class _Synchronized:
         commit = store.base.id if store.base is not None else ""
         opened = self._opened
         if opened is None or opened[0] != commit:
-            opened = self._opened = (commit, zarr.open(store, path=self.path, mode="r"))
+            node = zarr.open(store, path=self.path, mode="r")
+            found = "group" if isinstance(node, zarr.Group) else "array"
+            if found != self._wanted:  # somebody has put something else in its place
+                raise NodeNotFoundError(self.path, wanted=self._wanted, found=found)
+            opened = self._opened = (commit, node)
         return opened[1]
 
     def _change(self, region: Any, change: Callable[[Any], T]) -> T:
@@ -174,6 +180,8 @@ class SynchronizedArray(_Synchronized):
 
     Made by `synchronized`. What is written is computed before the locks are taken.
     """
+
+    _wanted = "array"
 
     # --- what it is, at the newest commit
 
@@ -415,6 +423,8 @@ class SynchronizedGroup(_Synchronized):
 
     Made by `synchronized`.
     """
+
+    _wanted = "group"
 
     def __getitem__(self, path: str) -> SynchronizedArray | SynchronizedGroup:
         """Return what is at a path below. Raises `NodeNotFoundError`, which is a `KeyError`."""

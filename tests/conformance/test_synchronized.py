@@ -227,6 +227,20 @@ def test_each_read_is_of_the_newest_commit(repo, a):
     assert "x" in repr(a)
 
 
+def test_a_group_in_the_place_of_an_array(repo, a):
+    """It was an AttributeError, of whatever a group has not."""
+    with repo.transaction() as store:
+        zarr.create_group(store, path="x", overwrite=True)
+    for read in (lambda: a.shape, lambda: len(a), lambda: a[:], lambda: list(a)):
+        with pytest.raises(NodeNotFoundError, match="no array at 'x': it is a group"):
+            read()
+    g = synchronized(repo, "x")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=(4,), chunks=(4,), dtype="i4", overwrite=True)
+    with pytest.raises(NodeNotFoundError, match="no group at 'x': it is a array"):
+        dict(g.attrs)
+
+
 def test_iterating_is_over_one_commit(a):
     rows = []
     for row in a:
