@@ -279,16 +279,3 @@ def test_a_data_pack_that_is_listed_many_times(forged):
     faults = txstore.Repository(path).verify().faults
     assert any("lists a data pack twice" in fault.reason for fault in faults)
     assert sum("so does slot 0" in fault.reason for fault in faults) == 1
-
-
-def test_files_of_others_among_the_packs(forged):
-    """Their names were taken for ids of packs, and for directories."""
-    path = forged(lambda parts: parts.others.update({"packs/notes": b"mine", "packs/00/notes": b"mine"}))
-    repo = txstore.Repository(path)
-    repo.usage()
-    repo.optimize()
-    repo.vacuum(keep=1)
-    with repo.transaction() as store:
-        store["a"] = b"a"
-    assert [fault.path for fault in repo.verify().faults] == ["packs/00/notes", "packs/notes"]
-    assert (path / "packs/00/notes").read_bytes() == (path / "packs/notes").read_bytes() == b"mine"
