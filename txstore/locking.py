@@ -162,9 +162,7 @@ class TransactionLocks:
     def _owned(self) -> Owner:
         with self._making:
             if self._closed:
-                raise TransactionStateError(
-                    "this transaction has ended: begin a new one to lock anything", state="ended"
-                )
+                raise _ended()
             owner = self._owner = self._owner or self._locks.owner()
         return owner
 
@@ -201,7 +199,12 @@ class TransactionLocks:
             return ()
         owner = self._owned()
         # In one call that runs no Python: an interrupt comes before the locks are taken, or after it is noted here.
-        turn.granted.extend(map(owner.acquire, (list(turn.slots),), (timeout,), (siblings,)))
+        try:
+            turn.granted.extend(map(owner.acquire, (list(turn.slots),), (timeout,), (siblings,)))
+        except ValueError as error:
+            if self._closed:  # another thread has ended the transaction meanwhile
+                raise _ended() from error
+            raise
         return turn.granted[0]
 
     def end_turn(self, turn: Turn, to: int | None = None) -> None:
@@ -257,6 +260,10 @@ class TransactionLocks:
             inside, self._inside = self._inside, []
             for turn in inside:
                 self._turns.cancel(turn)
+
+
+def _ended() -> TransactionStateError:
+    return TransactionStateError("this transaction has ended: begin a new one to lock anything", state="ended")
 
 
 def deadline_of(timeout: float | None) -> float | None:

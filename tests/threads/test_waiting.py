@@ -16,7 +16,7 @@ from zarr.storage import MemoryStore
 
 import txstore
 from tests.processes.workers import QUICK, Worker, ended
-from tests.threads.gates import Gate, Thread, create, gate, values, writing
+from tests.threads.gates import A_WHILE, Gate, Thread, create, gate, values, writing
 from tests.threads.harness import PIPELINES
 from tests.threads.interrupts import is_asleep
 from tests.waiting import TIMEOUT, wait_until
@@ -145,3 +145,28 @@ def test_after_an_interrupt_in_an_end_that_waits_the_next_one_comes_about(
     if end == "commit":
         assert found[0] == 2
     assert commits == (3 if end == "commit" else 2)
+
+
+def test_who_waits_for_a_lock_while_another_thread_commits_gets_it_in_the_next_transaction(
+    repo: txstore.Repository,
+) -> None:
+    store = txstore.TxStore(repo)
+    zarr.create_array(store, name="x", shape=(8,), chunks=(4,), dtype="i8")
+    store.commit()
+    threads: list[int] = []
+
+    def lock() -> None:
+        threads.append(threading.get_ident())
+        with store.lock("x"):
+            zarr.open_array(store, path="x")[:] = 1
+
+    with repo.transaction(lock=["x"]):
+        waiting = Thread(lock)
+        wait_until(lambda: threads and "acquire_turn" in _calls_of(threads[0]))
+        store["key"] = b"1"
+        store.commit()
+        waiting.join(A_WHILE)
+        assert waiting.is_alive()
+    waiting.result()
+    store.commit()
+    assert set(zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist()) == {1}
