@@ -188,7 +188,11 @@ class Door:
                 self._is_closing = True
                 yield self
             finally:
-                self._open()
+                try:
+                    self._open()
+                except BaseException:
+                    self._open()  # an interrupt: nobody would let those in who wait
+                    raise
 
     def close(self, timeout: float | None = None) -> bool:
         """Wait until nobody is inside, then close the door. Returns whether that came about in time.
@@ -235,13 +239,14 @@ class Door:
         return True
 
     def _open(self) -> None:
+        """Open the door. After an interrupt it is called again: who waits is noted until it has left."""
         with self._lock:
-            waiting, self._waiting = self._waiting, []
-            self._statements.update(each.statement for each in waiting)
+            self._statements.update(each.statement for each in self._waiting)
             self._lock_blocks |= self._blocks_waiting
             self._blocks_waiting.clear()
             self.is_closed = self._is_closing = False
             self._changed.notify_all()
+            waiting = list(self._waiting)
         for each in waiting:
             with suppress(RuntimeError):  # its loop is closed
                 each.future.get_loop().call_soon_threadsafe(_wake, each.future)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import zarr
 
 import txstore
 from tests.threads.gates import A_WHILE, Gate, Thread, create, gate, values, writing
-from tests.waiting import TIMEOUT
+from tests.waiting import TIMEOUT, wait_until
+from txstore import door
 from txstore.transaction import Transaction
 
 
@@ -57,7 +59,8 @@ def stop_commit(store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield stop
     Gate.open()
     for each in stopped:
-        each.finish()
+        with suppress(KeyboardInterrupt):  # it was told to the test
+            each.finish()
 
 
 def increment(repo: txstore.Repository, where: int) -> None:
@@ -217,6 +220,29 @@ def test_metadata_and_chunks_of_an_append_are_in_one_commit(
     statement.result()
     store.commit()
     assert committed(repo) == [1] * 16 + [2] * 8
+
+
+def test_a_statement_that_waits_is_let_in_though_the_commit_is_interrupted_when_it_opens_the_door(
+    store: txstore.TxStore, stop_commit: Callable[[], Stopped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = create(store)
+    store.commit()
+    commit = stop_commit()
+    statement = Thread(lambda: x.__setitem__(slice(None), 2))
+    wait_until(lambda: store._session.door._waiting)  # type: ignore[union-attr]
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(*errors: type[BaseException]) -> AbstractContextManager[None]:
+        if interrupts:
+            raise interrupts.pop()
+        return suppress(*errors)
+
+    monkeypatch.setattr(door, "suppress", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        commit.finish()
+    statement.result()
+    store.commit()
+    assert set(x[:].tolist()) == {2}
 
 
 def test_what_a_thread_writes_without_zarr_waits_and_does_not_fail(
