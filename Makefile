@@ -57,7 +57,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders torture histories fuzz crash reliability sanitize pythons clean
+.PHONY: help test test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders torture histories threads fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -75,6 +75,7 @@ help:
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
+	@echo 'make threads     eight threads over one store, for an hour: no write lost, no commit torn, nobody waits for ever'
 	@echo 'make fuzz        every decoder on ten million damaged inputs; a million repositories that lie'
 	@echo 'make crash       the power is lost at any point, a hundred thousand times'
 	@echo 'make reliability all of these four, the bit flips and the seeded bugs: one table, in some hours'
@@ -200,6 +201,12 @@ fuzz: $(TEST)/stamp
 # What several processes have read and written, while some are killed: one history for each workload and level.
 histories: $(TEST)/stamp
 	TXSTORE_HISTORIES=10000 $(TEST)/bin/python -m pytest tests/isolation $(PYTEST_ARGS)
+
+# Threads that share a store, beside other processes, interrupts and rollbacks, on each of zarr's pipelines in turn.
+THREADS_SECONDS ?= 3600
+THREADS_ARGS ?=
+threads: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.threads --seconds $(THREADS_SECONDS) $(THREADS_ARGS)
 
 CRASH_IMAGES ?= 100000
 crash: $(TEST)/stamp

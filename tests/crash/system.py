@@ -513,7 +513,6 @@ def simulated() -> Iterator[System]:
         mock.patch.object(tree, "os", _os),
         mock.patch.object(tree, "local", _local),
         mock.patch.object(sharing, "os", _os),
-        mock.patch.object(pins, "os", _os),
         mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine
         mock.patch.object(numbered_locks, "fcntl", _Fcntl()),
         mock.patch.object(turns, "fcntl", _Fcntl()),
