@@ -65,7 +65,12 @@ def back_up(
     commits = open_commits(source)
     if not commits.identity.exists():
         raise RepositoryNotFoundError(source.url)
-    target = open_storage(destination)
+    try:
+        target = open_storage(destination)
+    except RepositoryNotFoundError as error:
+        raise BackupError(
+            os.fspath(destination), "it is inside of the repository above it: choose a place apart"
+        ) from error
     _check_apart(source.url, target.url)
     return _BackUp(commits, target, verify, progress).run()
 

@@ -189,7 +189,7 @@ def test_orphans_and_what_the_dead_left(open_repo):
     root = Path(repo.url)
     (root / "packs" / "ab").mkdir()
     (root / "packs" / "ab" / ("ab" * 16)).write_bytes(b"left by a commit that was never made")
-    (root / "commits/main/0000000001.orphan-00").write_bytes(b"moved aside")
+    (root / f"commits/main/0000000001.orphan-{'ab' * 16}").write_bytes(b"moved aside")
     (root / ".staging" / ("cd" * 16 + ".0")).write_bytes(b"of a dead process")
     report = repo.vacuum()
     assert report.files == 3

@@ -91,7 +91,7 @@ def test_where_a_backup_can_not_go(source, tmp_path):
     for place, words in [
         (tmp_path / "full", "thesis.tex"), (tmp_path / "file", "is a file"), (other.url, "another repository"),
         (begun, "beginnings of another repository"), (repo.url, "in the repository"),
-        (Path(repo.url) / "copy", "in the repository"), (tmp_path, "in the repository"),
+        (Path(repo.url) / "copy", "inside of the repository"), (tmp_path, "in the repository"),
     ]:  # fmt: skip
         before = tree(tmp_path)
         with pytest.raises(txstore.BackupError, match=words):

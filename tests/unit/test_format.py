@@ -133,7 +133,8 @@ seen_of_a_key = st.one_of(st.sampled_from([0, 1]), st.builds(format.Predecessor,
 
 
 @given(
-    st.sampled_from([1, 2, 3, 4, 5]), seen_of_a_key, u64, st.binary(max_size=60), st.binary(max_size=3000), u16
+    st.sampled_from([1, 2, 3, 4, 5]), seen_of_a_key, st.integers(0, encoding.MAX_COUNT), st.binary(max_size=60),
+    st.binary(max_size=3000), u16,
 )  # fmt: skip
 def test_frames(kind, seen, sequence, key, value, gap):
     start = gap * 8
