@@ -125,7 +125,7 @@ class _BackUp:
         last = None if is_new else copies.head(MAIN)
         self._check_history(head, last)
         for directory in ("", *names.DIRECTORIES):
-            self.target.make_directory(directory, durable=True)
+            self._make_directory(directory)
         self._write_once(names.GUARD)
         if head is not None:
             self._copy_history(head, last)
@@ -138,6 +138,9 @@ class _BackUp:
         if (None if made is None else made.header.id) != (None if head is None else head.header.id):
             raise BackupError(self.target.url, "somebody has committed into it meanwhile: choose another place")
         if made is not None and self._files:
+            hint = names.hint_path(MAIN)
+            with contextlib.suppress(FileExistsError):
+                self.target.write_once(hint, b"", durable=False, at_most=self._at_most(hint))
             copies.write_hint(made, durable=True)
         return Backup(
             self.target.url, -1 if made is None else made.header.slot, "" if made is None else made.header.id.hex(),
@@ -286,16 +289,15 @@ class _BackUp:
         try:
             for copy in copies:
                 temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-                file = self.target.create(temporary)
+                file = self.target.create(temporary, at_most=self._at_most(copy.path))
                 written.append((copy, temporary, file))
                 self._copy(copy, file)
             for _, _, file in written:
                 file.sync()
             for copy, temporary, _ in written:
-                if self._verify:
-                    self._check(copy, temporary)
+                self._check(copy, temporary)
                 directory = os.path.dirname(copy.path)
-                self.target.make_directory(directory, durable=True)
+                self._make_directory(directory)
                 with contextlib.suppress(FileExistsError):  # by another backup to the same place
                     self.target.rename_noreplace(temporary, copy.path)
                 self._files += 1
@@ -316,9 +318,23 @@ class _BackUp:
             if self._progress is not None:
                 self._progress(self._bytes, max(self._total, self._bytes))
 
-    def _check(self, copy: _Copy, temporary: str) -> None:
+    def _make_directory(self, path: str) -> None:
+        self.target.make_directory(path, durable=True, at_most=self._at_most(path))
+
+    def _at_most(self, path: str) -> int:
+        """Return the permission bits that a copy may have: for others no more than what is copied has."""
         try:
-            faults = copy.check(temporary)
+            return self.source.permissions(path) | 0o700
+        except FileNotFoundError:  # a tag that was deleted meanwhile; an empty directory that another copy had left out
+            return 0o700
+
+    def _check(self, copy: _Copy, temporary: str) -> None:
+        """Checked or not, it is a pack of this repository: somebody may have given its name to another's file."""
+        try:
+            head = format.decode_head(self.target.read_range(temporary, 0, format.HEAD_SIZE))
+            if head[1] != self._id:
+                raise CorruptionError(copy.path, offset=0, reason="this is no pack of this repository")
+            faults = copy.check(temporary) if self._verify else []
         except ValueError as error:
             raise CorruptionError(copy.path, reason=str(error)) from error
         for fault in faults:
@@ -328,7 +344,7 @@ class _BackUp:
         """Write a tag into the copy. One that was given anew is replaced."""
         if self.target.exists(path) and self.target.read(path) != content:
             temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-            self.target.write_once(temporary, content, durable=True)
+            self.target.write_once(temporary, content, durable=True, at_most=self._at_most(path))
             self.target.replace(temporary, path)
             self._files += 1
         else:
@@ -341,9 +357,9 @@ class _BackUp:
             if self.target.read(path) != content:
                 raise BackupError(self.target.url, f"its {path} is another than the repository's: choose a new one")
             return
-        self.target.make_directory(os.path.dirname(path), durable=True)
+        self._make_directory(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):
-            self.target.write_once(path, content, durable=True)
+            self.target.write_once(path, content, durable=True, at_most=self._at_most(path))
         self._files += 1
         self._bytes += len(content)
 

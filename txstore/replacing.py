@@ -50,7 +50,7 @@ class Replacer:
 
     def _put(self, path: str, write: Callable[[str, StagedFile], object], action: str) -> None:
         """Write a new file, and put it in the place of another."""
-        temporary, file = self._new_file()
+        temporary, file = self._new_file(self._at_most(path))
         try:
             write(temporary, file)
             self._keep(path)
@@ -63,10 +63,17 @@ class Replacer:
         self.storage.sync_directory(os.path.dirname(path))
         self.note(path, action)
 
-    def _new_file(self) -> tuple[str, StagedFile]:
+    def _at_most(self, path: str) -> int:
+        """Return the permission bits that a copy may have: somebody may have given this name to another's file."""
+        try:
+            return self.storage.permissions(path) | 0o700
+        except FileNotFoundError:
+            return 0o777
+
+    def _new_file(self, at_most: int) -> tuple[str, StagedFile]:
         self.storage.make_directory(names.STAGING, durable=False)
         path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"  # the next writer deletes what a dead process left
-        return path, self.storage.create(path)
+        return path, self.storage.create(path, at_most=at_most)
 
     def _keep(self, path: str) -> None:
         """Give a file a second name in the quarantine."""

@@ -169,12 +169,16 @@ class Tree:
             try:
                 kind = stat.S_IFMT(os.lstat(self.path(found)).st_mode)
             except OSError:
-                return
+                break
             if expected is not None and expected != kind:
                 described = _KINDS.get(kind, "nothing known")
                 raise WrongFileTypeError(found, found=described, wanted=_KINDS[expected]) from error
-        if error.errno == errno.ELOOP:
-            error.strerror = (
-                "the way to this repository leads through a symbolic link that was not there when it was opened: open "
-                "it again"
-            )
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR) or not os.path.isdir(self.root):
+            return
+        if os.path.realpath(self.root) == self.root:
+            found, expected = "something that comes and goes, such as a link", wanted or stat.S_IFREG
+            raise WrongFileTypeError(path, found=found, wanted=_KINDS[expected]) from error
+        error.strerror = (
+            "the way to this repository leads through a symbolic link that was not there when it was opened: open it "
+            "again"
+        )

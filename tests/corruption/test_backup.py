@@ -304,3 +304,37 @@ def test_a_tag_is_deleted_at_every_step(tmp_path, vacuums):
         assert copy.verify().faults == []
         step += 1
     assert steps > 20
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+@pytest.mark.parametrize("verified", [True, False])
+def test_a_copy_has_no_wider_permissions_than_its_source(source, tmp_path, verified):
+    repo, _ = source
+    root = Path(repo.url)
+    repo.tags["secret"] = 0
+    wanted = {}
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    for path in ("tags/secret", "commits/main/0000000001"):
+        (root / path).chmod(0o600)
+    before = os.umask(0o022)
+    try:
+        repo.backup(tmp_path / "copy", verify=verified)
+    finally:
+        os.umask(before)
+    copy = tmp_path / "copy"
+    for path in [copy, *copy.rglob("*")]:
+        theirs = root / path.relative_to(copy)
+        wanted = theirs.stat().st_mode if theirs.exists() else 0o700
+        assert path.stat().st_mode & ~wanted & 0o077 == 0, path
+
+
+def test_what_is_no_pack_is_not_copied_unchecked_either(source, tmp_path):
+    repo, _ = source
+    path = next(Path(repo.url).glob("packs/*/*"), Path(repo.url) / "commits/main/0000000001")
+    content = b"what is another's, under the name of a pack" * 100
+    os.unlink(path)
+    path.write_bytes(content)
+    with pytest.raises((txstore.CorruptionError, txstore.BackupError)):
+        txstore.Repository(repo.url).backup(tmp_path / "copy", verify=False)
+    assert not any(content[:40] in found.read_bytes() for found in (tmp_path / "copy").rglob("*") if found.is_file())
