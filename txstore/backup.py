@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from txstore import format, names
+from txstore import format, names, records
 from txstore.checking import check_frames, check_sections, frames_end, open_run
 from txstore.commit import MAIN, Stored
 from txstore.commits import Commits
@@ -126,7 +126,7 @@ class _BackUp:
         self._check_history(head, last)
         for directory in ("", *names.DIRECTORIES):
             self._make_directory(directory)
-        self._write_once(names.GUARD)
+        self._write_once(names.GUARD, records.encode_guard())  # always the same, whatever lies in the source
         if head is not None:
             self._copy_history(head, last)
         for name, content in self._tags.items():
