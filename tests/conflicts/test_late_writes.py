@@ -140,11 +140,13 @@ def test_late_writes_after_a_failed_write_are_refused(
 
 
 def test_a_with_block_that_fails_leaves_no_late_writes(repo: txstore.Repository, pipeline: str) -> None:
-    with zarr.config.set({"threading.max_workers": 4}), repo.transaction() as store:
+    store = txstore.TxStore(repo)
+    with zarr.config.set({"threading.max_workers": 4}):
         data = sevens_first()
         z = zarr.create_array(
             store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=[SlowCodec()]
         )
+        store.commit()
         SlowCodec.raises = True
         SlowCodec.go_on.set()
         try:
@@ -153,6 +155,7 @@ def test_a_with_block_that_fails_leaves_no_late_writes(repo: txstore.Repository,
                 raise AssertionError
         finally:
             SlowCodec.raises = False
+        assert nothing_arrives(store)
     assert repo.head().slot == 0
 
 

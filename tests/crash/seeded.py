@@ -194,7 +194,7 @@ EDITS = [
         "commits.identity.make_durable()",
         "named on scratch",
     ),
-    Edit("reclaiming:reclaim_staging", "is_unfinished or file in doomed", "is_unfinished", "first commit"),
+    Edit("reclaiming:reclaim_staging", "names.is_new(file) or file in doomed", "names.is_new(file)", "first commit"),
     # Vacuuming: what is kept, and in which order it is said that the rest is not.
     Edit("vacuuming:_Vacuum.run", "self.commits.write_floor(head)", "pass", "late reader"),
     Edit(

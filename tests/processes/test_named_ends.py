@@ -138,10 +138,10 @@ def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: s
         [lambda: getattr(txstore.Repository(repo.url).engine.existing(NAME), end)()],
     )
 
-    def interrupted(descriptor: int, *, wait: bool = False) -> bool:
-        if hooks and not wait:
+    def interrupted(descriptor: int) -> bool:
+        if hooks:
             hooks.pop()()
-        return real(descriptor, wait=wait)
+        return real(descriptor)
 
     monkeypatch.setattr(txstore.local_storage, "_hold", interrupted)
     with pytest.raises(TransactionStateError, match="has ended"):
@@ -260,8 +260,8 @@ def test_that_it_was_begun_survives_power_loss(open_repo: Any, durability: str, 
     written = []
     real = repo.engine.storage.write_once
 
-    def noting(path: str, content: bytes, *, durable: bool) -> None:
-        real(path, content, durable=durable)
+    def noting(path: str, content: bytes, *, durable: bool, **others: Any) -> None:
+        real(path, content, durable=durable, **others)
         if path.startswith(names.STAGING):
             written.append((path, durable))
 

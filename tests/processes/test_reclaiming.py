@@ -160,16 +160,18 @@ def test_a_file_that_is_created_while_it_is_reclaimed(repo: txstore.Repository, 
     write(repo)
     storage = repo.engine.storage
     real, path = txstore.local_storage._hold, ".staging/0123456789abcdef.new"
-    left = [1, 2]
+    times, reclaimed = 2, []
 
-    def interrupted(descriptor: int, *, wait: bool = False) -> bool:
-        if left and wait:
-            left.pop()
-            storage.reclaim(path)
-        return real(descriptor, wait=wait)
+    def interrupted(descriptor: int) -> bool:
+        if len(reclaimed) < times:
+            monkeypatch.setattr(txstore.local_storage, "_hold", real)
+            reclaimed.append(storage.reclaim(path))
+            monkeypatch.setattr(txstore.local_storage, "_hold", interrupted)
+        return real(descriptor)
 
     monkeypatch.setattr(txstore.local_storage, "_hold", interrupted)
     file = storage.create(path)
+    assert reclaimed == [True] * times
     file.write(0, [b"here"])
     assert storage.read(path) == b"here"
     file.close()
