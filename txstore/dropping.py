@@ -22,8 +22,11 @@ def expect(staging: Staging) -> None:
         late_work.expect()
 
 
-def drop(staging: Staging) -> None:
-    """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends."""
+def drop(staging: Staging, attached: object) -> None:
+    """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends.
+
+    `attached` is what it counts as in `Staging.attached`.
+    """
     if not staging.is_used_here:
         return
     if staging.is_unsettled or staging.committed is not None:
@@ -32,22 +35,22 @@ def drop(staging: Staging) -> None:
     if staging.storage.is_remote and _is_in_event_loop():
         # It must not wait for a server: the loop may be the one that the answer would come through.
         try:
-            threading.Thread(target=_drop, args=(staging,), name="txstore end").start()
+            threading.Thread(target=_drop, args=(staging, attached), name="txstore end").start()
         except RuntimeError:  # the interpreter ends
-            _drop(staging)
+            _drop(staging, attached)
     else:
-        _drop(staging)
+        _drop(staging, attached)
 
 
-def _drop(staging: Staging) -> None:
+def _drop(staging: Staging, attached: object) -> None:
     if not staging.is_owner:
         # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
         if _is_in_event_loop():
-            _afterwards(staging, lambda: _drop_part(staging))
+            _afterwards(staging, lambda: _drop_part(staging, attached))
         else:
-            _drop_part(staging)
+            _drop_part(staging, attached)
         return
-    staging.attached -= 1
+    staging.attached.discard(attached)
     try:
         count = staging.count
     except (OSError, TransactionStateError):  # what others have staged can't be read now
@@ -64,13 +67,13 @@ def _drop(staging: Staging) -> None:
         _afterwards(staging, staging.discard)
 
 
-def _drop_part(staging: Staging) -> None:
+def _drop_part(staging: Staging, attached: object) -> None:
     with contextlib.suppress(OSError, TransactionStateError):
         if staging.is_named:
-            staging.leave()
+            staging.leave(attached)
         else:
-            staging.attached -= 1
-            if staging.attached <= 0:
+            staging.attached.discard(attached)
+            if not staging.attached:
                 staging.seal()
 
 

@@ -45,7 +45,8 @@ def watch(thing: Forked) -> None:
     _objects.add(thing)
 
 
-def _all(things: weakref.WeakSet[T]) -> list[T]:
+def all_of(things: weakref.WeakSet[T]) -> list[T]:
+    """Return what is in a set that other threads add to."""
     while True:
         try:
             return list(things)
@@ -54,14 +55,14 @@ def _all(things: weakref.WeakSet[T]) -> list[T]:
 
 
 def _before() -> None:
-    for thing in _all(_objects):
+    for thing in all_of(_objects):
         thing.before_fork()
 
 
 def _after_in_child() -> None:
-    for lock in _all(_locks):
+    for lock in all_of(_locks):
         lock._at_fork_reinit()  # type: ignore[attr-defined]
-    for thing in _all(_objects):
+    for thing in all_of(_objects):
         thing.after_fork_in_child()
 
 

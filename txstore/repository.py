@@ -164,6 +164,7 @@ class Repository:
             Join the transaction with this name, or begin it: for processes that share nothing but the disk. Leaving the
             block, also by an exception, then ends only the part of this process; `commit()` or `rollback()` ends the
             transaction, by whoever calls it when all others have left. It survives the processes that stage into it.
+            Threads of one process that give the name are told apart as processes are: each call joins by itself.
         lock : dict, list or str, optional
             Chunks that nobody else who takes locks changes until this transaction has ended: `{path: selection}`, where
             a selection is what the array would be indexed with, or `txstore.APPEND`; or paths of whole arrays. The

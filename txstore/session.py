@@ -203,6 +203,12 @@ class Session:
     def is_named(self) -> bool:
         return self._transaction is not None and self._transaction.is_named
 
+    def enter(self) -> None:
+        """Enter a `with` block. Raises `TransactionStateError` if a transaction with a name has ended by now."""
+        if self.depth == 0 and self.is_named and self._transaction is not None:
+            self._transaction.enter()
+        self.depth += 1
+
     def leave(self, *, complete: bool) -> None:
         """Leave a `with` block of a transaction that goes on without this process."""
         transaction = self._transaction

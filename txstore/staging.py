@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,7 +91,10 @@ class Staging(Hierarchy):
         self.id = record.id  # of the transaction, and of the commit that it becomes
         self.process = os.getpid()
         self.is_owner = shared is None  # began the transaction, which has no name
-        self.attached = 0  # transactions of this process that use this
+        self.attached: set[object] = set()  # transactions of this process that use this
+        self._thread = ""  # the name of the one that became a participant
+        self._blocks: set[object] = set()  # of these, who is in a `with` block
+        self._enders: set[object] = set()  # calls that are about to end it
         self.staged = StagedKeys(0 if shared is None else NOBODY)
         self._commits = commits
         self._shared = shared
@@ -358,6 +362,7 @@ class Staging(Hierarchy):
                     if self._shared is None:
                         raise _not_shared()
                     self._shared.check_open()
+                    self._thread = threading.current_thread().name
                     self.staged.me, self._writer = self._shared.join()
                     _participants.add(self)
                     at_exit(_seal_all)
@@ -440,6 +445,7 @@ class Staging(Hierarchy):
     def after_fork_in_child(self) -> None:
         # The parent's files are its own; this process becomes a participant when it first uses the transaction.
         self._inherited = True
+        self._blocks, self._enders = set(), set()
         self._writer = self._commit_writer = None
         self._has_announced = False
 
@@ -608,9 +614,53 @@ class Staging(Hierarchy):
         here = {other.staged.me for other in self._in_this_process()}
         return self._siblings.attached(self._shared, here)
 
+    def others_at_work(self) -> list[str]:
+        """Return which other participants in this process may be half-way.
+
+        A process is at work as long as it lives. In this one more is known: who is in no `with` block, and has staged
+        nothing since its last seal, holds up nobody; a notebook keeps such stores for ever.
+        """
+        others = [other for other in self._in_this_process() if other is not self and other._is_at_work]
+        return [f"thread {other._thread!r} of this process" for other in others]
+
+    @property
+    def _is_at_work(self) -> bool:
+        return not self._is_over and (bool(self._blocks) or not self._is_sealed)
+
     def _in_this_process(self) -> list[Staging]:
         """Return the participants of this transaction that are in this process."""
-        return [other for other in _participants if other.id == self.id and other.process == os.getpid()]
+        here = forking.all_of(_participants)
+        return [other for other in here if other.id == self.id and other.process == os.getpid()]
+
+    def enter(self, attached: object) -> None:
+        """Count as at work from now on, until `leave`, in a transaction with a name.
+
+        Raises `OSError`, and `TransactionStateError` if it has ended, or is being ended.
+        """
+        try:
+            # I8, in one process: this is added, then is looked who ends it; `ending`, then is looked who is at work.
+            self._blocks.add(attached)
+            if any(other._enders for other in self._in_this_process() if other is not self):
+                raise TransactionStateError(
+                    f"another thread of this process is committing {self.record.name!r} or rolling it back: try again "
+                    "when it is done",
+                    state="committing",
+                )
+            if self._shared is not None:
+                self._shared.check_open()
+        except BaseException:
+            self._blocks.discard(attached)
+            raise
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let nobody else of this process enter while a `with` block runs, which looks who is at work, and ends it."""
+        call = object()
+        try:
+            self._enders.add(call)
+            yield
+        finally:
+            self._enders.discard(call)
 
     def commit_writer(self) -> Writer:
         """Return the pack that becomes the commit file."""
@@ -720,15 +770,19 @@ class Staging(Hierarchy):
         with self._counting:
             self._sealed_at = max(self._sealed_at, seal.sequence)
 
-    def leave(self) -> None:
-        """Leave a transaction with a name: the others see at once that this process is done."""
-        self.attached -= 1
+    def leave(self, attached: object) -> None:
+        """Leave a transaction with a name: the others see at once that this process is done.
+
+        It may be called again: an interrupt may come at any point.
+        """
+        self.attached.discard(attached)
         if not self.is_used_here or self._is_over:
             return
         try:
             self.seal()
         finally:
-            if self.attached <= 0:
+            self._blocks.discard(attached)
+            if not self.attached:
                 self.close()
 
 

@@ -267,7 +267,7 @@ class TxStore(Store):
 
     def __enter__(self) -> Self:
         if self._session is not None and not self.read_only:
-            self._session.depth += 1
+            self._session.enter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -48,6 +48,11 @@ _LOOK_AGAIN = 0.25
 #: Seconds that the end of a transaction waits for writes of other threads.
 TIMEOUT = 60.0
 
+_HOW_TO_LEAVE = (
+    ". A thread leaves by leaving its `with` block. A store that has staged in none has done its part when you say so "
+    "(`with store: pass`), or when it and its arrays are gone (`del`)"
+)
+
 
 def _contiguous(value: Buffer) -> memoryview:
     try:
@@ -98,7 +103,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._locks = locks
         self._after_commit = after_commit
         dropping.expect(staging)
-        self._finalizer = weakref.finalize(self, dropping.drop, staging)
+        self._attached = object()  # what this counts as there
+        self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
         self._lock = forking.new_lock()  # of state, and of what becomes of it when a write begins
         self._in_flight: set[object] = set()  # writes
         self._is_committing = False  # a thread is
@@ -106,7 +112,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._looked_at: dict[str, FileVersion] = {}  # files that references are to, each as it was the first time
         self._entered_in = 0  # the process that a `with` block was entered in
         self._announced: int | None = None  # under which owner word siblings know that locks are parked
-        staging.attached += 1
+        staging.attached.add(self._attached)
         forking.watch(self)
 
     def before_fork(self) -> None:
@@ -330,8 +336,17 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self.set(key, value)
 
     def __enter__(self) -> Self:
+        self.enter()
         self._entered_in = os.getpid()
         return self
+
+    def enter(self) -> None:
+        """Let nobody else of this process end a transaction with a name before this one does, or leaves it.
+
+        Raises `TransactionStateError` if it has ended, or is being ended.
+        """
+        if self.is_named and self.state == "open":
+            self._staging.enter(self._attached)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._entered_in != os.getpid():
@@ -394,9 +409,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 return
             self.state = "left"
         self._finish_writes()
-        self._finalizer.detach()
         try:
-            self._staging.leave()
+            self._staging.leave(self._attached)
+            self._finalizer.detach()  # not before: an interrupt may have come
         finally:
             self._release_locks()
 
@@ -491,8 +506,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """Drop what is staged. Late writes of other threads, and processes, raise `TransactionStateError` from now on.
 
         Raises `TransactionStateError` if the transaction is another process's to end, or, if it has a name, while other
-        processes are attached to it.
+        processes are attached to it, or others of this process at work.
         """
+        with self._staging.ending():
+            self._rollback()
+
+    def _rollback(self) -> None:
         if self.state == "committing" and not self._is_committing:  # an interrupt came while a commit was given up
             self.state = "of unknown outcome" if self._staging.is_unsettled else "poisoned"
         if self.state in ("open", "poisoned"):
@@ -525,10 +544,14 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._check_alone(how)
 
     def _check_alone(self, how: str) -> None:
-        if self.is_named and (others := self._staging.others_alive()):
+        if not self.is_named:
+            return
+        here = self._staging.others_at_work()
+        others = here or self._staging.others_alive()
+        if others:
             raise TransactionStateError(
                 f"{self._staging.record.name!r} can be {how} when all have left: {', '.join(others)} may still stage "
-                "into it",
+                f"into it{_HOW_TO_LEAVE if here else ''}",
                 state="open",
             )
 
@@ -566,6 +589,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             The medium failed; nothing was published.
         """
         check_description(message, None)
+        with self._staging.ending():
+            return self._commit(message, allow_lost=allow_lost)
+
+    def _commit(self, message: str | None, *, allow_lost: bool) -> Snapshot:
         if self.state == "open":
             self._check_may_end("committed")
         result = self.base

@@ -320,6 +320,10 @@ def test_a_part_with_a_failed_write_beside_another_of_its_process(repo: txstore.
     one.mapping._staging.writer.append = failing
     with pytest.raises(OSError, match="full"):
         one["b"] = b""
+    with pytest.raises(TransactionStateError, match="of this process"):
+        other.commit()
+    with one:
+        pass
     with pytest.raises(txstore.ParticipantLostError):
         other.commit()
     other.rollback()

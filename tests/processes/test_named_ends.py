@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from tests.processes.ranks import (
     value_of,
 )
 from tests.processes.steps import BeforeEach
+from tests.processes.workers import TIMEOUT
 from txstore import TransactionStateError, names
 
 # --- while others are attached
@@ -79,6 +84,127 @@ def test_who_joins_before_it_is_sealed_is_attached(repo: txstore.Repository, end
         rank.do("leave")
         store.commit()
     assert content(repo) == KEYS
+
+
+@contextmanager
+def in_a_thread(repo: txstore.Repository) -> Iterator[Callable[[str], None]]:
+    """Enter the transaction in a thread of this process, which stages the keys that it is told, one after the other."""
+    told: queue.Queue[str | None] = queue.Queue()
+    staged: queue.Queue[str] = queue.Queue()
+
+    def work() -> None:
+        with repo.transaction(name=NAME) as store:
+            staged.put("")
+            while (key := told.get()) is not None:
+                store[key] = value_of(key)
+                staged.put(key)
+
+    thread = threading.Thread(target=work, name="the other thread", daemon=True)
+    thread.start()
+    assert staged.get(timeout=TIMEOUT) == ""
+
+    def put(key: str) -> None:
+        told.put(key)
+        assert staged.get(timeout=TIMEOUT) == key
+
+    try:
+        yield put
+    finally:
+        told.put(None)
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("keys", [[], ["a"]])
+def test_refused_while_another_thread_is_in_a_block(repo: txstore.Repository, end: str, keys: list[str]) -> None:
+    """Each who gives the name is a participant of its own, also in one process."""
+    with in_a_thread(repo) as put:
+        for key in keys:
+            put(key)
+        storage = watch(repo)
+        store = repo.transaction(name=NAME)
+        store["b"] = value_of("b")
+        for _ in range(2):
+            with pytest.raises(TransactionStateError, match="thread 'the other thread' of this process") as error:
+                getattr(store, end)()
+            assert error.value.state == "open"
+            put("c")
+        assert storage.named("rename_noreplace") == []  # it was not even disturbed
+    getattr(store, end)()
+    assert named(repo) == []
+    if end == "commit":
+        assert content(repo) == sorted([*keys, "b", "c"])
+    else:
+        assert repo.head() is None
+    assert_tidy(repo)
+
+
+def test_who_enters_a_block_while_a_thread_ends_it(repo: txstore.Repository) -> None:
+    """It is refused before it has done anything, not in the middle of its block."""
+    storage = watch(repo)
+    store, late = repo.transaction(name=NAME), repo.transaction(name=NAME)
+    store["a"] = value_of("a")
+    refused = []
+
+    def enter(*_: str) -> None:
+        with pytest.raises(TransactionStateError, match="another thread of this process") as error, late:
+            pytest.fail("the block was entered")
+        refused.append(error.value.state)
+
+    for name in ("hold", "rename_noreplace", "file.sync", "link"):
+        storage.before[name] = enter
+    store.commit()
+    assert len(refused) >= 3
+    assert set(refused) == {"committing"}
+    with pytest.raises(TransactionStateError, match="ended"), late:
+        pytest.fail("the block was entered")
+    assert content(repo) == ["a"]
+    assert_tidy(repo)
+
+
+def test_who_was_refused_because_of_an_end_that_failed_goes_on(repo: txstore.Repository) -> None:
+    storage = watch(repo)
+    store, other = repo.transaction(name=NAME), repo.transaction(name=NAME)
+    store["a"] = value_of("a")
+    storage.before["link"] = once(OSError(5, "no such luck"))
+    with pytest.raises(OSError, match="no such luck"):
+        store.commit()
+    with other:
+        other["b"] = value_of("b")
+    store.rollback()
+    assert_tidy(repo)
+
+
+def test_a_cell_of_a_notebook_that_is_run_again(repo: txstore.Repository) -> None:
+    """Stores that nobody can use any more, and those that have staged nothing, hold up nobody."""
+    seen = []
+    for key in KEYS:
+        seen.append(repo.transaction(name=NAME))  # as the output of another cell is kept
+        store = repo.transaction(name=NAME)
+        store[key] = value_of(key)
+    store.commit()
+    assert content(repo) == KEYS
+    assert_tidy(repo)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_what_was_staged_in_no_block_is_not_done(repo: txstore.Repository, end: str) -> None:
+    """Its owner may be half-way. The error says how he says that he has done all."""
+    store, other = repo.transaction(name=NAME), repo.transaction(name=NAME)
+    store["a"] = value_of("a")
+    other["b"] = value_of("b")
+    for one in (store, other):
+        with pytest.raises(TransactionStateError, match=r"`with store: pass`"):
+            getattr(one, end)()
+    with store:
+        pass
+    getattr(other, end)()
+    if end == "commit":
+        assert content(repo) == ["a", "b"]
+    else:
+        assert repo.head() is None
+    assert_tidy(repo)
 
 
 def test_two_end_it_at_once(repo: txstore.Repository) -> None:
@@ -188,10 +314,12 @@ def test_it_ends_while_another_joins(repo: txstore.Repository) -> None:
 
 def test_late_writers_of_this_process(repo: txstore.Repository) -> None:
     one, late = repo.transaction(name=NAME), repo.transaction(name=NAME)
-    late["a"] = value_of("a")
+    one["a"] = value_of("a")
     sent = pickle.dumps(late)
     one.commit()
     stage(repo, "b")  # the name is another transaction's now
+    with pytest.raises(TransactionStateError, match="ended"), late:
+        pytest.fail("the block was entered")
     with pytest.raises(TransactionStateError, match="ended"):
         late["c"] = value_of("c")
     with pytest.raises(TransactionStateError, match="ended"):

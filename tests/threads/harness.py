@@ -65,10 +65,9 @@ _INTERRUPTED = {"commit: interrupted", "rollback: interrupted", "write: interrup
 
 def missing(counts: Counter[str], settings: Settings) -> list[str]:
     """Return what should have happened, and has not."""
-    if set(settings.leave_out) - {"stage_by_name", "end_by_name"}:
+    if settings.leave_out:
         return []
     expected = _EXPECTED | (_INTERRUPTED if settings.interrupts else set())
-    expected -= {"entry", "commit by name"} if settings.leave_out else set()
     return sorted(what for what in expected if not counts[what])
 
 

@@ -13,8 +13,6 @@ from txstore.door import Door
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 5
-#: Threads that enter one transaction by its name are not members of their own yet.
-LEFT_OUT = ("stage_by_name", "end_by_name")
 
 
 @pytest.mark.long
@@ -23,7 +21,7 @@ def test_eight_threads_over_one_store(pipeline: str, tmp_path: Path) -> None:
     """In a process of its own, which may hang, and whose main thread gets signals."""
     program = [sys.executable, "-m", "tests.threads", "--seconds", str(SECONDS), "--pipeline", pipeline]
     run = subprocess.run(
-        [*program, "--directory", tmp_path, "--leave-out", *LEFT_OUT],
+        [*program, "--directory", tmp_path],
         cwd=ROOT,
         capture_output=True,
         text=True,
