@@ -525,6 +525,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._finish_writes()
             self._staging.discard()
             self._finalizer.detach()
+        if not self._is_committing:
+            # Also after a commit that an interrupt has kept from doing so: an error that somebody keeps may keep this.
             self._release_locks()
 
     def _finish_writes(self) -> None:
