@@ -55,12 +55,14 @@ _blocks: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar("txs
 class Door:
     """The door of one session. Safe in threads, and wherever a thread is interrupted."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Callable[[], int]) -> None:
+        """`progress` says how far the session has come: another number whenever it has staged anything."""
+        self._progress = progress
         #: The threads that are in a call: see `wait_to_call`.
         self.calls: set[int] = set()
         self.is_closed = False
         self._is_closing = False
-        self._statements: set[Statement | None] = set()
+        self._statements: dict[Statement | None, int] = {}  # and the progress when they came in
         self._lock_blocks: set[Block] = set()
         self._blocks_waiting: set[Block] = set()
         self._blocks_so_far = 0
@@ -135,7 +137,7 @@ class Door:
         statement.at_end(self._leave)
         with self._lock:
             if not self._is_closing or not self._lock_blocks.isdisjoint(_blocks.get()):
-                self._statements.add(statement)
+                self._statements[statement] = self._progress()
                 return True
             if future is not None:
                 self._waiting.append(_Waiting(statement, future))
@@ -144,11 +146,18 @@ class Door:
     def _leave(self, statement: Statement) -> None:
         with self._lock:
             self._is_pool_late = self._is_pool_late or (statement.has_failed and statement in self._statements)
-            self._statements.discard(statement)
+            self._statements.pop(statement, None)
             if self._waiting:
                 self._waiting = [each for each in self._waiting if each.statement is not statement]
             if self._is_closing:
                 self._changed.notify_all()
+
+    def has_begun_to_write(self) -> bool:
+        """Tell whether the statement that calls may have staged anything by now, or be about to in other threads."""
+        statement = of_context.get()
+        if statement is None:  # a call by itself, or a thread of the pipeline, which does not know its statement
+            return bool(self._statements)
+        return self._statements.get(statement) != self._progress()
 
     # --- lock blocks
 
@@ -241,7 +250,7 @@ class Door:
     def _open(self) -> None:
         """Open the door. After an interrupt it is called again: who waits is noted until it has left."""
         with self._lock:
-            self._statements.update(each.statement for each in self._waiting)
+            self._statements.update({each.statement: self._progress() for each in self._waiting})
             self._lock_blocks |= self._blocks_waiting
             self._blocks_waiting.clear()
             self.is_closed = self._is_closing = False

@@ -84,15 +84,18 @@ class ConstraintError(TxStoreError):
 
 
 class StaleArrayError(ConflictError):
-    """An array or group object is older than a change that somebody else committed: reopen it from `latest()`."""
+    """An array or group object is older than a change by somebody else: reopen it, as the message says.
 
-    def __init__(self, path: str, *, reason: str) -> None:
+    From `store.latest()` if it was committed; through the same store if another participant of the same transaction has
+    staged it.
+    """
+
+    def __init__(
+        self, path: str, *, reason: str, advice: str = "take store.latest() (or a new transaction) and open it again"
+    ) -> None:
         self.path = path
         super().__init__([path], reason=reason)
-        self.args = (
-            f"{reason}: {path!r}. Objects opened through this store may hold its old metadata: "
-            f"take store.latest() (or a new transaction) and open it again",
-        )
+        self.args = (f"{reason}: {path!r}. Objects opened through this store may hold its old metadata: {advice}",)
 
 
 class LockTimeoutError(TxStoreError, TimeoutError):

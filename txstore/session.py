@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 
 from txstore import forking, statements
 from txstore.beginning import check_description
+from txstore.chains import Link
 from txstore.commit import MAIN, Commit
 from txstore.documents import DocumentChange, compare_documents, drops_chunk, is_at_edge, may_be_array, moved_edges
 from txstore.door import Door, busy
@@ -26,7 +27,7 @@ from txstore.keys import DOCUMENT_NAMES, ancestors, directory_prefix, document_k
 from txstore.reads import check_isolation
 from txstore.records import SERIALIZABLE, SNAPSHOT
 from txstore.snapshot import Snapshot
-from txstore.staging import Places
+from txstore.staging import Held
 from txstore.statements import of_context
 from txstore.transaction import Transaction
 
@@ -74,8 +75,17 @@ class _Stale(NamedTuple):
         return _Stale(self.change.or_worse(later.change), later.document, self.edges | later.edges)
 
 
-#: What array objects of a session rely on, for its pickle: documents handed out, stale ones, unread ones.
-Reliance = tuple[frozenset[str], dict[str, _Stale], dict[str, bool]]
+#: Of a document that can't be read: it may have changed in any way.
+_UNREADABLE = _Stale(DocumentChange.STRUCTURE, None, frozenset())
+
+
+class Reliance(NamedTuple):
+    """What array objects of a session rely on, for its pickle."""
+
+    handed_out: Held
+    stale: dict[str, _Stale]
+    overtaken: dict[str, _Stale]
+    unread: dict[str, bool]
 
 
 class Joining(NamedTuple):
@@ -83,7 +93,6 @@ class Joining(NamedTuple):
 
     transaction: bytes
     repository_id: bytes
-    places: Places  # of the documents that were handed out
 
 
 class Session:
@@ -122,11 +131,15 @@ class Session:
         self._joining = joining
         self._transaction = first
         self.ended: str | None = None
-        self._handed_out: set[str] = set()
-        self._stale: dict[str, _Stale] = {}
+        self._handed_out: Held = {}
+        self._stale: dict[str, _Stale] = {}  # by commits of others
+        # By other participants of one transaction, until they are read again. What was compared counts as handed out.
+        self._overtaken: dict[str, _Stale] = {}
+        self._learned: object = None  # the news of the transaction that were looked at; its own object: none were
+        self._knowing = forking.new_lock()  # of these, for a few instructions
         self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
         self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
-        self.door = Door()
+        self.door = Door(self._progress)
         self._lock = forking.new_rlock()  # of the transaction that is open. Nobody waits for zarr's loop with it
         statements.expect()
         forking.watch(self)
@@ -138,7 +151,8 @@ class Session:
 
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks are the parent's
-        self.door = Door()  # and so are the threads inside
+        self.door = Door(self._progress)  # and so are the threads inside
+        self._learned = object()
 
     # --- the present transaction
 
@@ -167,7 +181,8 @@ class Session:
 
     def _join(self, joining: Joining) -> Transaction:
         transaction = self.engine.join(joining.transaction, joining.repository_id)
-        transaction.rely_on(joining.places)
+        transaction.rely_on(self._handed_out)
+        self._learned = object()
         self.position = Position.of(self.engine, transaction.base)
         return transaction
 
@@ -182,7 +197,7 @@ class Session:
             shared = self.transaction.share()
             if shared is None:
                 return None
-            return Joining(shared, self.engine.commits.identity.id, self.transaction.places(self._handed_out))
+            return Joining(shared, self.engine.commits.identity.id)
 
     def goes_on_with(self, joining: Joining | None) -> bool:
         """Tell whether a pickle that says `joining` is of this session, and of the transaction that it has here."""
@@ -241,11 +256,13 @@ class Session:
     @property
     def reliance(self) -> Reliance:
         """What a pickle carries, so that array objects unpickled elsewhere are checked as they are here."""
-        return frozenset(self._handed_out), dict(self._stale), dict(self._unread)
+        with self._knowing:
+            return Reliance(dict(self._handed_out), dict(self._stale), dict(self._overtaken), dict(self._unread))
 
     def rely_on(self, reliance: Reliance) -> None:
-        handed_out, self._stale, self._unread = reliance
-        self._handed_out = set(handed_out)
+        handed_out, self._stale, self._overtaken, self._unread = reliance
+        # Of a transaction that this does not join, no frames are known.
+        self._handed_out = handed_out if self._joining is not None else dict.fromkeys(handed_out)
 
     # --- reading. The transaction is taken first: what is checked, and what is then read or written, must be of one
     # transaction, also while another thread commits.
@@ -256,11 +273,13 @@ class Session:
         transaction = self.transaction
         if is_document(key):
             return self._hand_out(key, transaction)
-        if self._stale or self._unread:
-            self._check_above(key)
         if self._is_serializable:
             self._rely_on_documents(key, transaction)
-        return transaction.get_view(key)
+        view = transaction.get_view(key)
+        # Only now: who reads may learn what others have staged.
+        if transaction.news is not self._learned or self._stale or self._unread or self._overtaken:
+            self._check_readable(key, transaction)
+        return view
 
     @_call
     def get_part(self, key: str, part: slice) -> memoryview | None:
@@ -268,11 +287,12 @@ class Session:
             view = self._hand_out(key, self.transaction)
             return None if view is None else view[part]
         transaction = self.transaction
-        if self._stale or self._unread:
-            self._check_above(key)
         if self._is_serializable:
             self._rely_on_documents(key, transaction)
-        return transaction.get_part(key, part)
+        view = transaction.get_part(key, part)
+        if transaction.news is not self._learned or self._stale or self._unread or self._overtaken:
+            self._check_readable(key, transaction)
+        return view
 
     @_call
     def is_foreign(self, key: str) -> bool:
@@ -280,19 +300,33 @@ class Session:
 
     def _hand_out(self, key: str, transaction: Transaction) -> memoryview | None:
         known = key in self._handed_out
-        self._handed_out.add(key)  # before it is read: a commit in another thread must not overlook it
-        view = transaction.get_view(key)
+        self._handed_out.setdefault(key, None)  # before it is read: a commit in another thread must not overlook it
+        link, view = _read(transaction, key)
         self._forget_unread(key)
         # Absence is nothing that an array object could rely on, but that of attributes is: it holds none.
         if view is None and not known and not key.endswith(".zattrs"):
-            self._handed_out.discard(key)
+            with self._knowing:
+                self._handed_out.pop(key, None)
+                self._overtaken.pop(key, None)
+        else:
+            self._hold(key, link, transaction)
         return view
+
+    def _hold(self, key: str, link: Link | None, transaction: Transaction) -> None:
+        """Note which version of a document array objects hold from now on."""
+        with self._knowing:
+            self._handed_out[key] = link
+            self._overtaken.pop(key, None)
+            if transaction.present(key) != link:  # another thread has learned more, and may have compared it already
+                self._learned = object()
 
     @_call
     def exists(self, key: str) -> bool:
         exists = key in self.transaction
-        if not exists and is_document(key):
-            self._forget_unread(key)  # whoever looks before creating a node does not rely on one that was dropped
+        if not exists and is_document(key):  # whoever looks before creating a node does not rely on one that was there
+            self._forget_unread(key)
+            if key in self._overtaken:
+                self._hold(key, self.transaction.present(key), self.transaction)
         return exists
 
     def _rely_on_documents(self, key: str, transaction: Transaction) -> None:
@@ -317,7 +351,9 @@ class Session:
         self._check_writable(key, transaction)
         transaction.set(key, value)
         if is_document(key):
-            self._handed_out.add(key)
+            link = transaction.present(key)
+            if transaction.is_own(link):
+                self._hold(key, link, transaction)
 
     @_call
     def set_reference(
@@ -344,9 +380,11 @@ class Session:
     @_call
     def delete_dir(self, path: str) -> None:
         self.transaction.delete_dir(path)
-        if self._stale or self._unread:
+        if self._stale or self._unread or self._overtaken:
             # Whoever clears a node means to replace it, whatever it has become.
             prefix = directory_prefix(path)
+            with self._knowing:
+                self._overtaken = {key: stale for key, stale in self._overtaken.items() if not key.startswith(prefix)}
             self._cleared |= {key: stale for key, stale in self._stale.items() if key.startswith(prefix)}
             self._stale = {key: stale for key, stale in self._stale.items() if not key.startswith(prefix)}
             self._unread = {key: kind for key, kind in self._unread.items() if not key.startswith(prefix)}
@@ -354,41 +392,98 @@ class Session:
     def _check_writable(self, key: str, transaction: Transaction) -> None:
         if self._is_serializable:
             self._rely_on_documents(key, transaction)
-        if not (self._stale or self._unread):
+        if transaction.news is self._learned and not (self._stale or self._unread or self._overtaken):
             return
-        try:
-            if is_document(key) and (key in self._stale or key in self._unread):
-                raise self._stale_error(key)
-            self._check_above(key, writing=True)
-        except StaleArrayError as error:
-            transaction.poison(error)  # the statement may be half done: a resize deletes chunks first
-            raise
+        self._learn(transaction)
+        if is_document(key) and (key in self._stale or key in self._unread or key in self._overtaken):
+            document: str | None = key
+        else:
+            document = self._stale_above(key, writing=True)
+        if document is None:
+            return
+        error = self._stale_error(document)
+        # The statement may be half done: a resize deletes chunks first. If it has not begun, what other participants
+        # do need not be rolled back for it: the array is opened again, and the work goes on.
+        if document in self._stale or document in self._unread or self.door.has_begun_to_write():
+            transaction.poison(error)
+        elif (statement := of_context.get()) is not None:
+            statement.refuse()
+        raise error
 
-    def _check_above(self, key: str, *, writing: bool = False) -> None:
-        """Raise if a document that this key depends on is not the one that was handed out."""
+    def _check_readable(self, key: str, transaction: Transaction) -> None:
+        self._learn(transaction)
+        document = self._stale_above(key)
+        if document is not None:
+            raise self._stale_error(document)
+
+    def _stale_above(self, key: str, *, writing: bool = False) -> str | None:
+        """Return a document that this key depends on and that is not the one that was handed out."""
         for path in ancestors(key):
             for name in DOCUMENT_NAMES:
                 document = document_key(path, name)
                 if document == key:
                     continue
                 if self._unread.get(document):
-                    raise self._stale_error(document)
-                stale = self._stale.get(document)
-                if stale is None:
-                    continue
-                if stale.change is DocumentChange.STRUCTURE or self._is_serializable:
-                    raise self._stale_error(document)
-                if stale.change is DocumentChange.SHRINK and drops_chunk(document, stale.document, key):
-                    raise self._stale_error(document)
-                if writing and stale.edges and is_at_edge(document, stale.document, key, stale.edges):
-                    raise self._stale_error(document)
+                    return document
+                for stale in (self._stale.get(document), self._overtaken.get(document)):
+                    if stale is not None and self._concerns(stale, document, key, writing):
+                        return document
+        return None
+
+    def _concerns(self, stale: _Stale, document: str, key: str, writing: bool) -> bool:
+        """Tell whether a change of a document concerns who writes or reads a key below it."""
+        if stale.change is DocumentChange.STRUCTURE or self._is_serializable:
+            return True
+        if stale.change is DocumentChange.SHRINK and drops_chunk(document, stale.document, key):
+            return True
+        return writing and bool(stale.edges) and is_at_edge(document, stale.document, key, stale.edges)
 
     def _stale_error(self, document: str) -> StaleArrayError:
+        path = node_of_document(document)
         if document in self._unread:
             reason = "its metadata was staged here and rolled back; open it again before using it"
-        else:
-            reason = f"another commit changed its metadata ({self._stale[document].change.value})"
-        return StaleArrayError(node_of_document(document), reason=reason)
+            return StaleArrayError(path, reason=reason)
+        if (stale := self._stale.get(document)) is not None:
+            return StaleArrayError(path, reason=f"another commit changed its metadata ({stale.change.value})")
+        stale = self._overtaken.get(document)
+        change = "" if stale is None else f" ({stale.change.value})"  # None: another thread has just read it again
+        return StaleArrayError(
+            path,
+            reason=f"another participant of this transaction changed its metadata{change}",
+            advice="open it again through this store, within the block of store.lock() if you lock",
+        )
+
+    # --- what other participants of the transaction have changed
+
+    @property
+    def holds_newest(self) -> bool:
+        """Whether array objects are known to hold the newest documents."""
+        transaction = self._transaction
+        return not self._overtaken and (transaction is None or transaction.news is self._learned)
+
+    def _learn(self, transaction: Transaction) -> None:
+        """Note what other participants have changed of documents since they were handed out."""
+        news, before = transaction.news, self._learned
+        if news is before:
+            return
+        for key, known in list(self._handed_out.items()):
+            present = transaction.present(key)
+            if present == known:
+                continue
+            noted = None if transaction.is_own(present) else _compare_links(key, transaction, known, present)
+            with self._knowing:
+                if self._handed_out.get(key, present) != known:
+                    continue  # another thread has read it again, or compared it
+                self._handed_out[key] = present
+                if noted is not None:
+                    stale = self._overtaken.get(key)
+                    self._overtaken[key] = noted if stale is None else stale.then(noted)
+        with self._knowing:
+            if self._learned is before:  # else another thread wants it to be looked at once more
+                self._learned = news  # what came meanwhile is found the next time
+
+    def _progress(self) -> int:
+        return -1 if self._transaction is None else self._transaction.progress
 
     # --- from one transaction to the next
 
@@ -399,7 +494,10 @@ class Session:
                 raise busy()
             ended = self.transaction
             old = ended.base
+            ended.follow_others()
+            self._learn(ended)
             new = ended.commit(message, allow_lost=allow_lost)
+            self._learn(ended)  # of what came last; it raises nothing
             self._cleared = {}
             self._move(old, new, own=new.seq)  # raises nothing: the commit is made
             if ended.is_named:
@@ -453,6 +551,9 @@ class Session:
             if noted is not None:
                 stale[key] = stale[key].then(noted) if key in stale else noted
         self._stale = stale
+        with self._knowing:
+            self._handed_out = dict.fromkeys(self._handed_out)
+            self._learned = None
         with self._lock:
             self._transaction, self.position = None, Position.of(self.engine, new)
 
@@ -466,18 +567,38 @@ def _newer(new: Snapshot, seq: int) -> Runs | None:
 
 
 def _compare(key: str, old: Snapshot, new: Snapshot, recent: Runs | None, own: int | None) -> _Stale | None:
-    unreadable = _Stale(DocumentChange.STRUCTURE, None, frozenset())  # it may have changed in any way
     if recent is None:
-        return unreadable
+        return _UNREADABLE
     try:
         found = recent.lookup(key.encode())
         if found is None or found.seq <= old.seq or found.seq == own:
             return None
         before, after = _content(old, key), _content(new, key)
     except (OSError, TxStoreError):
-        return unreadable
+        return _UNREADABLE
+    return _difference(key, before, after)
+
+
+def _compare_links(key: str, transaction: Transaction, known: Link | None, present: Link | None) -> _Stale | None:
+    try:
+        before, after = transaction.content(key, known), transaction.content(key, present)
+    except (OSError, TxStoreError):
+        return _UNREADABLE
+    return _difference(key, before, after)
+
+
+def _difference(key: str, before: bytes | None, after: bytes | None) -> _Stale | None:
     change = compare_documents(key, before, after)
     return None if change is DocumentChange.NONE else _Stale(change, after, moved_edges(key, before, after))
+
+
+def _read(transaction: Transaction, key: str) -> tuple[Link | None, memoryview | None]:
+    """Read a document, and which frame it is."""
+    while True:
+        link = transaction.present(key)
+        view = transaction.get_view(key)
+        if transaction.present(key) == link:  # else it was learned meanwhile that another has written it
+            return link, view
 
 
 def _content(snapshot: Snapshot, key: str) -> bytes | None:

@@ -34,6 +34,8 @@ class StagedKeys:
         self._sorted = 0
         self._newest: dict[int, int] = {}  # participant -> sequence of the last frame that was added
         self.may_be_foreign = False  # whether a value may lie outside of the repository
+        #: Another object whenever others have staged a document, or deleted a prefix.
+        self.news: object = None
 
     # --- looking
 
@@ -54,6 +56,13 @@ class StagedKeys:
         """Return the frame that counts for a key: a value or a tombstone."""
         ref = self._refs.get(key)
         return None if ref is None else _unpack(ref)
+
+    def present(self, key: str) -> Link | None:
+        """Return the frame that counts for a key, be it the deletion of a prefix above; None if the base's counts."""
+        link = self.get(key)
+        if link is None and (above := self._prefixes_above(key)):
+            link = tombstone(max(above))
+        return link
 
     def is_set(self, key: str) -> bool:
         link = self.get(key)
@@ -139,9 +148,14 @@ class StagedKeys:
         with self._lock:
             self.may_be_foreign |= link.kind == format.FRAME_FOREIGN
             self._newest[link.participant] = max(link.sequence, self._newest.get(link.participant, 0))
-            if link.participant != self.me and was_read:
-                self._outdated.setdefault(key, self.seen(key, was_read=True))
             ref = self._refs.get(key)
+            if link.participant != self.me:
+                if is_document(key):
+                    self.news = object()
+                    # An array object of this process may hold what it has written itself, too.
+                    was_read = was_read or (ref is not None and _place(ref)[0] == self.me)
+                if was_read:
+                    self._outdated.setdefault(key, self.seen(key, was_read=True))
             if ref is None:
                 if self._prefixes and self._is_overtaken(key, link):
                     return
@@ -180,6 +194,7 @@ class StagedKeys:
             if participant not in places or places[participant][0] < sequence:
                 places[participant] = sequence, seen
             if participant != self.me:
+                self.news = object()
                 self._read_since.difference_update([*filter(lambda key: key.startswith(prefix), self._read_since)])
             order, low, high = self._range(prefix, after_prefix(prefix))
             kept = []

@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import forking, format, names
@@ -24,7 +24,6 @@ from txstore.errors import (
 )
 from txstore.exits import at_exit, was_broken_off
 from txstore.foreign import ForeignRange
-from txstore.format import Predecessor
 from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
 from txstore.pack import Staged, Writer
@@ -43,9 +42,8 @@ if TYPE_CHECKING:
 
 NOBODY = -1  # the number of a process that has not staged anything in somebody else's transaction
 
-#: For each document that array objects hold: the frame that they know, None for the base's.
-Places = dict[str, tuple[int, int] | None]
-
+#: Documents that array objects hold, of each the frame that they know; None: the base's.
+Held = dict[str, Link | None]
 
 #: In a process that stages into transactions of others: what it has to seal when it ends.
 _participants: weakref.WeakSet[Staging] = weakref.WeakSet()
@@ -298,21 +296,22 @@ class Staging(Hierarchy):
         """
         return NOTHING_READ if self._read_log is None else self._read_log.reads(unchanged)
 
-    def rely_on(self, places: Mapping[str, tuple[int, int] | None]) -> None:
+    def rely_on(self, held: Held) -> None:
         """Note what array objects hold that come from another process, or from before a fork."""
-        for key, place in places.items():
+        for key, known in held.items():
             self._marks.add(key, exactly=True)
-            link = self.staged.get(key)
-            if place is None:
-                if link is not None:
+            if known is None:
+                if key in self.staged:
                     self.staged.outdate(key, format.SEEN_BASE)
-            elif link is None or link.place != place:
-                self.staged.outdate(key, Predecessor(*place))
+            elif (present := self.staged.present(key)) is None or present.place != known.place:
+                self.staged.outdate(key, known.place)
 
-    def places(self, keys: Iterable[str]) -> Places:
-        """Return what `rely_on` is to be told in another process."""
-        links = {key: self.staged.get(key) for key in keys}
-        return {key: None if link is None else (link.participant, link.sequence) for key, link in links.items()}
+    def content(self, key: str, link: Link | None) -> bytes | None:
+        """Return what a key is by a frame that may not count any more; by the base, if that is None."""
+        if link is None:
+            view = self.base.get_view(key)
+            return None if view is None else bytes(view)
+        return None if link.kind == format.FRAME_TOMBSTONE else self.read(link)
 
     # --- writing
 
@@ -347,6 +346,11 @@ class Staging(Hierarchy):
     def _count_staged(self, staged: Staged) -> None:
         with self._counting:
             self._staged_at = max(self._staged_at, staged.sequence)
+
+    @property
+    def progress(self) -> int:
+        """How far this process has come: another number whenever it has staged anything."""
+        return self._staged_at
 
     @property
     def _is_sealed(self) -> bool:
@@ -459,7 +463,7 @@ class Staging(Hierarchy):
                     raise _not_shared()
                 self.is_owner = False  # what there is can be read; see `_begin`
             elif not self._is_over:
-                known = self.places(key for key in self.staged.between("", None) if is_document(key))
+                known: Held = {key: link for key, link in self.staged.items() if is_document(key)}
                 self._shared = SharedTransaction.find(self._commits, self.id)
                 self.is_owner = False
                 self.staged = StagedKeys(NOBODY)

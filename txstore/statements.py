@@ -40,7 +40,7 @@ class Statement:
         self._at_end: dict[Callable[[Statement], object], None] = {}  # in order, each once
         self._has_failed = False
         self.is_done = False  # its caller has the result
-        self.has_failed = False  # and that is an error
+        self.has_failed = False  # and that is an error, or will be
 
     def begin(self, root: AnyTask) -> None:
         self._roots += 1
@@ -51,11 +51,15 @@ class Statement:
         """Have `call(statement)` called when its caller is about to be told the result."""
         self._at_end[call] = None
 
+    def refuse(self) -> None:
+        """Let what is left of it not use the store: one of its tasks gets an error."""
+        self.has_failed = True
+
     def _root_is_done(self, root: AnyTask) -> None:
         self._roots -= 1
         self._has_failed = self._has_failed or _has_failed(root)
         if not self._roots:
-            self.is_done, self.has_failed = True, self._has_failed
+            self.is_done, self.has_failed = True, self.has_failed or self._has_failed
             for call in self._at_end:
                 call(self)
             self._at_end.clear()

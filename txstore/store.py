@@ -443,7 +443,9 @@ class TxStore(Store):
     @property
     def _supports_sync_io(self) -> bool:
         """Asked by zarr's fused pipeline before each batch: no, if the statement has to wait, which no thread must."""
-        return self._session is None or self._session.door.may_enter()
+        session = self._session
+        # Where a write may be refused, each chunk is a task, of which it is known to which statement it belongs.
+        return session is None or (session.door.may_enter() and session.holds_newest)
 
     async def _let_in(self) -> None:
         session = self._session

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from txstore import declarations, dropping, forking, format
 from txstore.beginning import check_description
+from txstore.chains import Link
 from txstore.commit import Stored
 from txstore.commits import Commits
 from txstore.committer import Committer
@@ -36,7 +37,7 @@ from txstore.reads import NotingView
 from txstore.records import SERIALIZABLE
 from txstore.regions import Lock
 from txstore.snapshot import Snapshot, Snapshots
-from txstore.staging import Peek, Places, Staging
+from txstore.staging import Held, Peek, Staging
 
 if TYPE_CHECKING:
     from typing import Self
@@ -391,11 +392,35 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                     self._announce_locked(self._locks)
             return self._staging.id
 
-    def places(self, keys: Iterable[str]) -> Places:
-        return self._staging.places(keys)
+    # What array objects hold: see `Session`.
 
-    def rely_on(self, places: Places) -> None:
-        self._staging.rely_on(places)
+    def rely_on(self, held: Held) -> None:
+        self._staging.rely_on(held)
+
+    def follow_others(self) -> None:
+        self._staging.follow_others()
+
+    @property
+    def news(self) -> object:
+        """Another object whenever it was learned that other participants have changed documents."""
+        return self._staging.staged.news
+
+    @property
+    def progress(self) -> int:
+        """Another number whenever this process has staged anything."""
+        return self._staging.progress
+
+    def present(self, key: str) -> Link | None:
+        """Return the frame that counts for a key; None if the base's value does."""
+        return self._staging.staged.present(key)
+
+    def is_own(self, link: Link | None) -> bool:
+        """Tell whether this process has staged a frame."""
+        return link is not None and link.participant == self._staging.staged.me
+
+    def content(self, key: str, link: Link | None) -> bytes | None:
+        """Return what a key is by a frame, or by the base."""
+        return self._staging.content(key, link)
 
     def seal(self) -> None:
         """Say that this process has done its part of a transaction that another process will commit (I8)."""
