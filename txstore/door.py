@@ -19,6 +19,7 @@ import contextvars
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
@@ -57,12 +58,12 @@ class Door:
 
     def __init__(self, progress: Callable[[], int]) -> None:
         """`progress` says how far the session has come: another number whenever it has staged anything."""
-        self._progress = progress
+        self._method = weakref.WeakMethod(progress)  # who owns the door ends when it is dropped
         #: The threads that are in a call: see `wait_to_call`.
         self.calls: set[int] = set()
         self.is_closed = False
         self._is_closing = False
-        self._statements: dict[Statement | None, int] = {}  # and the progress when they came in
+        self._statements: dict[Statement | None, int | None] = {}  # and the progress when they came in
         self._lock_blocks: set[Block] = set()
         self._blocks_waiting: set[Block] = set()
         self._blocks_so_far = 0
@@ -73,6 +74,10 @@ class Door:
         # Taken by its lock: `with condition` can be interrupted when it has the lock, and before it is in the block.
         self._changed = threading.Condition(self._lock)
         self._shutting = forking.new_lock()  # held by who shuts the door, until it is open again
+
+    def _progress(self) -> int | None:
+        progress = self._method()
+        return None if progress is None else progress()
 
     # --- calls
 
