@@ -56,14 +56,14 @@ _blocks: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar("txs
 class Door:
     """The door of one session. Safe in threads, and wherever a thread is interrupted."""
 
-    def __init__(self, progress: Callable[[], int]) -> None:
-        """`progress` says how far the session has come: another number whenever it has staged anything."""
-        self._method = weakref.WeakMethod(progress)  # who owns the door ends when it is dropped
+    def __init__(self, writes: Callable[[], int]) -> None:
+        """`writes`, a method, says how many writes of the session's transaction have begun."""
+        self._count = weakref.WeakMethod(writes)  # a session ends when it is dropped, though it has a door
         #: The threads that are in a call: see `wait_to_call`.
         self.calls: set[int] = set()
         self.is_closed = False
         self._is_closing = False
-        self._statements: dict[Statement | None, int | None] = {}  # and the progress when they came in
+        self._statements: dict[Statement | None, int] = {}  # and how many writes had begun when they came in
         self._lock_blocks: set[Block] = set()
         self._blocks_waiting: set[Block] = set()
         self._blocks_so_far = 0
@@ -75,9 +75,9 @@ class Door:
         self._changed = threading.Condition(self._lock)
         self._shutting = forking.new_lock()  # held by who shuts the door, until it is open again
 
-    def _progress(self) -> int | None:
-        progress = self._method()
-        return None if progress is None else progress()
+    def _writes(self) -> int:
+        count = self._count()
+        return 0 if count is None else count()
 
     # --- calls
 
@@ -142,7 +142,7 @@ class Door:
         statement.at_end(self._leave)
         with self._lock:
             if not self._is_closing or not self._lock_blocks.isdisjoint(_blocks.get()):
-                self._statements[statement] = self._progress()
+                self._statements[statement] = self._writes()
                 return True
             if future is not None:
                 self._waiting.append(_Waiting(statement, future))
@@ -162,7 +162,7 @@ class Door:
         statement = of_context.get()
         if statement is None:  # a call by itself, or a thread of the pipeline, which does not know its statement
             return bool(self._statements)
-        return self._statements.get(statement) != self._progress()
+        return self._statements.get(statement) != self._writes()
 
     # --- lock blocks
 
@@ -255,7 +255,7 @@ class Door:
     def _open(self) -> None:
         """Open the door. After an interrupt it is called again: who waits is noted until it has left."""
         with self._lock:
-            self._statements.update({each.statement: self._progress() for each in self._waiting})
+            self._statements.update({each.statement: self._writes() for each in self._waiting})
             self._lock_blocks |= self._blocks_waiting
             self._blocks_waiting.clear()
             self.is_closed = self._is_closing = False

@@ -28,7 +28,7 @@ from txstore.commits import Commits
 from txstore.encoding import MalformedError, crc32c
 from txstore.errors import CommitTimeoutError, CorruptionError, RepositoryNotFoundError, TransactionStateError
 from txstore.leases import Lease
-from txstore.pack import Writer
+from txstore.pack import Staged, Writer
 from txstore.records import TransactionRecord
 from txstore.remote_storage import RemoteStorage
 from txstore.storage import Held
@@ -358,10 +358,10 @@ class SharedTransaction:
         return value
 
 
-def append_about(writer: Writer, **more: Any) -> None:
+def append_about(writer: Writer, **more: Any) -> Staged:
     """Say in one's own pack who one is."""
     about = {"host": platform.node(), "pid": os.getpid(), "time": time.time_ns() // 1000, **more}
-    writer.append(format.FRAME_PARTICIPANT, b"", json.dumps(about).encode(), seen=format.SEEN_NOTHING)
+    return writer.append(format.FRAME_PARTICIPANT, b"", json.dumps(about).encode(), seen=format.SEEN_NOTHING)
 
 
 def _ended(committed: Commit | None = None) -> TransactionStateError:

@@ -133,13 +133,14 @@ class Session:
         self.ended: str | None = None
         self._handed_out: Held = {}
         self._stale: dict[str, _Stale] = {}  # by commits of others
-        # By other participants of one transaction, until they are read again. What was compared counts as handed out.
+        # By other participants of one transaction, or other stores that stage into it here, until they are read again.
+        # What was looked at counts as handed out.
         self._overtaken: dict[str, _Stale] = {}
-        self._learned: object = None  # the news of the transaction that were looked at; its own object: none were
-        self._knowing = forking.new_lock()  # of these, for a few instructions
+        self._learned = 0  # how many of the transaction's news were looked at; -1: everything is to be
+        self._knowing = forking.new_lock()  # of these
         self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
         self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
-        self.door = Door(self._progress)
+        self.door = Door(self._writes)
         self._lock = forking.new_rlock()  # of the transaction that is open. Nobody waits for zarr's loop with it
         statements.expect()
         forking.watch(self)
@@ -151,8 +152,8 @@ class Session:
 
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks are the parent's
-        self.door = Door(self._progress)  # and so are the threads inside
-        self._learned = object()
+        self.door = Door(self._writes)  # and so are the threads inside
+        self._learned = -1
 
     # --- the present transaction
 
@@ -182,7 +183,7 @@ class Session:
     def _join(self, joining: Joining) -> Transaction:
         transaction = self.engine.join(joining.transaction, joining.repository_id)
         transaction.rely_on(self._handed_out)
-        self._learned = object()
+        self._learned = -1
         self.position = Position.of(self.engine, transaction.base)
         return transaction
 
@@ -277,7 +278,7 @@ class Session:
             self._rely_on_documents(key, transaction)
         view = transaction.get_view(key)
         # Only now: who reads may learn what others have staged.
-        if transaction.news is not self._learned or self._stale or self._unread or self._overtaken:
+        if len(transaction.news) != self._learned or self._stale or self._unread or self._overtaken:
             self._check_readable(key, transaction)
         return view
 
@@ -290,7 +291,7 @@ class Session:
         if self._is_serializable:
             self._rely_on_documents(key, transaction)
         view = transaction.get_part(key, part)
-        if transaction.news is not self._learned or self._stale or self._unread or self._overtaken:
+        if len(transaction.news) != self._learned or self._stale or self._unread or self._overtaken:
             self._check_readable(key, transaction)
         return view
 
@@ -317,8 +318,7 @@ class Session:
         with self._knowing:
             self._handed_out[key] = link
             self._overtaken.pop(key, None)
-            if transaction.present(key) != link:  # another thread has learned more, and may have compared it already
-                self._learned = object()
+            self._look_at_locked(key, transaction)  # another thread may have learned more, and looked at it already
 
     @_call
     def exists(self, key: str) -> bool:
@@ -376,15 +376,18 @@ class Session:
         transaction = self.transaction
         self._check_writable(key, transaction)
         transaction.delete(key)
+        if key in self._handed_out:
+            self._hold(key, transaction.present(key), transaction)
 
     @_call
     def delete_dir(self, path: str) -> None:
-        self.transaction.delete_dir(path)
-        if self._stale or self._unread or self._overtaken:
-            # Whoever clears a node means to replace it, whatever it has become.
-            prefix = directory_prefix(path)
-            with self._knowing:
-                self._overtaken = {key: stale for key, stale in self._overtaken.items() if not key.startswith(prefix)}
+        transaction = self.transaction
+        transaction.delete_dir(path)
+        # Whoever clears a node means to replace it, whatever it has become.
+        prefix = directory_prefix(path)
+        for key in [key for key in list(self._handed_out) if key.startswith(prefix)]:
+            self._hold(key, transaction.present(key), transaction)
+        if self._stale or self._unread:
             self._cleared |= {key: stale for key, stale in self._stale.items() if key.startswith(prefix)}
             self._stale = {key: stale for key, stale in self._stale.items() if not key.startswith(prefix)}
             self._unread = {key: kind for key, kind in self._unread.items() if not key.startswith(prefix)}
@@ -392,7 +395,7 @@ class Session:
     def _check_writable(self, key: str, transaction: Transaction) -> None:
         if self._is_serializable:
             self._rely_on_documents(key, transaction)
-        if transaction.news is self._learned and not (self._stale or self._unread or self._overtaken):
+        if len(transaction.news) == self._learned and not (self._stale or self._unread or self._overtaken):
             return
         self._learn(transaction)
         if is_document(key) and (key in self._stale or key in self._unread or key in self._overtaken):
@@ -449,41 +452,50 @@ class Session:
         change = "" if stale is None else f" ({stale.change.value})"  # None: another thread has just read it again
         return StaleArrayError(
             path,
-            reason=f"another participant of this transaction changed its metadata{change}",
+            reason=f"its metadata was changed elsewhere in this transaction{change}",
             advice="open it again through this store, within the block of store.lock() if you lock",
         )
 
-    # --- what other participants of the transaction have changed
+    # --- what was changed elsewhere in the transaction
 
     @property
     def holds_newest(self) -> bool:
         """Whether array objects are known to hold the newest documents."""
         transaction = self._transaction
-        return not self._overtaken and (transaction is None or transaction.news is self._learned)
+        return not self._overtaken and (transaction is None or len(transaction.news) == self._learned)
 
     def _learn(self, transaction: Transaction) -> None:
-        """Note what other participants have changed of documents since they were handed out."""
-        news, before = transaction.news, self._learned
-        if news is before:
+        """Look at the documents that were changed since they were handed out."""
+        if len(transaction.news) == self._learned:
             return
-        for key, known in list(self._handed_out.items()):
-            present = transaction.present(key)
-            if present == known:
-                continue
-            noted = None if transaction.is_own(present) else _compare_links(key, transaction, known, present)
-            with self._knowing:
-                if self._handed_out.get(key, present) != known:
-                    continue  # another thread has read it again, or compared it
-                self._handed_out[key] = present
-                if noted is not None:
-                    stale = self._overtaken.get(key)
-                    self._overtaken[key] = noted if stale is None else stale.then(noted)
         with self._knowing:
-            if self._learned is before:  # else another thread wants it to be looked at once more
-                self._learned = news  # what came meanwhile is found the next time
+            news = transaction.news
+            start, stop = self._learned, len(news)
+            keys: set[str] = set(self._handed_out) if start < 0 else set()
+            for changed in news[max(start, 0) : stop]:
+                if is_document(changed):
+                    keys.add(changed)
+                else:
+                    keys.update(key for key in list(self._handed_out) if key.startswith(changed))
+            for key in keys:
+                self._look_at_locked(key, transaction)
+            self._learned = stop  # last: nobody goes on meanwhile
 
-    def _progress(self) -> int:
-        return -1 if self._transaction is None else self._transaction.progress
+    def _look_at_locked(self, key: str, transaction: Transaction) -> None:
+        """Note how a document differs from what array objects hold; `_move` does so of what was committed."""
+        if key not in self._handed_out:
+            return
+        known, present = self._handed_out[key], transaction.present(key)
+        if present == known:
+            return
+        self._handed_out[key] = present
+        noted = _compare_links(key, transaction, known, present)
+        if noted is not None:
+            stale = self._overtaken.get(key)
+            self._overtaken[key] = noted if stale is None else stale.then(noted)
+
+    def _writes(self) -> int:
+        return 0 if self._transaction is None else self._transaction.writes
 
     # --- from one transaction to the next
 
@@ -553,7 +565,7 @@ class Session:
         self._stale = stale
         with self._knowing:
             self._handed_out = dict.fromkeys(self._handed_out)
-            self._learned = None
+            self._learned = 0
         with self._lock:
             self._transaction, self.position = None, Position.of(self.engine, new)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from txstore import format
 from txstore.chains import Link
 from txstore.format import Frame
-from txstore.keys import stored_key, stored_prefix
+from txstore.keys import is_document, stored_key, stored_prefix
 from txstore.participants import SharedTransaction
 from txstore.read_marks import ReadMarks
 from txstore.reads import ReadLog
@@ -62,6 +62,8 @@ class Siblings:
                     participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum
                 )
                 self._staged.add(key, link, was_read=key in self._marks)
+                if is_document(key):
+                    self._staged.news.append(key)
             elif frame.kind in format.FRAMES_READ and self._reads is not None:
                 self._reads.add(frame.kind, key)
 

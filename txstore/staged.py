@@ -34,8 +34,9 @@ class StagedKeys:
         self._sorted = 0
         self._newest: dict[int, int] = {}  # participant -> sequence of the last frame that was added
         self.may_be_foreign = False  # whether a value may lie outside of the repository
-        #: Another object whenever others have staged a document, or deleted a prefix.
-        self.news: object = None
+        #: Documents that were written, and prefixes that were deleted, in the order in which it was learned; in the
+        #: process that began the transaction, by others.
+        self.news: list[str] = []
 
     # --- looking
 
@@ -150,10 +151,8 @@ class StagedKeys:
             self._newest[link.participant] = max(link.sequence, self._newest.get(link.participant, 0))
             ref = self._refs.get(key)
             if link.participant != self.me:
-                if is_document(key):
-                    self.news = object()
-                    # An array object of this process may hold what it has written itself, too.
-                    was_read = was_read or (ref is not None and _place(ref)[0] == self.me)
+                # An array object of this process may hold what it has written itself, too.
+                was_read = was_read or (ref is not None and _place(ref)[0] == self.me and is_document(key))
                 if was_read:
                     self._outdated.setdefault(key, self.seen(key, was_read=True))
             if ref is None:
@@ -194,7 +193,6 @@ class StagedKeys:
             if participant not in places or places[participant][0] < sequence:
                 places[participant] = sequence, seen
             if participant != self.me:
-                self.news = object()
                 self._read_since.difference_update([*filter(lambda key: key.startswith(prefix), self._read_since)])
             order, low, high = self._range(prefix, after_prefix(prefix))
             kept = []
@@ -211,6 +209,8 @@ class StagedKeys:
                     self._extend(key, links, tombstone(Predecessor(participant, sequence)))
             self._order = order[:low] + kept + order[high:]
             self._sorted = len(self._order)
+            if participant or self.me:
+                self.news.append(prefix)
 
     def written_by_others(self, prefix: str) -> list[str]:
         """Return the keys below a prefix whose value is of another participant."""

@@ -342,15 +342,12 @@ class Staging(Hierarchy):
             self.staged.add(key, link)
             if self._shared is not None:
                 self.staged.was_read_again(key)
+                if not self.is_owner and is_document(key):
+                    self.staged.news.append(key)
 
     def _count_staged(self, staged: Staged) -> None:
         with self._counting:
             self._staged_at = max(self._staged_at, staged.sequence)
-
-    @property
-    def progress(self) -> int:
-        """How far this process has come: another number whenever it has staged anything."""
-        return self._staged_at
 
     @property
     def _is_sealed(self) -> bool:
@@ -500,7 +497,8 @@ class Staging(Hierarchy):
     def announce(self, parked_locks: int) -> None:
         """Tell siblings under which owner word this process leaves locks to them."""
         if self._shared is not None:
-            append_about(self._writer or self._begin(), locks=parked_locks)
+            # What comes after a seal undoes it.
+            self._count_staged(append_about(self._writer or self._begin(), locks=parked_locks))
             self._has_announced = True
 
     def owners_locks(self) -> int | None:

@@ -108,6 +108,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
         self._lock = forking.new_lock()  # of state, and of what becomes of it when a write begins
         self._in_flight: set[object] = set()  # writes
+        self.writes = 0  # that have begun
         self._is_committing = False  # a thread is
         self._cause: BaseException | None = None
         self._looked_at: dict[str, FileVersion] = {}  # files that references are to, each as it was the first time
@@ -285,6 +286,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 if self.state != "open":
                     self._check_open()
                 self._in_flight.add(write)
+                self.writes += 1
             try:
                 self._staging.stage(kind, key, encoded, value)
             except BaseException as error:
@@ -401,14 +403,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._staging.follow_others()
 
     @property
-    def news(self) -> object:
-        """Another object whenever it was learned that other participants have changed documents."""
+    def news(self) -> list[str]:
+        """The documents and prefixes that participants have changed, in the order in which it was learned here."""
         return self._staging.staged.news
-
-    @property
-    def progress(self) -> int:
-        """Another number whenever this process has staged anything."""
-        return self._staging.progress
 
     def present(self, key: str) -> Link | None:
         """Return the frame that counts for a key; None if the base's value does."""

@@ -6,6 +6,7 @@ that its array object was opened with.
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -387,6 +388,25 @@ def write_pickled(_: object, pickled: bytes) -> None:
     z = pickle.loads(pickled)
     with z.store.lock("x", np.s_[4:6]):
         z[4:6] = 5
+
+
+def test_an_older_pickle_in_a_process_that_has_appended_itself(repo: txstore.Repository, pipeline: str) -> None:
+    with repo.transaction() as store:
+        pickled = pickle.dumps(array(store))
+        late = Member(repo, first=partial(use_pipeline, pipeline))
+        with pytest.raises(StaleArrayError):
+            late.do(append_then_write_pickled, pickle.dumps(store), pickled)
+        late.leave()
+    assert values(repo) == [1] * 6 + [7, 7]
+
+
+def append_then_write_pickled(_: object, store: bytes, pickled: bytes) -> None:
+    fresh = pickle.loads(store)
+    with fresh.lock("x", txstore.APPEND):
+        append(7, 7)(fresh)
+    del fresh
+    gc.collect()
+    write_pickled(None, pickled)
 
 
 # --- I7: who writes a document relies on what it has written of it before
