@@ -129,7 +129,10 @@ def by_thread(repo: txstore.Repository, store: TxStore) -> Iterator[Crew]:
             return pool.submit(function, repo, *arguments, kept=kept).result()
 
         do(join)
-        yield Crew(repo, store, do, lambda: do(leave))
+        try:
+            yield Crew(repo, store, do, lambda: do(leave))
+        finally:
+            do(leave)
 
 
 @pytest.fixture(params=["Batched", "Fused"])
