@@ -128,19 +128,22 @@ class Engine:
 
     # --- transactions of several processes
 
-    def join(self, transaction: bytes, repository_id: bytes) -> Transaction:
+    def join(self, transaction: bytes, repository_id: bytes, *, block: bool = False) -> Transaction:
         """Stage into a transaction that another process has begun. Raises `TransactionStateError` if it has ended.
 
-        A process is one participant of a transaction, however often it joins.
+        A process is one participant of a transaction, however often it joins; and one more for each `with` block that
+        is open at the same time, so that what is staged in a block can be given up by itself.
         """
         with _joining:
-            staging = _joined.get(transaction)
-            if staging is None or not staging.is_used_here or staging.is_over:
+            _forget_ended()
+            there = _joined.setdefault((transaction, block), [])
+            there[:] = [each for each in there if each.is_used_here and not each.is_over and not each.has_given_up]
+            staging = next((each for each in there if not (block and each.attached)), None)
+            if staging is None:
                 shared = SharedTransaction.find(self.commits, transaction, repository_id)
-                staging = _joined[transaction] = self._staging_of(shared)
+                staging = self._staging_of(shared)
+                there.append(staging)
             staging.join_others()
-            for ended in [key for key, other in _joined.items() if not other.attached and not other.is_open()]:
-                del _joined[ended]
             return self._transaction(staging, TransactionLocks(self))
 
     def named(
@@ -195,9 +198,16 @@ class Engine:
         return Staging(self.commits, base, record, shared=shared)
 
 
-#: The transactions of other processes that this one has joined. Kept while they are open: joining again continues.
-_joined: dict[bytes, Staging] = {}
+#: The transactions of other processes that this one has joined. Kept while they are open: joining again continues. By
+#: transaction, and whether it is for `with` blocks: of these, what is attached to none can be used by the next one.
+_joined: dict[tuple[bytes, bool], list[Staging]] = {}
 _joining = forking.new_lock()
+
+
+def _forget_ended() -> None:
+    for key, stagings in list(_joined.items()):
+        if not any(staging.attached or staging.is_open() for staging in stagings):
+            del _joined[key]
 
 
 def _reopen(url: str, durability: str, access: Access, retention: int | timedelta | None) -> Engine:

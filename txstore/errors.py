@@ -161,7 +161,7 @@ class LocksLostError(ConflictError):
 
 
 class ParticipantLostError(TxStoreError):
-    """A process that staged into this transaction died before it was done: do its work again, then commit.
+    """A process that staged into this transaction died before it was done, or failed: do its work again, then commit.
 
     Nothing was published, and what is staged is still there.
     """
@@ -170,9 +170,10 @@ class ParticipantLostError(TxStoreError):
         self.participants = tuple(participants)
         self.keys = tuple(keys)
         super().__init__(
-            f"{', '.join(self.participants)} died before the work on {shown_keys(self.keys)} was done: do that work "
-            "again, then commit. If it was done (multiprocessing.Pool kills its workers when its `with` block ends: "
-            "call pool.close() and pool.join() in it), commit(allow_lost=True) takes what is staged"
+            f"{', '.join(self.participants)} died before the work on {shown_keys(self.keys)} was done, or gave it up "
+            "when a block or a write failed: do that work again, then commit. If it was done (multiprocessing.Pool "
+            "kills its workers when its `with` block ends: call pool.close() and pool.join() in it), "
+            "commit(allow_lost=True) takes what is staged"
         )
 
 

@@ -74,7 +74,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
         for _, frame in walk_frames(window, end):
             if frame is None or not _stage(staged, number, first, frame):
                 return None
-    if staged.settle((), lambda one, other: (one.length, one.checksum) == (other.length, other.checksum)):
+    if staged.settle({}, lambda one, other: (one.length, one.checksum) == (other.length, other.checksum)):
         return None
     numbers = {format.number_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
     base = Snapshot(parent, open_packs(commits.storage), commits.storage.url)

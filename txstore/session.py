@@ -126,6 +126,7 @@ class Session:
         self.position = position
         self.token = token or os.urandom(16).hex()  # by which a pickle finds it again
         self.depth = 0  # of nested `with` blocks of this process
+        self.is_block = False  # it is for one `with` block of a participant
         self.may_fork = first is not None  # children that it forks stage into its transaction, used by then or not
         self._process = os.getpid()
         self._joining = joining
@@ -181,7 +182,7 @@ class Session:
             return self._transaction
 
     def _join(self, joining: Joining) -> Transaction:
-        transaction = self.engine.join(joining.transaction, joining.repository_id)
+        transaction = self.engine.join(joining.transaction, joining.repository_id, block=self.is_block)
         transaction.rely_on(self._handed_out)
         self._learned = -1
         self.position = Position.of(self.engine, transaction.base)
@@ -205,6 +206,8 @@ class Session:
         if joining is None or (self._joining is None and self._process == os.getpid()):
             return True
         transaction = self._transaction
+        if transaction is not None and transaction.state == "poisoned" and transaction.is_participant:
+            return False  # what it has staged is given up: who is sent the store again begins anew
         here = transaction.shared_id if transaction is not None else self._joining and self._joining.transaction
         return here == joining.transaction
 
@@ -218,6 +221,40 @@ class Session:
     @property
     def is_named(self) -> bool:
         return self._transaction is not None and self._transaction.is_named
+
+    def for_block(self) -> Session:
+        """Return the session that a `with` block is to use: in a participant one for that block alone.
+
+        What fails in it is given up with it, and with nothing else, so that it can be tried again.
+        """
+        if not self.is_participant or (self.is_block and self.depth) or not self.transaction.is_participant:
+            return self
+        block = Session(
+            self.engine,
+            self.position,
+            branch=self.branch,
+            message=self.message,
+            properties=self.properties,
+            joining=self.share(),
+            token=self.token,
+            isolation=self.isolation,
+        )
+        block.rely_on(self.reliance)
+        block.is_block = True
+        return block
+
+    def leave_block(self, *, complete: bool) -> None:
+        """Leave a block of a participant: its part is sealed, or given up. Then this session is used no more."""
+        with self.door.shut():
+            try:
+                if complete and not self.door.close():
+                    raise busy()
+            except BaseException:
+                complete = False
+                raise
+            finally:
+                if self._transaction is not None:
+                    self._transaction.leave_block(complete=complete)
 
     def enter(self) -> None:
         """Enter a `with` block. Raises `TransactionStateError` if a transaction with a name has ended by now."""

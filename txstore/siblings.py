@@ -6,7 +6,7 @@ settled here whose frames count: those of all who have sealed their part, or liv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from txstore import format
 from txstore.chains import Link
@@ -48,6 +48,8 @@ class Siblings:
                 if not tail.is_sealed:
                     self._passed_over.add(participant)  # its work is to be done again: not on top of what it left
                     continue
+                if (kept := tail.kept) is not None:
+                    frames = [frame for frame in frames if frame.sequence <= kept]
             self._tails[participant] = tail
             self._add(participant, frames)
 
@@ -101,11 +103,11 @@ class Siblings:
 
     # --- the commit
 
-    def close(self, shared: SharedTransaction, living: set[int], failed: Collection[int]) -> dict[int, str]:
+    def close(self, shared: SharedTransaction, living: set[int], failed: Collection[int]) -> dict[int, int]:
         """Add the last of what they have staged, in a transaction that is sealed; return whose part is not whole.
 
-        `living` are those that lived before it was sealed and had not sealed their part, `failed` those of which a
-        write has failed.
+        That of a participant is up to the frame that is returned; -1: nothing of it is known to be. `living` are those
+        that lived before it was sealed and had not sealed their part, `failed` those of which a write has failed.
         """
         self._passed_over.clear()
         others = [number for number in shared.participants() if number not in (0, self._staged.me)]
@@ -118,8 +120,10 @@ class Siblings:
             tail = self._tails[participant]
             if not tail.is_sealed:  # again, after it was asked who lives: of one that is dead, these are all
                 self._add(participant, tail.new_frames())
-            if not tail.is_sealed and (participant in failed or participant not in living):
-                lost[participant] = str(tail)
+            if tail.kept is not None:
+                lost[participant] = tail.kept
+            elif not tail.is_sealed and (participant in failed or participant not in living):
+                lost[participant] = -1
         self._is_closed = True
         return lost
 
@@ -127,9 +131,13 @@ class Siblings:
         """Follow them again: no commit was made."""
         self._is_closed = False
 
-    def lost_keys(self, lost: Collection[int]) -> list[str]:
+    def given_up(self) -> dict[int, int]:
+        """Return who has given up what he had staged, after which frame of his."""
+        return {number: tail.kept for number, tail in self._tails.items() if tail.kept is not None}
+
+    def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
         """Return the keys that count as the lost have staged them, or that they died staging."""
-        keys = self._staged.of_participants(lost)
+        keys = self._staged.lost_keys(lost)
         unfinished = (
             (stored_key(frame.key, self._tails[number].path), frame)
             for number in lost

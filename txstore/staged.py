@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from txstore import forking, format
 from txstore.chains import Link, Prefixes, extend, newest, order, resolve, tombstone
@@ -226,8 +226,17 @@ class StagedKeys:
 
     # --- the end
 
-    def settle(self, lost: Collection[int], equal: Callable[[Link, Link], bool]) -> list[str]:
-        """Choose for each key the frame that counts, for good; return the keys whose frames form no chain (I7)."""
+    def settle(
+        self,
+        lost: Mapping[int, int],
+        equal: Callable[[Link, Link], bool],
+        given_up: Mapping[int, int] | None = None,
+    ) -> list[str]:
+        """Choose for each key the frame that counts, for good; return the keys whose frames form no chain (I7).
+
+        `lost` are participants whose part is whole up to a frame only. Those of them in `given_up` live, and may do it
+        again: nobody else's work may stand on what they gave up.
+        """
         broken = []
         with self._lock:
             for key in sorted(self._links.keys() | self._below_foreign_prefixes()):
@@ -235,8 +244,17 @@ class StagedKeys:
                 if ref is None:
                     continue
                 links = self._links.get(key) or [_unpack(ref)]
-                counts = resolve(links, self._prefixes_above(key), lost, equal)
-                if counts is None:
+                prefixes = self._prefixes_above(key)
+                places = [*(link.place for link in links), *prefixes]
+                lost_here = {place.participant for place in places if _is_lost(place, lost)}
+                counts = resolve(links, prefixes, lost_here, equal)
+                if counts is None or any(
+                    isinstance(link.seen, Predecessor)
+                    and link.seen.participant != link.participant
+                    and _is_lost(link.seen, given_up or {})
+                    and not _is_lost(link.place, lost)
+                    for link in links
+                ):
                     broken.append(key)
                 else:
                     self._refs[key] = _pack(counts)
@@ -258,11 +276,13 @@ class StagedKeys:
                     found.add(key)
         return found
 
-    def of_participants(self, participants: Collection[int]) -> list[str]:
-        """Return the keys, and prefixes, that count as these participants have staged them."""
-        keys = [key for key, link in self.items() if link.participant in participants]
+    def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
+        """Return the keys, and prefixes, that count as participants have staged them whose part is not whole."""
+        keys = [key for key, link in self.items() if _is_lost(link.place, lost)]
         return keys + [
-            prefix for prefix, places in sorted(self._prefixes.items()) if places.keys() <= set(participants)
+            prefix
+            for prefix, places in sorted(self._prefixes.items())
+            if all(_is_lost(Predecessor(each, sequence), lost) for each, (sequence, _) in places.items())
         ]
 
     def clear(self) -> None:
@@ -271,6 +291,10 @@ class StagedKeys:
             self._read_since = set()
             self._newest = {}
             self._order, self._sorted = [], 0
+
+
+def _is_lost(place: Predecessor, lost: Mapping[int, int]) -> bool:
+    return place.sequence > lost.get(place.participant, place.sequence)
 
 
 def _is_foreign(link: Link) -> bool:

@@ -24,6 +24,7 @@ from txstore.errors import (
 )
 from txstore.exits import at_exit, was_broken_off
 from txstore.foreign import ForeignRange
+from txstore.format import Predecessor
 from txstore.keys import after_prefix, is_document
 from txstore.listing import Hierarchy
 from txstore.pack import Staged, Writer
@@ -106,6 +107,7 @@ class Staging(Hierarchy):
         self._is_over = False
         self._has_announced = False  # siblings know under which word this process leaves locks: it has taken some
         self.has_failed = False  # a write of this process: its part must not look complete
+        self.has_given_up = False  # and says so to the others
         self.constraints: dict[str, Any] = {}  # declared by the owner, as they are written, or (None) dropped
         self._marks = ReadMarks()
         self._committed: Snapshot | None = None
@@ -358,6 +360,8 @@ class Staging(Hierarchy):
         if self._inherited:
             self._adopt()
         with self._lock:
+            if self.has_given_up:
+                raise _given_up()
             if self._writer is None:
                 if not self.is_owner:
                     if self._shared is None:
@@ -381,7 +385,7 @@ class Staging(Hierarchy):
     def writer(self) -> Writer:
         """The pack that this process stages into. There is one as soon as it has staged anything."""
         if self._writer is None:
-            raise LookupError("nothing is staged")
+            raise _given_up() if self.has_given_up else LookupError("nothing is staged")
         return self._writer
 
     def attach(self) -> None:
@@ -559,12 +563,13 @@ class Staging(Hierarchy):
         failed = {other.staged.me for other in self._in_this_process() if other.has_failed}
         with self._following:
             lost = self._siblings.close(self._shared, living, failed)
-        broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other))
+        given_up = self._siblings.given_up()
+        broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other), given_up)
         lost_keys = self._siblings.lost_keys(lost)
         if allow_lost:  # but not what a power loss has taken: it was never synced
             lost_keys = [key for key in lost_keys if self._is_damaged(key)]
         if lost_keys:
-            raise ParticipantLostError(list(lost.values()), lost_keys)
+            raise ParticipantLostError([self._siblings.label(number) for number in lost], lost_keys)
         if broken:
             raise ConflictError(
                 broken,
@@ -772,6 +777,26 @@ class Staging(Hierarchy):
         with self._counting:
             self._sealed_at = max(self._sealed_at, seal.sequence)
 
+    def give_up(self) -> None:
+        """Say that what this process has staged since its last seal does not count, in a transaction without a name.
+
+        It is half done. Where not even that can be said, this process looks dead to the others. Nothing more is staged
+        or read here: whoever joins anew is another participant.
+        """
+        self.has_failed = True
+        if self.is_owner or self.is_named or self._inherited or self._is_over or self._writer is None:
+            return
+        self.has_given_up = True
+        writer, self._writer = self._writer, None
+        with contextlib.suppress(OSError):
+            try:
+                if not self._is_sealed:
+                    kept = Predecessor(self.staged.me, max(self._sealed_at, 0))
+                    writer.append(format.FRAME_SEAL, b"", b"", seen=kept)
+                    writer.finish(writer.size)
+            finally:
+                writer.close_between_reads()
+
     def leave(self, attached: object) -> None:
         """Leave a transaction with a name: the others see at once that this process is done.
 
@@ -809,6 +834,14 @@ def _decode_record(record: bytes) -> ForeignRange:
         return ForeignRange.decode(record)
     except MalformedError as error:
         raise CorruptionError(names.STAGING, reason=f"what a process has staged there: {error.reason}") from error
+
+
+def _given_up() -> TransactionStateError:
+    return TransactionStateError(
+        "a write of this process failed, and what it had staged since it began that work is given up: do it again, all "
+        "of it, in a new `with store:` block",
+        state="poisoned",
+    )
 
 
 def _not_shared() -> TransactionStateError:

@@ -16,6 +16,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
+from txstore import forking
 from txstore.commit import MAIN, Commit
 from txstore.declarations import Constraints
 from txstore.engine import Engine, Position
@@ -42,6 +43,8 @@ _PAGE = 1000
 
 #: Sessions that a pickle can rejoin, by token.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+
+_entering = forking.new_lock()  # of two threads that enter blocks of one store, the second is inside of the first
 
 _LEFT = "this store's `with` block has ended; the transaction goes on: join it again with repo.transaction(name=...)"
 _COMMITTED = "this store's `with` block has ended and was committed: begin a new one with repo.transaction()"
@@ -124,6 +127,7 @@ class TxStore(Store):
         super().__init__(read_only=read_only)
         self._engine = engine
         self._session = session
+        self._outside: Session | None = None  # what is the session again after a `with` block of a participant
         if session is None:
             self._reads_at = position
         else:  # its place moves: to hold where it began would keep a vacuum from ever passing that
@@ -267,7 +271,11 @@ class TxStore(Store):
 
     def __enter__(self) -> Self:
         if self._session is not None and not self.read_only:
-            self._session.enter()
+            with _entering:
+                block = self._session.for_block()
+                if block is not self._session:
+                    self._outside, self._session = self._session, block
+                self._session.enter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -281,6 +289,10 @@ class TxStore(Store):
         if session.depth:
             if kind is not None:
                 session.fail("a `with` block inside of another was left by an exception: what it did may be half done")
+            return
+        if session.is_block:
+            self._session, self._outside = self._outside, None
+            session.leave_block(complete=kind is None)
             return
         if session.is_participant:
             session.leave(complete=kind is None)

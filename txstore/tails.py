@@ -14,7 +14,7 @@ from txstore import encoding, format, names
 from txstore.commits import Commits
 from txstore.encoding import MalformedError, crc32c
 from txstore.errors import CorruptionError
-from txstore.format import Frame
+from txstore.format import Frame, Predecessor
 from txstore.locks import is_parked
 from txstore.remote_storage import RemoteStorage
 from txstore.request_threads import in_parallel
@@ -47,6 +47,7 @@ class Tail:
         self.path = names.staging_path(transaction, participant)
         self.about: dict[str, Any] = {}  # what it says of itself
         self.is_sealed = False
+        self.kept: int | None = None  # it has given up what it had staged after this frame
         self.unfinished: Frame | None = None  # what it is writing, or died writing
         self.end = format.HEAD_SIZE  # of the frames that were read
         self._commits = commits
@@ -126,11 +127,16 @@ class Tail:
 
     def _take(self, frame: Frame) -> Frame:
         self.end, self._sequence = frame.end, frame.sequence + 1
-        self.is_sealed = frame.kind == format.FRAME_SEAL
+        self._note_seal(frame)
         if frame.kind == format.FRAME_PARTICIPANT:
             with contextlib.suppress(MalformedError):
                 self.about = _about(self._read(frame))
         return frame
+
+    def _note_seal(self, frame: Frame) -> None:
+        self.is_sealed = frame.kind == format.FRAME_SEAL
+        if self.is_sealed and isinstance(frame.seen, Predecessor) and self.kept is None:
+            self.kept = frame.seen.sequence
 
 
 class RemoteTail(Tail):
@@ -210,5 +216,5 @@ class RemoteTail(Tail):
 
     def _take(self, frame: Frame) -> Frame:
         self._sequence = frame.sequence + 1
-        self.is_sealed = frame.kind == format.FRAME_SEAL
+        self._note_seal(frame)
         return frame

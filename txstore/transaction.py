@@ -299,11 +299,19 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def poison(self, error: BaseException) -> None:
         """Refuse everything but `rollback` from now on: what is half done must not be committed (I6)."""
         with self._lock:
-            self._staging.has_failed = True
             if self.state == "open":
                 self.state, self._cause = "poisoned", error
+            self._staging.has_failed = True
+            if not (isinstance(error, TransactionStateError) and error.state in ("committing", "ended")):
+                self._staging.give_up()  # else it came too late, and what was staged before is the commit's to judge
 
     def _check_open(self) -> None:
+        if self.state == "poisoned" and self._staging.has_given_up:
+            raise TransactionStateError(
+                f"an earlier write failed here ({self._cause!r}), and what this process had staged since it began that "
+                "work is given up: do it again, all of it, in a new `with store:` block",
+                state=self.state,
+            ) from self._cause
         if self.state == "poisoned":
             raise TransactionStateError(
                 f"an earlier write of this transaction failed ({self._cause!r}): call rollback(), then write again",
@@ -436,6 +444,33 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._finalizer.detach()  # not before: an interrupt may have come
         finally:
             self._release_locks()
+
+    def leave_block(self, *, complete: bool) -> None:
+        """End the part of a `with` block of a participant: seal it, or give it up.
+
+        Raises `TransactionStateError` if it was to be complete, and a write has failed in it, and `OSError`.
+        """
+        error = TransactionStateError("a `with` block was left by an exception", state="poisoned")
+        if not complete:
+            self.poison(error)
+        with self._lock:
+            failed, self.state = self.state == "poisoned", "left"
+        self._finish_writes()
+        try:
+            if failed:
+                self._staging.give_up()  # also what was in flight
+                self._staging.close()
+            else:
+                self._staging.seal()
+            self._staging.attached.discard(self._attached)  # another block may go on there
+            self._finalizer.detach()
+        finally:
+            self._release_locks()
+        if failed and complete:
+            raise TransactionStateError(
+                f"a write of this block failed ({self._cause!r}): all that it has staged is given up; do it again",
+                state="poisoned",
+            ) from self._cause
 
     # --- locks
 

@@ -92,6 +92,42 @@ def test_a_task_that_fails(client, repo):
     assert len(list(repo.log())) == 1
 
 
+def fill_two_chunks(store: TxStore, number: int, flags: Path, fails: bool) -> None:
+    """Fail once between the two."""
+    with store:
+        z = zarr.open_array(store, path="x")
+        z[8 * number : 8 * number + 4] = number
+        flag = flags / str(number)
+        if fails and not flag.exists():
+            flag.touch()
+            raise RuntimeError("half-way")
+        z[8 * number + 4 : 8 * number + 8] = number
+
+
+def test_tasks_that_fail_in_a_block_are_tried_again(client, repo, tmp_path):
+    """Beside others of their process, which succeed."""
+    create(repo, 160, 4)
+    with repo.transaction() as store:
+        tasks = [client.submit(fill_two_chunks, store, n, tmp_path, n % 3 == 0, retries=1) for n in range(20)]
+        client.gather(tasks)
+    assert published(repo) == [element // 8 for element in range(160)]
+
+
+def test_half_of_a_task_is_not_published(client, repo, tmp_path):
+    create(repo, 160, 4)
+    store = repo.transaction()
+    tasks = [client.submit(fill_two_chunks, store, n, tmp_path, n == 7) for n in range(20)]
+    with pytest.raises(RuntimeError, match="half-way"):
+        client.gather(tasks)
+    client.gather(tasks, errors="skip")
+    with pytest.raises(txstore.ParticipantLostError) as lost:
+        store.commit()
+    assert lost.value.keys == ("x/c/14",)
+    client.submit(fill_two_chunks, store, 7, tmp_path, False).result()
+    store.commit()
+    assert published(repo) == [element // 8 for element in range(160)]
+
+
 def die_once(block: np.ndarray, flag: str, block_info: Any = None) -> np.ndarray:
     """In the middle of the work, kill the worker: the first that comes here."""
     if block_info[0]["chunk-location"] == (20,):
@@ -150,7 +186,7 @@ def put(store: TxStore, key: str) -> None:
 
 def stagings(transaction: bytes) -> int:
     """Return how often this worker has joined a transaction."""
-    return sum(staging.id == transaction for staging in engine._joined.values())
+    return sum(staging.id == transaction for stagings in engine._joined.values() for staging in stagings)
 
 
 # --- several tasks that write one chunk

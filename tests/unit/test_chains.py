@@ -225,7 +225,7 @@ def settled(*packs: list[tuple[str, Link]]) -> dict[str, Link] | list[str]:
                 staged.hide(key, frame.participant, frame.sequence, frame.seen)
             else:
                 staged.add(key, frame)
-    return staged.settle((), lambda *_: True) or {
+    return staged.settle({}, lambda *_: True) or {
         key: found for key, found in staged.items() if found.kind == format.FRAME_VALUE
     }
 
@@ -268,11 +268,11 @@ def test_settling_twice_is_settling_once():
     staged.add("d/x", link(DEAD, 1))
     staged.hide("d/", A, 1)
     for _ in range(2):
-        assert staged.settle([DEAD], lambda *_: True) == []
-        assert staged.of_participants([DEAD]) == []
+        assert staged.settle({DEAD: -1}, lambda *_: True) == []
+        assert staged.lost_keys({DEAD: -1}) == []
         assert not staged.is_set("d/x")
     staged.add("d/x", link(B, 1, at(A, 1)))
-    assert staged.settle([DEAD], lambda *_: True) == []
+    assert staged.settle({DEAD: -1}, lambda *_: True) == []
     assert staged.get("d/x") == link(B, 1, at(A, 1))
 
 
