@@ -13,7 +13,7 @@ from txstore.documents import kind_of_node
 from txstore.errors import SnapshotExpiredError
 from txstore.format import DataPack, PackName, RunName, Section, Statistics
 from txstore.keys import ancestors, directory_prefix, is_document
-from txstore.outcome import Outcome
+from txstore.outcome import CommitOutcome
 from txstore.publishing import Contents, Publisher
 from txstore.snapshot import Snapshot, Snapshots
 from txstore.staging import Staging
@@ -165,7 +165,7 @@ class Committer:
             declarations.check_unmoved(changes, self.base.written_constraints, there)
             written = declarations.changed(changes, there)
             if written:
-                declarations.check(head.url, written, there, Outcome(self.staging, self.unchanged, head))
+                declarations.check(head.url, written, there, CommitOutcome(self.staging, self.unchanged, head))
             self._kept = head, written
         return self._kept[1]
 

@@ -12,19 +12,45 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from txstore.documents import below
+from txstore.documents import Described, below, describe, written_by_zarr
 from txstore.errors import NodeNotFoundError
 from txstore.keys import directory_prefix, is_document
 from txstore.listing import Hierarchy
-from txstore.outcome import Described, Outcome, describe, written_by_zarr
 
 if TYPE_CHECKING:
     from txstore.grids import Grid
 
 #: What is wrong, and where: a path or key, and the reason.
 Faults = Iterator[tuple[str, str]]
+
+
+class Outcome(Protocol):
+    """What the head will hold once a commit is on top of it."""
+
+    def __contains__(self, key: str) -> bool: ...
+
+    def after(self, path: str) -> Described | None:
+        """Return what will be at a path."""
+
+    def before(self, path: str) -> Described | None:
+        """Return what is at a path, at the head."""
+
+    def rewrites(self, path: str) -> bool:
+        """Tell whether a document of a node is set or deleted."""
+
+    def remakes(self, path: str) -> bool:
+        """Tell whether a node is deleted as a whole, whatever is there afterwards."""
+
+    def clears_below(self, path: str) -> bool:
+        """Tell whether all below some prefix is deleted that has to do with a node: it lies above, at or below it."""
+
+    def restructures(self, path: str) -> bool:
+        """Tell whether an array is changed in more than shape and attributes."""
+
+    def deleted_below(self, path: str) -> Iterator[str]:
+        """Yield the keys below a path that are deleted one by one, also those that were not there."""
 
 
 class Constraint(ABC):

@@ -10,10 +10,9 @@ from itertools import islice
 from typing import Any
 
 from txstore import constraints
-from txstore.constraints import Constraint, as_text
+from txstore.constraints import Constraint, Outcome, as_text
 from txstore.errors import ConflictError, ConstraintError, CorruptionError, UnsupportedFormatError, Violation
 from txstore.keys import check_name
-from txstore.outcome import Outcome
 
 #: Of each constraint, so many violations are named.
 MAX_NAMED = 10

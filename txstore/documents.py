@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from txstore.encoding import json_value
+from txstore.encoding import MalformedError, json_value
 from txstore.keys import document_key
 from txstore.listing import Hierarchy
+
+if TYPE_CHECKING:
+    from txstore.grids import Grid
 
 #: Documents that say what a node is. `.zattrs` holds attributes only.
 NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")
@@ -144,3 +147,63 @@ def _regular_chunks(document: Mapping[str, Any]) -> tuple[int, ...] | None:
         return tuple(int(n) for n in document["chunks"])
     grid = document["chunk_grid"]
     return tuple(int(n) for n in grid["configuration"]["chunk_shape"]) if grid["name"] == "regular" else None
+
+
+# --- what stands at a path
+
+
+@dataclass(frozen=True)
+class Described:
+    """What the documents of a node say."""
+
+    path: str
+    key: str  # of the document that says what it is
+    content: bytes
+    node: Node
+    document: Mapping[str, Any]
+    attributes: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """ "array", "group", or "unknown" for what can't be understood."""
+        return self.node.kind
+
+    def grid(self) -> Grid:
+        """Raises what `Grid` does for a document that can't be understood."""
+        from txstore.grids import Grid  # late: it imports numpy
+
+        return Grid(self.path, self.document)
+
+
+def describe(get: Callable[[str], bytes | memoryview | None], path: str) -> Described | None:
+    """Return what is at a path; None if there is nothing. `get` returns documents."""
+    for name in NODE_DOCUMENTS:
+        key = document_key(path, name)
+        if (found := get(key)) is not None:
+            content = bytes(found)
+            document = _object(content)
+            is_3 = name == "zarr.json"
+            attributes = document.get("attributes") if is_3 else _object(get(document_key(path, ".zattrs")))
+            if not isinstance(attributes, dict):
+                attributes = {}
+            return Described(path, key, content, Node.parse(key, content), document, attributes)
+    return None
+
+
+def written_by_zarr(key: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an array's document as zarr writes it. Raises `ImportError` with zarr 2, and what zarr raises."""
+    from zarr.core.buffer.core import default_buffer_prototype  # late: most commits compare nothing
+    from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+
+    name = key.rpartition("/")[2]
+    kind = ArrayV3Metadata if name == "zarr.json" else ArrayV2Metadata
+    written = kind.from_dict(dict(document)).to_buffer_dict(default_buffer_prototype())[name]
+    return _object(written.to_bytes())
+
+
+def _object(content: bytes | memoryview | None) -> dict[str, Any]:
+    try:
+        found = json_value(content or b"{}")
+    except MalformedError:
+        return {}
+    return found if isinstance(found, dict) else {}

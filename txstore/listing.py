@@ -18,6 +18,11 @@ class Hierarchy(Mapping[str, bytes], ABC):
     def get_view(self, key: str) -> memoryview | None:
         """Return a read-only view of a value, its checksum compared; None if there is no such key."""
 
+    def get_part(self, key: str, part: slice) -> memoryview | None:
+        """Return a part of a value; None if the key is not there."""
+        view = self.get_view(key)
+        return None if view is None else view[part]
+
     @abstractmethod
     def size_of(self, key: str) -> int | None:
         """Return the length of a value in bytes; None if there is no such key."""

@@ -8,15 +8,12 @@ What the transaction has staged itself is not of the base, so reading it is not 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from txstore import format
 from txstore.keys import after_prefix, directory_prefix, encode_key
 from txstore.listing import Hierarchy
 from txstore.records import ISOLATIONS
-
-if TYPE_CHECKING:
-    from txstore.staging import Staging
 
 
 def check_isolation(isolation: str) -> None:
@@ -69,7 +66,7 @@ class NotingView(Hierarchy):
     `note(kind, key)` is told the key, or the prefix of a path. `note` may raise, and then nothing is read.
     """
 
-    def __init__(self, view: Staging, note: Callable[[int, str], None]) -> None:
+    def __init__(self, view: Hierarchy, note: Callable[[int, str], None]) -> None:
         self._view = view
         self._note = note
 

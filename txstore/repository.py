@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore.backup import Backup, back_up
@@ -329,7 +328,7 @@ class Repository:
     def tags(self) -> Tags:
         """Names of commits: a `MutableMapping` from name to `Commit`, where a name is given once."""
         self._existing()
-        return Tags(self.engine)
+        return Tags(self.engine.commits, self.engine.snapshots)
 
     @property
     def constraints(self) -> Constraints:
@@ -465,7 +464,8 @@ class Repository:
         PublishError
             The destination holds something else, or another process publishes to it.
         """
-        bridge = import_module("txstore.bridges.publish")  # a layer above this one
+        from txstore.bridges import publish as bridge  # late, as all ways in and out: most processes take none
+
         options: dict[str, Any] = {"branch": branch, "verify": verify, "full": full, "progress": progress}
         options |= {"storage_options": storage_options, "durable": self._durable}
         done: Published | None = None
@@ -514,10 +514,9 @@ class Repository:
             The references can't be there, or not as Parquet: the message says what to choose.
         """
         self._existing()
-        done: References = _bridge("references").references(
-            self, destination, tag=tag, create_tag=create_tag, storage_options=storage_options
-        )
-        return done
+        from txstore.bridges.references import references
+
+        return references(self, destination, tag=tag, create_tag=create_tag, storage_options=storage_options)
 
     # --- in and out (txstore/bridges)
 
@@ -572,11 +571,12 @@ class Repository:
         CorruptionError
             What was written is not what came back.
         """
-        made: Commit = _bridge("importing").import_from(
+        from txstore.bridges.importing import import_from
+
+        return import_from(
             self, sources, path, concat=concat, chunks=chunks, exclude=exclude, format=format, message=message,
             name=name, verify=verify, storage_options=storage_options, progress=progress,
         )  # fmt: skip
-        return made
 
     def import_references(
         self,
@@ -614,10 +614,11 @@ class Repository:
         FileExistsError
             Something is at this path.
         """
-        made: Commit = _bridge("referencing").import_references(
+        from txstore.bridges.referencing import import_references
+
+        return import_references(
             self, manifest, path, message=message, name=name, storage_options=storage_options, progress=progress
         )
-        return made
 
     def export(
         self,
@@ -658,11 +659,12 @@ class Repository:
             What is exported is damaged here.
         """
         self._existing()
-        done: Export = _bridge("exporting").export(
+        from txstore.bridges.exporting import export
+
+        return export(
             self, destination, at=at, branch=branch, tag=tag, path=path, verify=verify,
             storage_options=storage_options, progress=progress,
         )  # fmt: skip
-        return done
 
     # --- maintenance
 
@@ -722,8 +724,3 @@ class Repository:
         if not self.engine.exists():
             raise RepositoryNotFoundError(self.url)
         return self.engine.commits
-
-
-def _bridge(name: str) -> Any:
-    """Return a module of the bridges. They are built on this one: it knows them by name only."""
-    return import_module(f"txstore.bridges.{name}")

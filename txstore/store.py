@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from html import escape
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from txstore.constraints import Constraint
-    from txstore.repository import Repository
     from txstore.snapshot import Snapshot
     from txstore.transaction import Changes, Transaction
 
@@ -50,6 +49,12 @@ _LEFT = "this store's `with` block has ended; the transaction goes on: join it a
 _COMMITTED = "this store's `with` block has ended and was committed: begin a new one with repo.transaction()"
 _ROLLED_BACK = "this store's `with` block has ended and was rolled back: begin a new one with repo.transaction()"
 _UNKNOWN = "this store's `with` block has ended, and whether its commit was made is unknown: see repo.resolve(id)"
+
+
+class HasEngine(Protocol):
+    """A `Repository`, which lies above this module."""
+
+    engine: Engine
 
 
 class TxStore(Store):
@@ -100,7 +105,7 @@ class TxStore(Store):
 
     def __init__(
         self,
-        url_or_repository: str | os.PathLike[str] | Repository,
+        url_or_repository: str | os.PathLike[str] | HasEngine,
         *,
         read_only: bool = False,
         create: bool = True,

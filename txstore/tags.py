@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 
 from txstore.commit import Commit
-from txstore.engine import Engine
+from txstore.commits import Commits
 from txstore.errors import CommitNotFoundError
 from txstore.finding import find_commit, find_tagged
+from txstore.snapshot import Snapshots
 
 
 class Tags(MutableMapping[str, Commit]):
     """The tags of a repository. A tag is never moved. A vacuum keeps what is tagged until the tag is deleted."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._commits = engine.commits
+    def __init__(self, commits: Commits, snapshots: Snapshots) -> None:
+        self._commits = commits
+        self._snapshots = snapshots
 
     def __getitem__(self, name: str) -> Commit:
         try:
@@ -25,7 +26,7 @@ class Tags(MutableMapping[str, Commit]):
 
     def __setitem__(self, name: str, commit: Commit | str | int) -> None:
         stored = find_commit(self._commits, commit.id if isinstance(commit, Commit) else commit)
-        pinned = self._engine.snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
+        pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
         try:
             self._commits.write_tag(name, stored)
         except FileExistsError:

@@ -16,7 +16,7 @@ from txstore.object_errors import Secrets, explain
 from txstore.object_urls import public
 
 if TYPE_CHECKING:
-    from txstore.repository import Repository
+    from txstore.bridges.facade import Facade
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 def concealing(
-    function: Callable[Concatenate[Repository, S, P], T],
-) -> Callable[Concatenate[Repository, S, P], T]:
+    function: Callable[Concatenate[Facade, S, P], T],
+) -> Callable[Concatenate[Facade, S, P], T]:
     """Of a bridge that takes a repository, and from where or to where."""
 
     @functools.wraps(function)
-    def concealed_function(repo: Repository, place: S, /, *args: P.args, **options: P.kwargs) -> T:
+    def concealed_function(repo: Facade, place: S, /, *args: P.args, **options: P.kwargs) -> T:
         access = repo.engine.access
         given = {"storage_options": options.get("storage_options"), "own": access.storage_options}
         given |= {"sources": list(access.sources.values())}

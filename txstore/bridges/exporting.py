@@ -18,7 +18,7 @@ from txstore.keys import directory_prefix, is_document
 from txstore.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from txstore.repository import Repository
+    from txstore.bridges.facade import Facade
 
 #: Says what is being exported here; gone when all is there.
 MARKER = ".txstore-export"
@@ -36,7 +36,7 @@ class Export:
 
 @concealing
 def export(
-    repo: Repository,
+    repo: Facade,
     destination: str | os.PathLike[str],
     *,
     at: int | str | datetime | None = None,

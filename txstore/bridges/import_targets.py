@@ -11,7 +11,7 @@ from txstore.keys import ancestors, document_key, encode_key
 from txstore.store import TxStore
 
 if TYPE_CHECKING:
-    from txstore.repository import Repository
+    from txstore.bridges.facade import Facade
 
 _GROUP_3 = json.dumps({"attributes": {}, "zarr_format": 3, "node_type": "group"}, indent=2).encode()
 _GROUP_2 = json.dumps({"zarr_format": 2}, indent=4).encode()
@@ -28,7 +28,7 @@ def checked_path(path: str) -> str:
     return path
 
 
-def check_same_import(repo: Repository, name: str | None, told: Mapping[str, Any]) -> None:
+def check_same_import(repo: Facade, name: str | None, told: Mapping[str, Any]) -> None:
     """Raise `TransactionStateError` if the transaction with this name does something else."""
     if name is None:
         return
@@ -44,7 +44,7 @@ def check_same_import(repo: Repository, name: str | None, told: Mapping[str, Any
     )
 
 
-def check_free(repo: Repository, store: TxStore, path: str) -> None:
+def check_free(repo: Facade, store: TxStore, path: str) -> None:
     """Raise `FileExistsError` if something is at the path already."""
     if store.base is not None and repo.mapping(at=store.base.id).has_keys_below(path):
         where = f"at {path!r}" if path else "in this repository; say below which path it goes (path=, --path)"

@@ -20,14 +20,14 @@ from txstore.keys import document_key, is_document
 from txstore.store import TxStore
 
 if TYPE_CHECKING:
-    from txstore.repository import Repository
+    from txstore.bridges.facade import Facade
 
 Progress = Callable[[int, int], None]
 
 
 @concealing
 def import_from(
-    repo: Repository,
+    repo: Facade,
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     path: str = "",
     *,

@@ -28,7 +28,7 @@ from txstore.index import Found, Listed
 from txstore.keys import is_document, stored_key
 
 if TYPE_CHECKING:
-    from txstore.repository import Repository
+    from txstore.bridges.facade import Facade
     from txstore.snapshot import Snapshot
 
 Progress = Callable[[int, int], None]
@@ -52,7 +52,7 @@ class Published:
 
 @concealing
 def publish(
-    repo: Repository,
+    repo: Facade,
     destination: str | os.PathLike[str] | Destination,
     *,
     branch: str = MAIN,
@@ -72,7 +72,7 @@ def publish(
 
 
 def follow_and_publish(
-    repo: Repository,
+    repo: Facade,
     destination: str | os.PathLike[str] | Destination,
     *,
     branch: str = MAIN,
@@ -104,7 +104,7 @@ def follow_and_publish(
 
 @concealing
 def _target(
-    repo: Repository,
+    repo: Facade,
     destination: str | os.PathLike[str] | Destination,
     *,
     storage_options: Mapping[str, Any] | None,
@@ -122,7 +122,7 @@ class _Publication:
 
     def __init__(
         self,
-        repo: Repository,
+        repo: Facade,
         snapshot: Snapshot,
         commit: Commit,
         branch: str,

@@ -19,8 +19,8 @@ from txstore.errors import CommitNotFoundError, SnapshotExpiredError
 if TYPE_CHECKING:
     from typing import Self
 
+    from txstore.bridges.facade import Facade
     from txstore.commit import Commit
-    from txstore.repository import Repository
 
 #: The file. zarr takes it for no node; one that lists the root without consolidated metadata says so in a warning.
 STATE = ".txstore-published.json"
@@ -100,7 +100,7 @@ class State:
     def finished_seq(self) -> int:
         return -1 if self.finished is None else self.finished.seq
 
-    def fits(self, repo: Repository, head: Commit, witnesses: Mapping[str, int | None]) -> bool:
+    def fits(self, repo: Facade, head: Commit, witnesses: Mapping[str, int | None]) -> bool:
         """Tell whether this can be so, given the documents that are at the root of the copy (None: there is none)."""
         marks = [*self.attempts, *([] if self.finished is None else [self.finished])]
         # The oldest are ancestors of the newest: that was looked at when it was begun.
@@ -116,7 +116,7 @@ def witnesses_of(documents: Mapping[str, bytes]) -> dict[str, int]:
     return {key: crc32c(content) for key, content in documents.items()}
 
 
-def _is_in_history(repo: Repository, head: Commit, mark: Mark) -> bool:
+def _is_in_history(repo: Facade, head: Commit, mark: Mark) -> bool:
     if mark.slot > head.slot:
         return False
     try:

@@ -28,7 +28,7 @@ from txstore.object_urls import public
 from txstore.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from txstore.repository import Repository
+    from txstore.bridges.facade import Facade
 
 #: The one template of the JSON: where the repository is. It stands in every reference, so it is short.
 _TEMPLATE = "u"
@@ -47,7 +47,7 @@ class References:
 
 @concealing
 def references(
-    repo: Repository,
+    repo: Facade,
     destination: str | os.PathLike[str],
     *,
     tag: str,
@@ -85,7 +85,7 @@ def _split(destination: str | os.PathLike[str]) -> tuple[str, str]:
     return (above or ("/" if address.startswith("/") else ".")) + mark + query, name
 
 
-def _tagged(repo: Repository, tag: str) -> tuple[Snapshot, Commit]:
+def _tagged(repo: Facade, tag: str) -> tuple[Snapshot, Commit]:
     try:
         snapshot = repo.mapping(tag=tag)
     except CommitNotFoundError:
@@ -99,7 +99,7 @@ def _tagged(repo: Repository, tag: str) -> tuple[Snapshot, Commit]:
     return snapshot, snapshot.commit
 
 
-def _url(repo: Repository) -> str:
+def _url(repo: Facade) -> str:
     """Return where the repository is, as fsspec says it. Credentials are no part of it."""
     return public(repo.url) if "://" in repo.url else f"file://{os.path.abspath(repo.url)}"
 

@@ -19,14 +19,14 @@ from txstore.request_threads import in_parallel
 from txstore.sources import Sources
 
 if TYPE_CHECKING:
-    from txstore.repository import Repository
+    from txstore.bridges.facade import Facade
 
 _ROOTS = ("zarr.json", ".zgroup", ".zarray")
 
 
 @concealing
 def import_references(
-    repo: Repository,
+    repo: Facade,
     manifest: str | os.PathLike[str] | Mapping[str, Any],
     path: str = "",
     *,
