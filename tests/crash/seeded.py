@@ -244,7 +244,7 @@ EDITS = [
     Edit(
         "optimizing:_Optimizer._attempt", "at = find_runs(inputs, runs) if inputs else None", "at = 0", "housekeeping 1"
     ),
-    Edit("verifying:Verifier._check_hint", "or hint.slot < floor", "", "vacuumed"),
+    Edit("verifying:Verifier._check_hint", "or hint.slot < floor", "", "vacuumed around"),
     Edit("commits:Commits.make_durable", "self.identity.create(durable=True)", "pass", "copied, tidied"),
     Edit("vacuuming:_Vacuum.run", "self.commits.identity.create(durable=True)", "pass", "copied, vacuumed"),
     Edit("repairing:verify_and_repair", "in names.DIRECTORIES:", "in ():", "repaired"),
