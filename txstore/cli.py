@@ -36,7 +36,7 @@ from txstore.cli_output import (
 from txstore.commit import Commit
 from txstore.constraints import Constraint
 from txstore.declarations import encode
-from txstore.errors import CommitNotFoundError
+from txstore.errors import CommitNotFoundError, TxStoreError
 from txstore.keys import ancestors, is_document
 from txstore.listing import Hierarchy
 from txstore.repository import Repository
@@ -196,11 +196,15 @@ def _nodes(repo: Repository, slot: int | None, prefix: str) -> Iterator[dict[str
     keys = snapshot.keys_below(prefix)
     try:
         top = zarr.open(store, path=prefix, mode="r")
+        nodes: dict[str, Any] = {prefix: top}
+        if isinstance(top, zarr.Group):
+            nodes |= {node.path: node for _, node in top.members(max_depth=None, use_consolidated_for_children=False)}
     except FileNotFoundError as error:
         raise ValueError(f"no array or group is at {prefix or '/'!r}: --keys lists raw keys") from error
-    nodes: dict[str, Any] = {prefix: top}
-    if isinstance(top, zarr.Group):
-        nodes |= {node.path: node for _, node in top.members(max_depth=None, use_consolidated_for_children=False)}
+    except TxStoreError:
+        raise
+    except Exception as error:  # whatever zarr raises of a document that makes no sense
+        raise ValueError(f"zarr can't read what is at {prefix or '/'!r} ({error!r}): --keys lists raw keys") from error
     sizes = dict.fromkeys(nodes, 0)
     chunks = dict.fromkeys(nodes, 0)
     for key in keys:

@@ -230,7 +230,7 @@ def _in_zarrs_words(array: Described, name: str, value: Any) -> str:
     document = {**array.document, **dict(zip(keys, values, strict=False))}
     try:
         return as_text(_property(written_by_zarr(array.key, document), name))
-    except (ImportError, ValueError, TypeError, KeyError, AttributeError):  # zarr does not understand it, or is zarr 2
+    except Exception:  # noqa: BLE001 - zarr does not understand it, and may raise anything then; or it is zarr 2
         return as_text(value)
 
 

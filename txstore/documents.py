@@ -116,7 +116,7 @@ class Node:
             shape = tuple(int(n) for n in document["shape"])
             chunks = _regular_chunks(document)
             if chunks is not None and len(chunks) != len(shape):
-                return cls("unknown")
+                chunks = None  # no grid that says which chunk is where
             rest = {k: v for k, v in document.items() if k not in ("attributes", "shape", "consolidated_metadata")}
             return cls("array", shape, chunks, rest)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):  # the last of float("inf")

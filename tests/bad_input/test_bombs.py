@@ -16,6 +16,7 @@ import txstore
 from tests.fuzz import forging
 from tests.fuzz.forging import Forged, Run
 from txstore import METADATA, format, names
+from txstore.constraints import Complete, EqualLength, Fixed, OnlyGrows
 from txstore.errors import CorruptionError
 
 FAR = 400_000_000
@@ -279,3 +280,105 @@ def test_a_data_pack_that_is_listed_many_times(forged):
     faults = txstore.Repository(path).verify().faults
     assert any("lists a data pack twice" in fault.reason for fault in faults)
     assert sum("so does slot 0" in fault.reason for fault in faults) == 1
+
+
+# --- documents
+
+
+ARRAY = (
+    '{"zarr_format": 3, "node_type": "array", "shape": %s, "data_type": "int64", "fill_value": 0, '
+    '"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": %s}}, "attributes": %s, '
+    '"chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}'
+)
+DEEP = "[" * 3000 + "]" * 3000
+
+
+@pytest.mark.parametrize(
+    "document",
+    [ARRAY % ([10**400], [1], "{}"), ARRAY % ([4], [0], "{}"), ARRAY % ([4, 4], [1], "{}"), ARRAY % ([4], [2], DEEP),
+     DEEP, ARRAY % ("[1e400]", [1], "{}"), '"\\ud800"', "\ufeff{}"],
+    ids=range(8),
+)  # fmt: skip
+def test_documents_that_are_absurd(tmp_path, document):
+    """What is done with them by us ends in an answer, or in an error of ours."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    for i in range(2):
+        with repo.transaction() as store:
+            store["zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+            store["x/zarr.json"] = document.encode() + b" " * i
+            store["x/c/0"] = b"%d" % i * 100
+    repo.tags["v1"] = 1
+    with repo.transaction() as one:  # it is asked what the other has changed of the array
+        one["x/c/1"] = b"one"
+        with repo.transaction() as other:
+            other["x/zarr.json"] = document.encode()
+            other["x/c/2"] = b"other"
+        with contextlib.suppress(txstore.ConflictError):
+            one.commit()
+        one.rollback()
+    assert set(repo.usage().arrays) <= {"", "x"}
+    for constraint in (EqualLength(["x", "x/y"]), Fixed("x"), OnlyGrows("x"), Complete("x")):
+        with contextlib.suppress(txstore.TxStoreError):
+            repo.constraints["c"] = constraint
+    copies = (
+        lambda: repo.export(tmp_path / "plain.zarr"),
+        lambda: repo.publish(tmp_path / "published.zarr"),
+        lambda: repo.references(tmp_path / "x.json", tag="v1"),
+        lambda: repo.references(tmp_path / "x.parquet", tag="v1"),
+    )
+    for copy in copies:
+        with contextlib.suppress(txstore.ExportError):
+            copy()
+    copied = txstore.Repository(tmp_path / "copy.tx")
+    copied.import_from(tmp_path / "plain.zarr")
+    assert copied.mapping()["x/zarr.json"] == repo.mapping()["x/zarr.json"]
+
+
+def test_keys_of_thousands_of_segments(tmp_path):
+    """What had changed above them was asked by one call in another for each segment."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    key = "a/" * 2000 + "c"
+    with repo.transaction() as store:
+        store[key] = b"1"
+    with repo.transaction() as one:
+        one[key + "/d"] = b"one"
+        with repo.transaction() as other:
+            other["b"] = b"other"
+    assert repo.mapping()[key + "/d"] == b"one"
+    assert repo.usage().arrays[""].keys == 3
+
+
+def test_a_value_behind_the_end_of_all_files(forged, tmp_path):
+    def change(parts: Forged) -> None:
+        for path in parts.commits:
+            for run in parts.packs[path].sections:
+                for entry in run.entries if isinstance(run, Run) else ():
+                    entry.of, entry.offset, entry.length = None, (1 << 64) - 8, 1000
+
+    repo = txstore.Repository(forged(change))
+    repo.tags["v1"] = 2
+    with pytest.raises(CorruptionError, match="no file is so long"):
+        repo.references(tmp_path / "x.json", tag="v1")
+    with pytest.raises(CorruptionError):
+        bytes(repo.mapping()["a/c/0"])
+    assert repo.verify().faults
+
+
+def test_what_a_commit_carries_can_be_read(tmp_path):
+    """Who commits is told before the work is done, not who reads."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    deep: list = []
+    for _ in range(100):
+        deep = [deep]
+    for properties, error in (
+        ({"a": deep}, TypeError),
+        ({"a": "x" * (1 << 20)}, ValueError),
+        ({"a": "\ud800"}, TypeError),
+    ):
+        with pytest.raises(error):
+            repo.transaction(properties=properties)
+    with pytest.raises(ValueError, match="at most 1048576"):
+        repo.transaction("x" * (1 << 20))
+    with repo.transaction("x" * 1000, properties={"a": deep[0][0], "b": "y" * 1_000_000}) as store:
+        store["a"] = b"a"
+    assert repo.head().properties["a"] == deep[0][0]

@@ -397,6 +397,18 @@ def test_ls_keys(filled: txstore.Repository) -> None:
     assert [line.split()[1] for line in lines] == list(filled.mapping(at=0))
 
 
+@pytest.mark.parametrize("fill_value", ["1e400", "[]", str(10**30)])
+def test_ls_of_what_zarr_can_not_read(repo: txstore.Repository, fill_value: str) -> None:
+    """Whatever zarr raised came out as a traceback."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="i8", fill_value=7)
+        store["x/zarr.json"] = store["x/zarr.json"].replace(b'"fill_value": 7', b'"fill_value": ' + fill_value.encode())
+    result = run("ls", repo.url, "x")
+    assert result.exit_code == 1
+    assert "--keys lists raw keys" in result.stderr
+    assert "x/zarr.json" in run("ls", repo.url, "--keys").stdout
+
+
 def test_ls_of_what_is_not_there(filled: txstore.Repository) -> None:
     assert_refused(run("ls", filled.url, "nowhere"), "no array or group is at 'nowhere'")
     assert_refused(run("ls", filled.url, "a//b"), "empty segment")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import subprocess
 import sys
@@ -48,6 +49,29 @@ def test_a_group_is_no_array_and_nothing_is_not_enough(repo):
         Samples(repo, ["g"])
     with pytest.raises(ValueError, match="at least one array"):
         Samples(repo, [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "reason"),
+    [
+        ((10**15,), (1,), "read 1 at a time: more than 134217728 times"),
+        ((10**15,), (10**6,), "more than 134217728 times"),
+        ((4, 10**8, 10**8), (1, 1, 1), "have 80000000000000000 bytes"),
+        ((1 << 62, 3), (1 << 61, 3), "would have to be read at once"),
+        ((1 << 63,), (1,), "more samples than can be counted"),
+    ],
+)
+def test_samples_beyond_what_can_be_put_in_order(repo, shape, chunks, reason):
+    """How many there are is what a document says, which anybody writes: it was a MemoryError, or an OverflowError."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=(4,) * len(shape), chunks=(2,) * len(shape), dtype="i8")
+        document = json.loads(store["x/zarr.json"])
+        document["shape"] = shape
+        document["chunk_grid"]["configuration"]["chunk_shape"] = chunks
+        store["x/zarr.json"] = json.dumps(document).encode()
+    for use in (lambda samples: SampleStream(samples, seed=1), lambda samples: CachedSamples(samples, 1 << 20)):
+        with pytest.raises(txstore.SchemaError, match=reason):
+            use(Samples(repo, "x"))
 
 
 def test_the_schema_of_one_commit_is_what_the_next_one_has_to_be(repo):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from txstore.encoding import MalformedError, json_value
 from txstore.keys import DOCUMENT_NAMES, document_key, node_of_document
 from txstore.listing import Hierarchy
 
@@ -73,10 +74,10 @@ def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def decoded(content: bytes) -> Any:
-    """Return what a document says; None if it is no JSON, which is not for us to judge."""
+    """Return what a document says; None if it is no JSON that can be written anew, which is not for us to judge."""
     try:
-        return json.loads(content)
-    except ValueError:
+        return json_value(content)
+    except MalformedError:
         return None
 
 

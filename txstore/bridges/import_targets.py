@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from txstore.documents import Node
 from txstore.errors import TransactionStateError
 from txstore.keys import ancestors, document_key, encode_key
 from txstore.store import TxStore
@@ -61,5 +62,5 @@ def groups_above(store: TxStore, path: str, zarr_format: int) -> Iterator[tuple[
             raise ValueError(f"{above or '/'!r} is an array, or a group of another format than {zarr_format}")
         if key not in store:
             yield key, content
-        elif zarr_format == 3 and json.loads(store[key]).get("node_type") != "group":
+        elif zarr_format == 3 and Node.parse(key, store[key]).kind != "group":
             raise ValueError(f"{above!r} is an array: nothing can be imported below it")

@@ -64,7 +64,7 @@ class State:
             finished = None if told["finished"] is None else _mark(told["finished"])
             names = _text(told["repository"]), _text(told["branch"]), dict(told["place"]), _text(told["writer"])
             return cls(*names, finished, tuple(marks))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
     def encode(self) -> bytes:

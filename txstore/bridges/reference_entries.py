@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from txstore.errors import ExportError
+from txstore.errors import CorruptionError, ExportError
 from txstore.format import REF_FOREIGN, PackName
 from txstore.keys import after_prefix, directory_prefix, is_document, stored_key
 from txstore.snapshot import Snapshot
@@ -15,6 +15,7 @@ from txstore.snapshot import Snapshot
 INLINE_BELOW = 64
 
 _PAGE = 4096
+_LARGEST = (1 << 63) - 1
 
 
 class Reference(NamedTuple):
@@ -53,6 +54,8 @@ def entries(snapshot: Snapshot, path: str = "") -> Iterator[tuple[str, Entry]]:
                 yield key, bytes(pack.view(listed.offset, listed.length, listed.checksum, key))
                 continue
             name = snapshot.runs.pack_name(listed.run, listed.pack)
+            if listed.offset + listed.length > _LARGEST:
+                raise CorruptionError(name.path, offset=listed.offset, key=key, reason="no file is so long")
             pack_path = paths.get(name) or paths.setdefault(name, name.path)
             yield key, Reference(pack_path, listed.offset, listed.length)
         start = page[-1].key + b"\0"

@@ -115,7 +115,7 @@ def _as_format_2(found: Mapping[str, bytes], destination: str) -> tuple[dict[str
             described = _node(own)
         except NoEquivalentError as error:
             raise _refused(destination, f"{path!r} has no equivalent there: {error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise _refused(destination, f"the metadata of {path!r} can't be understood ({error!r})") from error
         if isinstance(described, Format2Array):
             _check_array(path, described, destination)
@@ -143,8 +143,12 @@ def _check_array(path: str, described: Format2Array, destination: str) -> None:
     if "\0" in path:
         raise _refused(destination, f"the path {path!r} can't be that of a directory")
     shape, chunks = described.document["shape"], described.document["chunks"]
-    # fsspec divides so, in floating point: its numbers of chunks must be these.
-    if described.counts != tuple(math.ceil(extent / size) for extent, size in zip(shape, chunks, strict=True)):
+    try:
+        # fsspec divides so, in floating point: its numbers of chunks must be these.
+        counted = tuple(math.ceil(extent / size) for extent, size in zip(shape, chunks, strict=True))
+    except OverflowError:
+        counted = None
+    if described.counts != counted:
         raise _refused(destination, f"the shape of {path!r} is beyond what fsspec can count, {shape}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -19,6 +20,9 @@ from txstore.commit import MAIN, Commit
 from txstore.errors import SchemaError
 from txstore.repository import Repository
 from txstore.store import TxStore
+
+#: What is read together has so many bytes at most, and the order of so many blocks fits in a gigabyte.
+_MOST_BYTES, _MOST_BLOCKS = 64 << 30, 1 << 27
 
 #: One sample, or a batch of them: by name, what the arrays hold.
 Sample = dict[str, Any]
@@ -125,6 +129,9 @@ class Samples:
         That is the length of the chunks, or of the shards if these have at most so many bytes; where arrays differ, the
         least common multiple. Where it has more bytes than `most`, it is the chunk of the array whose samples are
         largest: longer chunks of the others are then read several times.
+
+        Raises `SchemaError` where that is more than can be read, or there are more blocks than can be put in order: how
+        many samples there are, and how large they are, is what the documents of the arrays say.
         """
         rows = max(1, most // self.sample_bytes)
         chunks = [int(array.chunks[0]) for array in self.arrays.values()]
@@ -134,7 +141,14 @@ class Samples:
             (length for length in (math.lcm(*shards), math.lcm(*chunks)) if length <= rows),
             chunks[sizes.index(max(sizes))],
         )
-        return max(1, min(length, len(self)))
+        length = max(1, min(length, len(self)))
+        if length * self.sample_bytes > _MOST_BYTES:
+            reason = f"{length} samples would have to be read at once, which have {length * self.sample_bytes} bytes"
+            raise SchemaError(self.url, [f"{reason}, and at most {_MOST_BYTES} are read: use smaller chunks"])
+        if len(self) > length * _MOST_BLOCKS:
+            reason = f"there are {len(self)} samples, which are read {length} at a time"
+            raise SchemaError(self.url, [f"{reason}: more than {_MOST_BLOCKS} times. Use longer chunks"])
+        return length
 
 
 def _named(arrays: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -172,6 +186,7 @@ def _faults(
         return [f"{name!r} has no dimension that could count samples" for name in scalars]
     faults = []
     lengths = {name: array.shape[0] for name, array in arrays.items()}
+    faults += [f"{name!r} has more samples than can be counted" for name in lengths if lengths[name] > sys.maxsize]
     if len(set(lengths.values())) > 1:
         shown = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
         faults.append(f"the first dimensions differ: {shown}")

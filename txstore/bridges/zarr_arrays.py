@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from txstore.bridges.foreign_arrays import ForeignArray, is_excluded, meaning_of
 from txstore.bridges.foreign_files import ForeignFile, Place
+from txstore.encoding import MalformedError, json_value
 from txstore.errors import CorruptionError, SourceError
 from txstore.keys import document_key, encode_key
 from txstore.store import TxStore
@@ -75,7 +76,10 @@ def without_consolidated(document: bytes) -> bytes:
     """Return a document of Zarr 3 without the copies of others that it holds; the same bytes if there are none."""
     if _CONSOLIDATED_MEMBER.encode() not in document:
         return document
-    members = json.loads(document)
+    try:
+        members = json_value(document)
+    except MalformedError:
+        return document
     if not isinstance(members, dict) or _CONSOLIDATED_MEMBER not in members:
         return document
     del members[_CONSOLIDATED_MEMBER]
