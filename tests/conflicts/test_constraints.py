@@ -66,11 +66,6 @@ def grown_whole(store: txstore.TxStore) -> None:
         array(store).append(np.zeros(6, "i4"))
 
 
-def made_two_dimensional(store: txstore.TxStore) -> None:
-    grid = {"name": "regular", "configuration": {"chunk_shape": [4, 4]}}
-    edit_document("x/zarr.json", shape=[9, 9], chunk_grid=grid)(store)
-
-
 CASES = (
     Case("lengths: both grow", XY, ALIGNED, both(append(1), append(1, path="y"))),
     Case("lengths: one grows", XY, ALIGNED, append(1), ("y", "first dimension is 8, and that of 'x' 9")),
@@ -115,7 +110,7 @@ CASES = (
     Case("grows: it shrinks", create(), OnlyGrows("x"), resize(4), ("x", "its shape would go from (8,) to (4,)")),
     Case("grows: gone", create(), OnlyGrows("x"), delete(), ("x", "there is no array")),
     Case("grows: made anew", create(), OnlyGrows("x"), create(n=20, overwrite=True), ("x", "deleted and made anew")),
-    Case("grows: another number of dimensions", create(), OnlyGrows("x"), made_two_dimensional,
+    Case("grows: another number of dimensions", create(), OnlyGrows("x"), edit_document("x/zarr.json", shape=[9, 9]),
          ("x", "its shape would go from (8,) to (9, 9)")),
     Case("complete: overwritten", full(), Complete("x"), put(slice(None), 7)),
     Case("complete: attributes", full(), Complete("x"), attributes(a=1)),
