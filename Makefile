@@ -45,7 +45,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export PIP_NO_INPUT = 1
 
 SOURCES := Makefile pyproject.toml setup.py $(wildcard txstore/_native/*.c txstore/_native/*.h)
-PURE_TESTS := $(wildcard tests/unit tests/conformance)
+PURE_TESTS := $(addprefix tests/,format history locks storage native transactions store)
 PYTEST_ARGS ?=
 PARALLEL := --numprocesses auto --dist worksteal
 comma := ,
@@ -139,13 +139,13 @@ test-tensorflow: $(TENSORFLOW)/stamp
 PLAIN_READS ?= 500
 test-plain: $(TEST)/stamp $(PLAIN)/stamp
 	TXSTORE_PLAIN_PYTHON=$(CURDIR)/$(PLAIN)/bin/python TXSTORE_PUBLISHED_READS=$(PLAIN_READS) \
-	  $(TEST)/bin/python -m pytest $(PARALLEL) tests/bridges -k 'test_references or without_' $(PYTEST_ARGS)
+	  $(TEST)/bin/python -m pytest $(PARALLEL) tests/interchange -k 'test_references or without_' $(PYTEST_ARGS)
 
 check: $(TEST)/stamp
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy --strict txstore
-	$(TEST)/bin/python -m pytest --quiet tests/unit/test_layers.py
+	$(TEST)/bin/python -m pytest --quiet tests/test_layers.py
 
 format: $(TEST)/stamp
 	$(TEST)/bin/ruff check --fix .
@@ -179,8 +179,8 @@ endef
 SANITIZE_SECONDS ?= 15
 # Ten thousand processes killed at any point of lock, stage and commit, in one pid namespace and in two.
 torture: $(TEST)/stamp
-	TXSTORE_KILL_ROUNDS=10000 $(TEST)/bin/python -m pytest tests/processes/test_torture.py \
-	  tests/processes/test_locktable_kills.py $(PYTEST_ARGS)
+	TXSTORE_KILL_ROUNDS=10000 $(TEST)/bin/python -m pytest tests/system/processes/test_torture.py \
+	  tests/system/processes/test_locktable_kills.py $(PYTEST_ARGS)
 
 # Every decoder on ten million damaged inputs, and a million repositories that lie, with right checksums; first on fewer,
 # with the C under the address and undefined behaviour sanitizers.
@@ -191,9 +191,7 @@ FUZZ_SANITIZED_REPOSITORIES ?= 20000
 fuzz: $(TEST)/stamp
 	CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \
 	  $(TEST)/bin/python setup.py --quiet build_ext --build-temp build/asan-objects --build-lib build/asan
-	cp -r txstore/*.py build/asan/txstore/
-	cp txstore/_native/*.py build/asan/txstore/_native/
-	cp -r txstore/bridges build/asan/txstore/
+	cd txstore && find . -name '*.py' -exec cp --parents '{}' ../build/asan/txstore/ ';'
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/asan:. \
 	  $(TEST)/bin/python -P -m tests.fuzz --inputs $(FUZZ_SANITIZED_INPUTS) --repositories $(FUZZ_SANITIZED_REPOSITORIES)
 	$(TEST)/bin/python -m tests.fuzz --inputs $(FUZZ_INPUTS) --repositories $(FUZZ_REPOSITORIES)
@@ -231,9 +229,9 @@ reliability: $(TEST)/stamp
 	TXSTORE_CRASH_IMAGES=1 \
 	  $(call counted,faults,pytest tests/crash/test_faults.py tests/crash/test_seeded_bugs.py --timeout 0 $(PYTEST_ARGS))
 	TXSTORE_KILL_ROUNDS=$(RELIABILITY_KILL_ROUNDS) \
-	  $(call counted,kills,pytest tests/processes/test_torture.py $(PYTEST_ARGS))
+	  $(call counted,kills,pytest tests/system/processes/test_torture.py $(PYTEST_ARGS))
 	TXSTORE_BIT_FLIPS=$(RELIABILITY_BIT_FLIPS) \
-	  $(call counted,bits,pytest tests/corruption/test_bit_flips.py $(PYTEST_ARGS))
+	  $(call counted,bits,pytest tests/maintenance/test_bit_flips.py $(PYTEST_ARGS))
 	TXSTORE_HISTORIES=$(RELIABILITY_HISTORIES) \
 	  $(call counted,histories,pytest tests/isolation/test_histories.py $(PYTEST_ARGS))
 	$(call counted,fuzz,tests.fuzz --inputs $(RELIABILITY_FUZZ_INPUTS) --repositories $(RELIABILITY_FUZZ_REPOSITORIES))

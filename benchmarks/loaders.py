@@ -23,9 +23,9 @@ from zarr.storage import LocalStore
 
 import txstore
 from benchmarks.harness import OURS, Row, Setting, Take, interleaved, medians, ratio, timed
-from txstore.bridges.sample_order import Order
-from txstore.bridges.sample_stream import WINDOW
 from txstore.loaders import Samples, SampleStream
+from txstore.loaders.order import Order
+from txstore.loaders.stream import WINDOW
 
 #: Samples in a chunk, in a batch, and bytes of a data set by those of a chunk.
 IN_CHUNK, IN_BATCH, DATA = 64, 32, {16 << 10: 128 << 20, 1 << 20: 512 << 20}

@@ -24,7 +24,7 @@ import fasteners
 import filelock
 
 from benchmarks.harness import OURS, Row, Setting, Take, interleaved, medians, ratio, timed
-from txstore.locks import ChunkLocks, Owner
+from txstore.locks.chunk_locks import ChunkLocks, Owner
 
 FASTENERS = "fasteners"
 FILELOCK = "filelock"

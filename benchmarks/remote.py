@@ -28,9 +28,9 @@ import zarr
 
 import txstore
 from benchmarks.harness import OURS, Row, Setting, interleaved, medians, ratio, timed
-from tests.remote import servers
-from tests.remote.proxy import Proxy
-from tests.remote.servers import BUCKET, Server
+from tests.system.remote import servers
+from tests.system.remote.proxy import Proxy
+from tests.system.remote.servers import BUCKET, Server
 
 CHUNKS, CHUNK = 512, 16 << 10
 MANY = 100_000

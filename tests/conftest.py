@@ -8,6 +8,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import zarr
+import zarr.core.codec_pipeline
 
 import txstore
 
@@ -39,3 +41,13 @@ def open_repo(tmp_path: Path) -> Iterator[Callable[..., txstore.Repository]]:
 def repo(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
     """A repository that does not exist yet; verified when the test ends."""
     return open_repo()
+
+
+PIPELINES = [name for name in ("Batched", "Fused") if hasattr(zarr.core.codec_pipeline, f"{name}CodecPipeline")]
+
+
+@pytest.fixture(params=PIPELINES)
+def pipeline(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each of zarr's codec pipelines; the fused one, of zarr 3.2 and later, uses the store from threads."""
+    with zarr.config.set({"codec_pipeline.path": f"zarr.core.codec_pipeline.{request.param}CodecPipeline"}):
+        yield request.param

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-from txstore import conflicts, index, keys, reads, siblings, snapshot, transaction
+from txstore.format import keys
+from txstore.history import runs, snapshot
+from txstore.transactions import conflicts, reads, siblings, transaction
 
 #: They would lead out of the place where keys become file names.
 DOTS = ["..", ".", "../../etc/passwd", "a/../b", "a/./b", "a/..", "./a", ".zarray/..", "a/.zarray/./b"]
@@ -22,7 +24,7 @@ def unchecked_keys() -> Iterator[None]:
         "stored_prefix": lambda encoded, path: encoded.decode(),
     }
     with ExitStack() as patches:
-        for module in (conflicts, index, keys, reads, siblings, snapshot, transaction):
+        for module in (conflicts, runs, keys, reads, siblings, snapshot, transaction):
             for name, function in pretended.items():
                 if hasattr(module, name):
                     patches.enter_context(patch.object(module, name, function))

@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from txstore.commit import Commit
 from txstore.errors import (
     BackupError,
     ClockWarning,
@@ -35,15 +34,17 @@ from txstore.errors import (
     UnsupportedFormatError,
     WrongFileTypeError,
 )
-from txstore.named import NamedTransaction
-from txstore.regions import APPEND, METADATA, Append
-from txstore.repository import Repository
-from txstore.snapshot import Snapshot
-from txstore.synchronized import synchronized
-from txstore.transaction import Transaction
 
 if TYPE_CHECKING:
+    from txstore import constraints, loaders
+    from txstore.history.commit import Commit
+    from txstore.history.snapshot import Snapshot
+    from txstore.repository import Repository
     from txstore.store import TxStore
+    from txstore.synchronized_arrays import synchronized
+    from txstore.transactions.named import NamedTransaction
+    from txstore.transactions.regions import APPEND, METADATA, Append
+    from txstore.transactions.transaction import Transaction
 
 __version__ = "0.1.0"
 
@@ -86,12 +87,37 @@ __all__ = [
     "UncommittedChangesWarning",
     "UnsupportedFormatError",
     "WrongFileTypeError",
+    "constraints",
+    "loaders",
     "synchronized",
 ]
 
+# Where the other public names are; "" is a module. Each is imported when it is asked for: zarr costs those who only
+# look at the history half a second, and with zarr 2 only the mappings are there.
+_LATE = {
+    "APPEND": "transactions.regions",
+    "Append": "transactions.regions",
+    "Commit": "history.commit",
+    "METADATA": "transactions.regions",
+    "NamedTransaction": "transactions.named",
+    "Repository": "repository",
+    "Snapshot": "history.snapshot",
+    "Transaction": "transactions.transaction",
+    "TxStore": "store",
+    "constraints": "",
+    "loaders": "",
+    "synchronized": "synchronized_arrays",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # Late: with zarr 2 only the mappings are there, and importing zarr costs those who only look at the history.
-    if name == "TxStore":
-        return import_module("txstore.store").TxStore
-    raise AttributeError(f"module 'txstore' has no attribute {name!r}")
+    if name not in _LATE:
+        raise AttributeError(f"module 'txstore' has no attribute {name!r}")
+    module = _LATE[name]
+    found = getattr(import_module(f"txstore.{module}"), name) if module else import_module(f"txstore.{name}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

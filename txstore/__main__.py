@@ -1,6 +1,6 @@
 """`python -m txstore` is `txstore`."""
 
-from txstore.cli import app
+from txstore.cli.main import app
 
 if __name__ == "__main__":
     app(prog_name="txstore")

@@ -8,30 +8,30 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from txstore import forking
-from txstore.beginning import check_description, check_durability, check_joinable, new_record
-from txstore.commit import MAIN, Stored
+from txstore import processes
 from txstore.errors import (
     LocksUnavailableError,
     RepositoryNotFoundError,
     SnapshotExpiredError,
     TransactionStateError,
 )
-from txstore.finding import find_commit, find_tagged
-from txstore.keys import check_name
-from txstore.locking import Owner, TransactionLocks
-from txstore.locks import ChunkLocks
-from txstore.named import find, find_or_begin
-from txstore.opening import Access, open_commits, open_storage
-from txstore.participants import SharedTransaction
-from txstore.reads import check_isolation
-from txstore.records import SNAPSHOT
-from txstore.regions import Lock
-from txstore.retention import check_retention, fold
-from txstore.snapshot import Snapshot, Snapshots
-from txstore.sources import Sources
-from txstore.staging import Staging
-from txstore.transaction import Transaction
+from txstore.format.keys import check_name
+from txstore.format.records import SNAPSHOT
+from txstore.history.commit import MAIN, Stored
+from txstore.history.find import find_commit, find_tagged
+from txstore.history.opening import Access, open_commits, open_storage
+from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.locks.chunk_locks import ChunkLocks
+from txstore.maintenance.retention import check_retention, fold
+from txstore.storage.sources import Sources
+from txstore.transactions.begin import check_description, check_durability, check_joinable, new_record
+from txstore.transactions.held_locks import Owner, TransactionLocks
+from txstore.transactions.named import find, find_or_begin
+from txstore.transactions.reads import check_isolation
+from txstore.transactions.regions import Lock
+from txstore.transactions.shared import SharedTransaction
+from txstore.transactions.staging import Staging
+from txstore.transactions.transaction import Transaction
 
 
 class Engine:
@@ -201,7 +201,7 @@ class Engine:
 #: The transactions of other processes that this one has joined. Kept while they are open: joining again continues. By
 #: transaction, and whether it is for `with` blocks: of these, what is attached to none can be used by the next one.
 _joined: dict[tuple[bytes, bool], list[Staging]] = {}
-_joining = forking.new_lock()
+_joining = processes.new_lock()
 
 
 def _forget_ended() -> None:
@@ -245,7 +245,7 @@ class Position:
         self._exact = exact
         self._creates = creates
         self._snapshot: Snapshot | None = None
-        self._lock = forking.new_lock()
+        self._lock = processes.new_lock()
 
     @classmethod
     def of(cls, engine: Engine, snapshot: Snapshot) -> Position:

@@ -10,36 +10,36 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from txstore.backup import Backup, back_up
-from txstore.commit import MAIN, Commit
-from txstore.commits import Commits
-from txstore.constraints import Constraint
-from txstore.declarations import Constraints
 from txstore.engine import Engine, Position
 from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError, SnapshotExpiredError
-from txstore.faults import Report
-from txstore.finding import find_commit
-from txstore.following import follow
-from txstore.named import NamedTransaction, transactions
-from txstore.opening import Access
-from txstore.optimizing import optimize
-from txstore.pack_cache import CACHE_SIZE
-from txstore.records import SNAPSHOT
-from txstore.regions import Lock
-from txstore.repairing import verify_and_repair
-from txstore.snapshot import Snapshot
-from txstore.source_checking import check_sources
-from txstore.sources import Given, allowed
-from txstore.tags import Tags
-from txstore.transaction import Transaction
-from txstore.usage import Usage, usage
-from txstore.vacuuming import VacuumReport, vacuum
-from txstore.verifying import verify
+from txstore.format.constraints import Constraint
+from txstore.format.records import SNAPSHOT
+from txstore.history.commit import MAIN, Commit
+from txstore.history.commits import Commits
+from txstore.history.declarations import Constraints
+from txstore.history.find import find_commit
+from txstore.history.follow import follow
+from txstore.history.opening import Access
+from txstore.history.snapshot import Snapshot
+from txstore.history.tags import Tags
+from txstore.maintenance.backup import Backup, back_up
+from txstore.maintenance.optimize import optimize
+from txstore.maintenance.repair import verify_and_repair
+from txstore.maintenance.report import Report
+from txstore.maintenance.source_checking import check_sources
+from txstore.maintenance.usage import Usage, usage
+from txstore.maintenance.vacuum import VacuumReport, vacuum
+from txstore.maintenance.verify import verify
+from txstore.storage.pack_cache import CACHE_SIZE
+from txstore.storage.sources import Given, allowed
+from txstore.transactions.named import NamedTransaction, transactions
+from txstore.transactions.regions import Lock
+from txstore.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
-    from txstore.bridges.exporting import Export
-    from txstore.bridges.publish import Published
-    from txstore.bridges.references import References
+    from txstore.interchange.export import Export
+    from txstore.interchange.publish import Published
+    from txstore.interchange.references import References
     from txstore.store import TxStore
 
 T = TypeVar("T")
@@ -464,7 +464,7 @@ class Repository:
         PublishError
             The destination holds something else, or another process publishes to it.
         """
-        from txstore.bridges import publish as bridge  # late, as all ways in and out: most processes take none
+        from txstore.interchange import publish as bridge  # late, as all ways in and out: most processes take none
 
         options: dict[str, Any] = {"branch": branch, "verify": verify, "full": full, "progress": progress}
         options |= {"storage_options": storage_options, "durable": self._durable}
@@ -514,7 +514,7 @@ class Repository:
             The references can't be there, or not as Parquet: the message says what to choose.
         """
         self._existing()
-        from txstore.bridges.references import references
+        from txstore.interchange.references import references
 
         return references(self, destination, tag=tag, create_tag=create_tag, storage_options=storage_options)
 
@@ -571,7 +571,7 @@ class Repository:
         CorruptionError
             What was written is not what came back.
         """
-        from txstore.bridges.importing import import_from
+        from txstore.interchange.import_files import import_from
 
         return import_from(
             self, sources, path, concat=concat, chunks=chunks, exclude=exclude, format=format, message=message,
@@ -614,7 +614,7 @@ class Repository:
         FileExistsError
             Something is at this path.
         """
-        from txstore.bridges.referencing import import_references
+        from txstore.interchange.import_references import import_references
 
         return import_references(
             self, manifest, path, message=message, name=name, storage_options=storage_options, progress=progress
@@ -659,7 +659,7 @@ class Repository:
             What is exported is damaged here.
         """
         self._existing()
-        from txstore.bridges.exporting import export
+        from txstore.interchange.export import export
 
         return export(
             self, destination, at=at, branch=branch, tag=tag, path=path, verify=verify,

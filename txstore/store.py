@@ -16,24 +16,24 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
-from txstore import forking
-from txstore.commit import MAIN, Commit
-from txstore.declarations import Constraints
+from txstore import processes
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
-from txstore.lock_blocks import LockBlock
-from txstore.opening import Access
-from txstore.records import SNAPSHOT
-from txstore.request_threads import in_thread
-from txstore.session import Joining, Reliance, Session
-from txstore.sources import Given, allowed
+from txstore.format.records import SNAPSHOT
+from txstore.history.commit import MAIN, Commit
+from txstore.history.declarations import Constraints
+from txstore.history.opening import Access
+from txstore.sessions.lock_blocks import LockBlock
+from txstore.sessions.session import Joining, Reliance, Session
+from txstore.storage.request_threads import in_thread
+from txstore.storage.sources import Given, allowed
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from txstore.constraints import Constraint
-    from txstore.snapshot import Snapshot
-    from txstore.transaction import Changes, Transaction
+    from txstore.format.constraints import Constraint
+    from txstore.history.snapshot import Snapshot
+    from txstore.transactions.transaction import Changes, Transaction
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ _PAGE = 1000
 #: Sessions that a pickle can rejoin, by token.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 
-_entering = forking.new_lock()  # of two threads that enter blocks of one store, the second is inside of the first
+_entering = processes.new_lock()  # of two threads that enter blocks of one store, the second is inside of the first
 
 _LEFT = "this store's `with` block has ended; the transaction goes on: join it again with repo.transaction(name=...)"
 _COMMITTED = "this store's `with` block has ended and was committed: begin a new one with repo.transaction()"

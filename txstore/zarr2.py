@@ -16,12 +16,12 @@ try:
 except ImportError as error:
     raise ImportError("txstore.zarr2 is for zarr 2; with zarr 3 use repo.transaction() and repo.snapshot()") from error
 
-from txstore.transaction import Transaction
+from txstore.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from txstore.snapshot import Snapshot
+    from txstore.history.snapshot import Snapshot
 
 
 class MappingStore(Store):  # type: ignore[misc]

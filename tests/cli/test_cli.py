@@ -21,8 +21,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import txstore
-import txstore.demo
-from txstore.cli import app
+import txstore.cli.demo
+from txstore.cli.main import app
 from txstore.constraints import OnlyGrows
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
@@ -506,9 +506,9 @@ def test_verify_reports_faults(filled: txstore.Repository) -> None:
 # -- demo --------------------------------------------------------------------------------------------------------------
 
 
-def report(*, torn: int) -> txstore.demo.DemoReport:
-    result = txstore.demo.SceneResult("append", "TxStore", torn=torn, failed=0, whole=200, writes=9, seconds=1.0)
-    return txstore.demo.DemoReport((result,), 3, {"zarr": "3"}, None)
+def report(*, torn: int) -> txstore.cli.demo.DemoReport:
+    result = txstore.cli.demo.SceneResult("append", "TxStore", torn=torn, failed=0, whole=200, writes=9, seconds=1.0)
+    return txstore.cli.demo.DemoReport((result,), 3, {"zarr": "3"}, None)
 
 
 @pytest.fixture
@@ -516,12 +516,12 @@ def played(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Puts in the demo's place what only notes how it was called, and reports so many torn reads as `torn` says."""
     called: dict[str, Any] = {"torn": 0}
 
-    def play(seconds: float, directory: Path | None, picture: Path | None, console: Any) -> txstore.demo.DemoReport:
+    def play(seconds: float, directory: Path | None, picture: Path | None, console: Any) -> txstore.cli.demo.DemoReport:
         called.update(seconds=seconds, directory=directory, picture=picture)
         console.print("played")
         return report(torn=called["torn"])
 
-    monkeypatch.setattr(txstore.demo, "run", play)
+    monkeypatch.setattr(txstore.cli.demo, "run", play)
     return called
 
 
@@ -553,5 +553,5 @@ def test_a_demo_that_can_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ModuleNotFoundError("pip install 'txstore[demo]'")
 
-    monkeypatch.setattr(txstore.demo, "run", fail)
+    monkeypatch.setattr(txstore.cli.demo, "run", fail)
     assert_refused(run("demo"), "pip install 'txstore[demo]'")

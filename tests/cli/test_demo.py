@@ -17,8 +17,8 @@ import zarr
 from rich.console import Console
 from zarr.storage import LocalStore, MemoryStore
 
-from txstore import demo, demo_picture, demo_scenes
-from txstore.demo_picture import Board, summary
+from txstore.cli import demo, demo_picture, demo_scenes
+from txstore.cli.demo_picture import Board, summary
 
 GOOD = demo.SceneResult("append", "TxStore", torn=0, failed=0, whole=200, writes=100, seconds=4.0)
 

@@ -22,8 +22,8 @@ import zarr
 import txstore
 from tests.cli.test_cli import run
 from tests.hostile import unchecked_keys
-from txstore import cli_output
-from txstore.cli import app
+from txstore.cli import output
+from txstore.cli.main import app
 from txstore.constraints import RequiredAttributes
 
 #: What terminals act upon, what rich takes for markup, and what turns text around.
@@ -42,8 +42,8 @@ def commands() -> set[str]:
 @pytest.fixture
 def hostile(open_repo: Callable[..., txstore.Repository], monkeypatch: pytest.MonkeyPatch) -> txstore.Repository:
     """A repository in which every text that can be anything is."""
-    monkeypatch.setattr("txstore.publishing.this_user", lambda: STEERING)
-    monkeypatch.setattr("txstore.beginning.this_user", lambda: STEERING)
+    monkeypatch.setattr("txstore.history.slots.this_user", lambda: STEERING)
+    monkeypatch.setattr("txstore.transactions.begin.this_user", lambda: STEERING)
     repo = open_repo()
     properties = {STEERING: STEERING, "nan": float("nan"), "inf": [float("inf"), {"-": -float("inf")}]}
     with repo.transaction(STEERING, properties=properties) as store:
@@ -193,7 +193,7 @@ def test_warnings(hostile: txstore.Repository, monkeypatch: pytest.MonkeyPatch) 
 
 def test_nothing_is_printed_past_the_escapes() -> None:
     """One module prints. (`demo` shows what it has made itself.)"""
-    for path in Path(cli_output.__file__).parent.glob("cli*.py"):
+    for path in Path(output.__file__).parent.glob("cli*.py"):
         text = path.read_text()
         if path.name != "cli_output.py":
             assert "typer.echo" not in text, path
@@ -269,11 +269,11 @@ def test_no_command_that_goes_there_shows_a_password(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from txstore import object_client
+    from txstore.storage.objects import client
 
-    monkeypatch.setattr(object_client, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(object_client, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(object_client, "LEAST_TRIES", 1)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(client, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(client, "LEAST_TRIES", 1)
 
 
 def test_the_installed_command(hostile: txstore.Repository) -> None:

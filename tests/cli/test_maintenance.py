@@ -12,8 +12,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import txstore
-from tests.bad_input.disk import tree
-from txstore.cli import app
+from tests.system.bad_input.disk import tree
+from txstore.cli.main import app
 
 FIRST = "commits/main/0000000000"
 

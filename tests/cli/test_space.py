@@ -6,8 +6,8 @@ import pytest
 
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
-from tests.conformance.upkeep import content, floor_of, rewrite, tree
-from txstore.cli_output import readable_size
+from tests.maintenance.upkeep import content, floor_of, rewrite, tree
+from txstore.cli.output import readable_size
 
 
 @pytest.fixture

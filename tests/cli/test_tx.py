@@ -13,8 +13,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import txstore
-from tests.processes.ranks import NAME, Rank, assert_tidy, content, named, ranks, stage, value_of
-from txstore.cli import app
+from tests.system.processes.ranks import NAME, Rank, assert_tidy, content, named, ranks, stage, value_of
+from txstore.cli.main import app
 
 COMMANDS = [("list",), ("show", NAME), ("commit", NAME), ("rollback", NAME, "--yes")]
 

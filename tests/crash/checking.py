@@ -8,10 +8,10 @@ import txstore
 from tests.crash.disk import Disk, Tree
 from tests.crash.system import SYSTEM, URL, Process, forget_all
 from tests.crash.world import MAINTENANCE, Made, World
-from txstore import encoding, names, records
-from txstore.format import Header
-from txstore.records import Tag
-from txstore.verifying import Fault
+from txstore.format import encoding, names, records
+from txstore.format.commitfile import Header
+from txstore.format.records import Tag
+from txstore.maintenance.verify import Fault
 
 _SEED = 1 << 20  # of what these processes draw: nothing that the workloads have drawn
 

@@ -2,7 +2,7 @@
 
 Each names the workload, and what follows it, in which the harness has to find it. A sync that the harness could not
 miss would be one that nobody needs, or one that the harness knows too little to need; those of the first kind are
-listed with the reason why. Checks against damage that no crash does are in `tests/bad_input`.
+listed with the reason why. Checks against damage that no crash does are in `tests/system/bad_input`.
 """
 
 from __future__ import annotations
@@ -153,21 +153,21 @@ class Edit(NamedTuple):
 
 
 EDITS = [
-    Edit("commits:Commits.head", "not above.follows(found)", "False", "overtaken"),
-    Edit("commits:Commits._break_below", "not stored.follows(below)", "False", "overtaken"),
-    Edit("commits:Commits._break_below", "header.slot - header.pending", "header.slot", "overtaken"),
+    Edit("history.commits:Commits.head", "not above.follows(found)", "False", "overtaken"),
+    Edit("history.commits:Commits._break_below", "not stored.follows(below)", "False", "overtaken"),
+    Edit("history.commits:Commits._break_below", "header.slot - header.pending", "header.slot", "overtaken"),
     Edit(
-        "commits:Commits.pending",
+        "history.commits:Commits.pending",
         "return max(0, header.slot - max(vouched, self._durable_slot))",
         "return 0",
         "scratch",
     ),
-    Edit("commits:Commits._follow_hint", "hint.boot == self.storage.boot() != 0", "True", "overtaken"),
-    Edit("commits:Commits.is_fit_parent", "parent.header.synced and", "", "scratch"),
-    Edit("commits:Commits.take_slot", "there.hash != stored.hash", "False", "overtaken"),
-    Edit("commits:Commits.take_slot", "if there.has_parent_of(stored):", "if True:", "overtaken"),
+    Edit("history.commits:Commits._follow_hint", "hint.boot == self.storage.boot() != 0", "True", "overtaken"),
+    Edit("history.commits:Commits.is_fit_parent", "parent.header.synced and", "", "scratch"),
+    Edit("history.commits:Commits.take_slot", "there.hash != stored.hash", "False", "overtaken"),
+    Edit("history.commits:Commits.take_slot", "if there.has_parent_of(stored):", "if True:", "overtaken"),
     Edit(
-        "commit:Stored.follows",
+        "history.commit:Stored.follows",
         "(self.header.parent_id, self.header.parent_hash) == parent",
         "self.header.parent_id == parent[0]",
         "named first",
@@ -175,80 +175,106 @@ EDITS = [
         "rename commits",
     ),
     Edit(
-        "publishing:Publisher.publish",
+        "history.slots:Publisher.publish",
         "self.commits.write_hint(stored, durable=False)",
         "self.commits.write_hint(stored, durable=True)",
         "overtaken",
     ),
-    Edit("participants:SharedTransaction._take_over", "committed = self.find_commit()", "committed = None", "named"),
     Edit(
-        "participants:SharedTransaction._rename_record",
+        "transactions.shared:SharedTransaction._take_over",
+        "committed = self.find_commit()",
+        "committed = None",
+        "named",
+    ),
+    Edit(
+        "transactions.shared:SharedTransaction._rename_record",
         "except FileExistsError:",
         "except NotADirectoryError:",
         "links, named",
     ),
-    Edit("participants:Tail._check_head", "or not any(head)", "", "named"),
+    Edit("transactions.shared:Tail._check_head", "or not any(head)", "", "named"),
     Edit(
-        "named:_begin",
+        "transactions.named:_begin",
         "commits.make_durable(None if record.base is None else commits.read(record.branch, record.base[0]))",
         "commits.identity.make_durable()",
         "named on scratch",
     ),
-    Edit("reclaiming:reclaim_staging", "names.is_new(file) or file in doomed", "names.is_new(file)", "first commit"),
-    # Vacuuming: what is kept, and in which order it is said that the rest is not.
-    Edit("vacuuming:_Vacuum.run", "self.commits.write_floor(head)", "pass", "late reader"),
     Edit(
-        "vacuuming:_Vacuum.run",
+        "transactions.reclaim:reclaim_staging",
+        "names.is_new(file) or file in doomed",
+        "names.is_new(file)",
+        "first commit",
+    ),
+    # Vacuuming: what is kept, and in which order it is said that the rest is not.
+    Edit("maintenance.vacuum:_Vacuum.run", "self.commits.write_floor(head)", "pass", "late reader"),
+    Edit(
+        "maintenance.vacuum:_Vacuum.run",
         "self.commits.make_durable(head)  # one that was",
         "pass  # one that was",
         "late tag",
         "sweep",
         "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < vacuum",
     ),
-    Edit("vacuuming:_Vacuum._limited", "self._pinned(head, below=wanted)", "wanted", "early reader"),
-    Edit("vacuuming:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
-    Edit("vacuuming:_Vacuum._unreachable", "lowest = self._limited(head, floor)", "lowest = floor", "late reader"),
+    Edit("maintenance.vacuum:_Vacuum._limited", "self._pinned(head, below=wanted)", "wanted", "early reader"),
+    Edit("maintenance.vacuum:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
     Edit(
-        "vacuuming:_Vacuum._unreachable",
+        "maintenance.vacuum:_Vacuum._unreachable",
+        "lowest = self._limited(head, floor)",
+        "lowest = floor",
+        "late reader",
+    ),
+    Edit(
+        "maintenance.vacuum:_Vacuum._unreachable",
         "slot < lowest and path not in needed.paths",
         "slot < lowest",
         "vacuumed around",
     ),
     Edit(
-        "vacuuming:_Vacuum._unreachable",
+        "maintenance.vacuum:_Vacuum._unreachable",
         "path not in needed.paths and path not in staged",
         "path not in needed.paths",
         "linked",
     ),
     Edit(
-        "vacuuming:_Vacuum._unreachable",
+        "maintenance.vacuum:_Vacuum._unreachable",
         "with contextlib.suppress(MissingPackError):\n            needed.add(stored)",
         "pass",
         "late reader",
     ),
-    Edit("reachable:kept_commits", "tag.commit_id not in seen and tag.branch == branch", "False", "vacuumed around"),
     Edit(
-        "reachable:Reachable.add", "self.paths.update(pack.path for pack in self._packs_of(name))", "pass", "vacuumed"
+        "maintenance.reachable:kept_commits",
+        "tag.commit_id not in seen and tag.branch == branch",
+        "False",
+        "vacuumed around",
     ),
-    Edit("commits:Commits.is_kept", "return self._is_tagged(header)", "return False", "vacuumed around"),
-    Edit("commits:Commits.is_kept", "self.floor(header.branch) <= header.slot", "True", "vacuumed"),
     Edit(
-        "commits:Commits.head",
+        "maintenance.reachable:Reachable.add",
+        "self.paths.update(pack.path for pack in self._packs_of(name))",
+        "pass",
+        "vacuumed",
+    ),
+    Edit("history.commits:Commits.is_kept", "return self._is_tagged(header)", "return False", "vacuumed around"),
+    Edit("history.commits:Commits.is_kept", "self.floor(header.branch) <= header.slot", "True", "vacuumed"),
+    Edit(
+        "history.commits:Commits.head",
         "not self.is_below_floor(branch, -1 if found is None else found.header.slot)",
         "True",
         "vacuumed around",
     ),
-    Edit("commits:Commits.write_tag", "header.slot < self.floor(header.branch) and", "False and", "late tag"),
-    Edit("publishing:Publisher.publish", "self._check_floor(stored)", "pass", "sleeper"),
-    Edit("publishing:Publisher._check_floor", "self.commits.give_back(stored)", "pass", "sleeper"),
+    Edit("history.commits:Commits.write_tag", "header.slot < self.floor(header.branch) and", "False and", "late tag"),
+    Edit("history.slots:Publisher.publish", "self._check_floor(stored)", "pass", "sleeper"),
+    Edit("history.slots:Publisher._check_floor", "self.commits.give_back(stored)", "pass", "sleeper"),
     Edit(
-        "optimizing:_Optimizer._attempt", "at = find_runs(inputs, runs) if inputs else None", "at = 0", "housekeeping 1"
+        "maintenance.optimize:_Optimizer._attempt",
+        "at = find_runs(inputs, runs) if inputs else None",
+        "at = 0",
+        "housekeeping 1",
     ),
-    Edit("verifying:Verifier._check_hint", "or hint.slot < floor", "", "vacuumed around"),
-    Edit("commits:Commits.make_durable", "self.identity.create(durable=True)", "pass", "copied, tidied"),
-    Edit("vacuuming:_Vacuum.run", "self.commits.identity.create(durable=True)", "pass", "copied, vacuumed"),
-    Edit("repairing:verify_and_repair", "in names.DIRECTORIES:", "in ():", "repaired"),
-    Edit("identity:Identity._why_not_found", "not self._is_guarded()", "True", "first commit"),
+    Edit("maintenance.verify:Verifier._check_hint", "or hint.slot < floor", "", "vacuumed around"),
+    Edit("history.commits:Commits.make_durable", "self.identity.create(durable=True)", "pass", "copied, tidied"),
+    Edit("maintenance.vacuum:_Vacuum.run", "self.commits.identity.create(durable=True)", "pass", "copied, vacuumed"),
+    Edit("maintenance.repair:verify_and_repair", "in names.DIRECTORIES:", "in ():", "repaired"),
+    Edit("history.identity:Identity._why_not_found", "not self._is_guarded()", "True", "first commit"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The system calls that `txstore.storage` makes, over a simulated disk: its own code runs on top of them.
+"""The system calls that `txstore.storage.interface` makes, over a simulated disk: its own code runs on top of them.
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
 replaced are the names `os`, `fcntl` and `local` in the modules `local_storage` and `tree`, and some of them in
@@ -24,13 +24,16 @@ from unittest import mock
 import txstore
 from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Step, Sync, SyncNames, Write
 from txstore import engine as engine_module
-from txstore import forking, numbered_locks, pins, sharing, staging, tree, turns
-from txstore import local_storage as storage
+from txstore import processes
 from txstore._native import local as native_local
-from txstore.commit import Stored
 from txstore.errors import LocksUnavailableError
-from txstore.format import Footer, Header
-from txstore.transaction import Transaction
+from txstore.format.commitfile import Footer, Header
+from txstore.history.commit import Stored
+from txstore.locks import kernel_locks, pins
+from txstore.storage import local as storage
+from txstore.storage import permissions, tree, turns
+from txstore.transactions import staging
+from txstore.transactions.transaction import Transaction
 
 if sys.platform == "linux":
     import fcntl
@@ -429,7 +432,7 @@ class System:
 
 def _let_go_of_pins(is_theirs: Callable[[int], bool]) -> None:
     """Let the pins of processes that are gone do nothing when they are collected: their locks went with them."""
-    for found in list(numbered_locks._watched):
+    for found in list(kernel_locks._watched):
         if isinstance(found, pins.Pins) and found._descriptor is not None and is_theirs(found._descriptor.fileno()):
             found._bytes, found._descriptor, found._open_file = None, None, lambda: None
 
@@ -512,9 +515,9 @@ def simulated() -> Iterator[System]:
         mock.patch.object(storage, "local", _local),
         mock.patch.object(tree, "os", _os),
         mock.patch.object(tree, "local", _local),
-        mock.patch.object(sharing, "os", _os),
+        mock.patch.object(permissions, "os", _os),
         mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine
-        mock.patch.object(numbered_locks, "fcntl", _Fcntl()),
+        mock.patch.object(kernel_locks, "fcntl", _Fcntl()),
         mock.patch.object(turns, "fcntl", _Fcntl()),
         mock.patch.object(turns, "_tell"),  # who has the turn: for people, and for as long as it lasts
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
@@ -534,6 +537,6 @@ def simulated() -> Iterator[System]:
 def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
     _let_go_of_pins(lambda descriptor: descriptor >= _FIRST_DESCRIPTOR)
-    for thing in list(forking._objects):
+    for thing in list(processes._objects):
         if isinstance(thing, Transaction) and thing._staging.url == URL:
             thing._finalizer.detach()

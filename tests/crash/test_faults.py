@@ -1,7 +1,7 @@
 """Each call of the system fails in its turn: the error is clear, nothing acknowledged is lost, and everybody goes on.
 
-Real full disks are in `tests/bad_input/test_full_disk.py`, transactions with a name on a disk that fails in
-`tests/processes/test_named_deaths.py`; here it is every single call, whoever makes it.
+Real full disks are in `tests/system/bad_input/test_full_disk.py`, transactions with a name on a disk that fails in
+`tests/system/processes/test_named_deaths.py`; here it is every single call, whoever makes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.crash.checking import look
 from tests.crash.disk import Disk
 from tests.crash.system import SYSTEM, Process, forget_all, simulated
 from tests.crash.world import World
-from txstore.transaction import Transaction
+from txstore.transactions.transaction import Transaction
 
 pytestmark = [
     pytest.mark.long,

@@ -13,7 +13,7 @@ import pytest
 import txstore
 from tests.crash.disk import ROOT, Disk, Enter, Leave, Move, PowerLoss, Resize, Step, Sync, SyncNames, Write
 from tests.crash.system import URL, Process, simulated
-from txstore import names
+from txstore.format import names
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")
 

@@ -13,7 +13,8 @@ import txstore
 from tests.crash.disk import ROOT, Disk, Tree
 from tests.crash.system import PREFIX, SYSTEM, URL, Process
 from tests.crash.world import TORN, Made, Promise, World
-from txstore import names, retention
+from txstore.format import names
+from txstore.maintenance import retention
 
 
 def first_commit(world: World) -> None:

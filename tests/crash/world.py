@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import txstore
 from tests.crash.system import SYSTEM, URL, Process
-from txstore.transaction import Transaction
+from txstore.transactions.transaction import Transaction
 
 State = dict[str, bytes]
 

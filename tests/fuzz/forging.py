@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from txstore import encoding, format, names, records
 from txstore._native import index_twin
-from txstore.encoding import CHECKSUM, crc32c, encode_varint
-from txstore.format import DataPack, PackName, Predecessor, RunName, Section
+from txstore.format import commitfile, encoding, names, packfile, records
+from txstore.format.commitfile import DataPack, RunName, Section
+from txstore.format.encoding import CHECKSUM, crc32c, encode_varint
+from txstore.format.packfile import PackName, Predecessor
 
 U64 = (1 << 64) - 1
 #: Types of the fields of a header.
@@ -180,7 +181,7 @@ class Forged:
                     for entry in run.entries:
                         file = path if not entry.pack else PackName.decode(run.packs[entry.pack - 1]).path
                         number = frames.get((file, entry.offset))
-                        if entry.kind != format.REF_TOMBSTONE and number is not None and entry.length:
+                        if entry.kind != packfile.REF_TOMBSTONE and number is not None and entry.length:
                             entry.of = file, number
             for listed in pack.runs:
                 if listed.name.pack is not None:
@@ -210,15 +211,15 @@ class Forged:
                 if below in hashes and below != path:
                     pack.fixed[PARENT_ID], pack.fixed[PARENT_HASH] = self.packs[below].id, hashes[below]
             files[path], header = self._encode(path, offsets, placed)
-            hashes[path] = format.header_hash(header)
+            hashes[path] = commitfile.header_hash(header)
         return files
 
     def _encode(
         self, path: str, offsets: dict[str, tuple[list[int], int]], placed: dict[tuple[str, int], RunName]
     ) -> tuple[bytes, bytes]:
         pack = self.packs[path]
-        content = bytearray(format.HEAD_SIZE)
-        head = format.HEAD.pack(
+        content = bytearray(packfile.HEAD_SIZE)
+        head = packfile.HEAD.pack(
             b"TXSTPACK", encoding.VERSION, pack.number & 0xFFFFFFFF, pack.id, pack.repository, pack.first
         )
         content[:] = encoding.with_checksum(head)
@@ -233,13 +234,13 @@ class Forged:
         sections = []
         for number, section in enumerate(pack.sections):
             encoded = section if isinstance(section, bytes) else self._encode_run(section, offsets)
-            sections.append(Section(format.SECTION_RUN, len(content), len(encoded)))
+            sections.append(Section(commitfile.SECTION_RUN, len(content), len(encoded)))
             count = len(section.entries) if isinstance(section, Run) else 0
             placed[path, number] = RunName(None, 0, len(content), len(encoded), count, 0)
             content += encoded + bytes(-len(encoded) % 8)
         runs = [self._encode_listed(path, listed, placed) for listed in pack.runs]
         header = self._encode_header(pack, sections + pack.more_sections, runs)
-        footer = format.Footer(
+        footer = commitfile.Footer(
             len(header), len(content), len(content) + len(header) + 64, pack.id, crc32c(header)
         ).encode()
         return bytes(content) + header + footer, header
@@ -265,8 +266,8 @@ class Forged:
             RUNS: b"".join(runs),
         }
         fields = [*pack.fields, *((kind, content) for kind, content in made.items() if content)]
-        typed = b"".join(format.FIELD.pack(kind, len(content)) + content for kind, content in sorted(fields))
-        return format.HEADER.pack(*fixed) + typed
+        typed = b"".join(commitfile.FIELD.pack(kind, len(content)) + content for kind, content in sorted(fields))
+        return commitfile.HEADER.pack(*fixed) + typed
 
     def _encode_run(self, run: Run, offsets: dict[str, tuple[list[int], int]]) -> bytes:
         entries = []
@@ -288,21 +289,21 @@ def _is_staged(name: str) -> bool:
 
 
 def _take_apart(content: bytes, is_commit: bool) -> Pack:
-    pack_id, repository, number = format.decode_head(content[: format.HEAD_SIZE])
-    pack = Pack(pack_id, repository, number, format.first_frame(content[: format.HEAD_SIZE]))
+    pack_id, repository, number = packfile.decode_head(content[: packfile.HEAD_SIZE])
+    pack = Pack(pack_id, repository, number, packfile.first_frame(content[: packfile.HEAD_SIZE]))
     end = len(content)
-    header: format.Header | None = None
+    header: commitfile.Header | None = None
     if is_commit:
-        footer = format.Footer.decode(content[-format.FOOTER_SIZE :])
+        footer = commitfile.Footer.decode(content[-commitfile.FOOTER_SIZE :])
         encoded = content[footer.header_offset : footer.header_offset + footer.header_length]
-        header = format.Header.decode(encoded)
+        header = commitfile.Header.decode(encoded)
         end = min((section.offset for section in header.sections), default=footer.header_offset)
-        pack.fixed = list(format.HEADER.unpack_from(encoded))
+        pack.fixed = list(commitfile.HEADER.unpack_from(encoded))
         pack.fields = [item for item in _fields(encoded) if item[0] not in (SECTIONS, RUNS)]
-    position, view = format.HEAD_SIZE, memoryview(content)
+    position, view = packfile.HEAD_SIZE, memoryview(content)
     while position < end:
         try:
-            frame = format.decode_frame(view, position)
+            frame = packfile.decode_frame(view, position)
         except encoding.MalformedError:
             break  # preallocated, or half a frame
         value = content[frame.offset : frame.offset + frame.length]
@@ -320,10 +321,10 @@ def _take_apart(content: bytes, is_commit: bool) -> Pack:
 
 
 def _fields(header: bytes) -> list[tuple[int, bytes]]:
-    found, at = [], format.HEADER.size
+    found, at = [], commitfile.HEADER.size
     while at < len(header):
-        kind, length = format.FIELD.unpack_from(header, at)
-        at += format.FIELD.size
+        kind, length = commitfile.FIELD.unpack_from(header, at)
+        at += commitfile.FIELD.size
         found.append((kind, header[at : at + length]))
         at += length
     return found
@@ -342,9 +343,9 @@ def _take_run_apart(section: bytes) -> Run:
 
 def _lay_out(pack: Pack) -> tuple[list[int], int]:
     """Where the values of the frames begin, and where the last frame ends."""
-    offsets, position = [], format.HEAD_SIZE
+    offsets, position = [], packfile.HEAD_SIZE
     for frame in pack.frames:
-        offset, end = format.frame_layout(
+        offset, end = packfile.frame_layout(
             position, len(frame.key), len(frame.value), has_predecessor=isinstance(frame.seen, Predecessor)
         )
         offsets.append(offset)
@@ -355,7 +356,7 @@ def _lay_out(pack: Pack) -> tuple[list[int], int]:
 def _encode_head_of(frame: Frame) -> bytes:
     length = len(frame.value) if frame.length is None else frame.length & U64
     checksum = crc32c(frame.value) if frame.checksum is None else frame.checksum
-    return format.encode_frame(frame.kind & 0xFF, frame.seen, frame.sequence & U64, frame.key, length, checksum)
+    return packfile.encode_frame(frame.kind & 0xFF, frame.seen, frame.sequence & U64, frame.key, length, checksum)
 
 
 def _encode_run_name(run: RunName) -> bytes:
@@ -379,7 +380,7 @@ def encode_run(run: Run, entries: list[tuple[Entry, int, int, int]]) -> bytes:
                 shared = index_twin._common(previous, entry.key)
             block += encode_varint(shared) + encode_varint(len(entry.key) - shared) + entry.key[shared:]
             block += bytes([entry.kind & 0xFF]) + encode_varint(entry.seq & U64)
-            if entry.kind != format.REF_TOMBSTONE:
+            if entry.kind != packfile.REF_TOMBSTONE:
                 block += b"".join(encode_varint(number & U64) for number in (entry.pack, offset, length))
                 block += CHECKSUM.pack(checksum)
             previous, seq, count, at = entry.key, max(seq, entry.seq), count + 1, at + 1

@@ -11,11 +11,12 @@ from typing import Any
 from tests.fuzz import forging
 from tests.fuzz.forging import Entry, Forged, Frame, Listed, Pack, Run, forge_data_packs, forge_json
 from tests.fuzz.mutations import NUMBERS, mutated
-from txstore import format, names
-from txstore.encoding import encode_varint, with_checksum
-from txstore.foreign import FileVersion, ForeignRange
-from txstore.format import DataPack, PackName, Predecessor, RunName, Section
-from txstore.records import HINT, TAG
+from txstore.format import commitfile, names, packfile
+from txstore.format.commitfile import DataPack, RunName, Section
+from txstore.format.encoding import encode_varint, with_checksum
+from txstore.format.packfile import PackName, Predecessor
+from txstore.format.records import HINT, TAG
+from txstore.storage.foreign import FileVersion, ForeignRange
 
 _COUNTS = (*NUMBERS, 400_000_000, 10**15, 1023, 1024, 1025, 65_535, 65_536)
 _SMALL = (0, 1, 2, 3, 5, 63, 64, 65, 100)
@@ -183,7 +184,7 @@ def _a_field_of_the_header(_: Forged, pack: Pack, random: Random) -> None:
 def _constraints(_: Forged, pack: Pack, random: Random) -> None:
     if pack.fixed is None:
         return
-    pack.fixed[forging.REQUIRED] |= format.FEATURE_CONSTRAINTS
+    pack.fixed[forging.REQUIRED] |= commitfile.FEATURE_CONSTRAINTS
     told = {
         "c": random.choice((
             {"kind": "equal length", "paths": random.choice((["x", "y"], json_value(random)))},
@@ -306,11 +307,11 @@ def _a_frame(forged: Forged, pack: Pack, random: Random) -> None:
     elif chance < 0.85:
         frame.length = number(random)
     elif chance < 0.9:
-        frame.kind, frame.value = format.FRAME_FOREIGN, foreign_record(random)
+        frame.kind, frame.value = packfile.FRAME_FOREIGN, foreign_record(random)
         for run in pack.sections:
             for entry in run.entries if isinstance(run, Run) else ():
                 if entry.of is not None and pack.frames[entry.of[1] % len(pack.frames)] is frame:
-                    entry.kind = format.REF_FOREIGN
+                    entry.kind = packfile.REF_FOREIGN
     elif chance < 0.95:
         about = {
             "host": json_value(random),
@@ -318,7 +319,7 @@ def _a_frame(forged: Forged, pack: Pack, random: Random) -> None:
             "time": json_value(random),
             "locks": json_value(random),
         }
-        more = Frame(format.FRAME_PARTICIPANT, 0, 0, b"", json.dumps(about).encode())
+        more = Frame(packfile.FRAME_PARTICIPANT, 0, 0, b"", json.dumps(about).encode())
         pack.frames.insert(0, more)
     else:
         pack.frames[:] = [*pack.frames, frame] if random.random() < 0.5 else pack.frames[::-1]
@@ -448,7 +449,7 @@ def _staged_names(forged: Forged, random: Random) -> None:
         participant = random.choice((0, 1, 2, 65_535, 65_536, 2**32 - 1, 2**32, 10**200))
         transaction = bytes.fromhex(name.rpartition("/")[2].partition(".")[0])
         pack.number = participant % (1 << 32)
-        pack.id = format.participants_pack(transaction, pack.number)
+        pack.id = packfile.participants_pack(transaction, pack.number)
         forged.packs[f"{names.STAGING}/{transaction.hex()}.{participant}"] = pack
 
 
@@ -493,7 +494,7 @@ def _lock_file(forged: Forged, random: Random) -> None:
         number(random),
         random.choice((b"", b"x" * 40)),
     ]
-    from txstore.lock_file import HEADER
+    from txstore.locks.lock_file import HEADER
 
     content = HEADER.pack(*fields)
     forged.others["locks/chunks"] = content + bytes(random.choice((0, 100, 4096, 200_000))) + random.randbytes(64)

@@ -30,14 +30,15 @@ from typer.testing import CliRunner
 import txstore
 from tests.fuzz import hostile
 from tests.fuzz.forging import Files, Forged
-from txstore import cli, regions
-from txstore.checking import check_frames, check_sections, entries_of, frames_end, open_run
-from txstore.commits import Commits
+from txstore.cli import main
 from txstore.constraints import EqualLength, Fixed, OnlyGrows
-from txstore.documents import Node, compare_documents, moved_edges
 from txstore.errors import TxStoreError
+from txstore.format.documents import Node, compare_documents, moved_edges
+from txstore.history.commits import Commits
+from txstore.history.snapshot import Snapshots
 from txstore.loaders import Samples, SampleStream
-from txstore.snapshot import Snapshots
+from txstore.maintenance.check_file import check_frames, check_sections, entries_of, frames_end, open_run
+from txstore.transactions import regions
 
 #: Every so many inputs one is a repository in a directory; the others are commits, and documents, in memory.
 WHOLE_EVERY = 50
@@ -255,7 +256,7 @@ def _lock(path: Path, random: Random) -> None:
 
 def _command_line(path: Path, random: Random) -> None:
     command, *more = random.choice(_COMMANDS)
-    result = CliRunner().invoke(cli.app, [*command.split(), str(path), *more])
+    result = CliRunner().invoke(main.app, [*command.split(), str(path), *more])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
 
@@ -408,7 +409,7 @@ def _read_a_document(random: Random) -> None:
                 regions.keys_to_lock(view, lock)
 
 
-class _View(txstore.listing.Hierarchy):
+class _View(txstore.format.mapping.Hierarchy):
     def __init__(self, values: dict[str, bytes]) -> None:
         self._values = values
 

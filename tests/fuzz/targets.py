@@ -15,15 +15,17 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.mutations import mutated, mutated_json
-from txstore import declarations, encoding, format, names
 from txstore._native import header as native_header
 from txstore._native import index, index_twin
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
-from txstore.encoding import CHECKSUM, MalformedError, crc32c
 from txstore.errors import CorruptionError, UnsupportedFormatError
-from txstore.foreign import FileVersion, ForeignRange
-from txstore.format import DataPack, Footer, Header, PackName, Predecessor, RunName, Section, Statistics
-from txstore.records import Hint, RepositoryFormat, Tag, TransactionRecord
+from txstore.format import encoding, names, packfile
+from txstore.format.commitfile import FEATURE_CONSTRAINTS, DataPack, Footer, Header, RunName, Section, Statistics
+from txstore.format.encoding import CHECKSUM, MalformedError, crc32c
+from txstore.format.packfile import PackName, Predecessor
+from txstore.format.records import Hint, RepositoryFormat, Tag, TransactionRecord
+from txstore.history import declarations
+from txstore.storage.foreign import FileVersion, ForeignRange
 
 ID, OTHER_ID = bytes(range(16)), bytes(range(16, 32))
 ALLOWED: tuple[type[Exception], ...] = (MalformedError,)
@@ -74,7 +76,7 @@ _HEADERS = (
         Statistics(3, 2, 1, 4096, 2), (Section(1, 64, 512), Section(1, 1024, 99)), _RUNS, (), 3, 2, 1, 1,
     ),
     Header(ID, OTHER_ID, ID, ID, 1 << 40, 1 << 41, 5, "b", runs=_RUNS[:1], packs=(DataPack(PackName(ID), 4096),)),
-    Header(ID, OTHER_ID, ID, ID, 2, 3, 5, "b", required=format.FEATURE_CONSTRAINTS, constraints={"a": {"kind": "b"}}),
+    Header(ID, OTHER_ID, ID, ID, 2, 3, 5, "b", required=FEATURE_CONSTRAINTS, constraints={"a": {"kind": "b"}}),
 )  # fmt: skip
 
 
@@ -106,20 +108,20 @@ def _header_in_python(data: bytes) -> Header:
 # --- frames
 
 
-def _frame(kind: int, seen: format.Seen, key: bytes, value: bytes) -> bytes:
-    frame = format.encode_frame(kind, seen, 5, key, len(value), crc32c(value))
-    offset, end = format.frame_layout(0, len(key), len(value), has_predecessor=isinstance(seen, Predecessor))
+def _frame(kind: int, seen: packfile.Seen, key: bytes, value: bytes) -> bytes:
+    frame = packfile.encode_frame(kind, seen, 5, key, len(value), crc32c(value))
+    offset, end = packfile.frame_layout(0, len(key), len(value), has_predecessor=isinstance(seen, Predecessor))
     return (frame.ljust(offset, b"\0") + value).ljust(end, b"\0")
 
 
 def _reseal_frame(data: bytes) -> bytes:
-    if len(data) < format.FRAME_SIZE:
+    if len(data) < packfile.FRAME_SIZE:
         return data
-    fixed = data[: format.FRAME.size]
-    _, _, seen, key_length, *_ = format.FRAME.unpack(fixed)
-    length = key_length + (format.PREDECESSOR.size if seen == format.SEEN_FRAME else 0)
-    rest = data[format.FRAME_SIZE : format.FRAME_SIZE + length]
-    return fixed + CHECKSUM.pack(crc32c(rest, crc32c(fixed))) + data[format.FRAME_SIZE :]
+    fixed = data[: packfile.FRAME.size]
+    _, _, seen, key_length, *_ = packfile.FRAME.unpack(fixed)
+    length = key_length + (packfile.PREDECESSOR.size if seen == packfile.SEEN_FRAME else 0)
+    rest = data[packfile.FRAME_SIZE : packfile.FRAME_SIZE + length]
+    return fixed + CHECKSUM.pack(crc32c(rest, crc32c(fixed))) + data[packfile.FRAME_SIZE :]
 
 
 # --- runs
@@ -132,7 +134,7 @@ def _run(count: int, prefixes: tuple[bytes, ...] = (), step: int = 1) -> bytes:
     entries = [
         (
             f"group/array{n % 3}/c/{n:05}".encode(),
-            format.REF_TOMBSTONE if n % 7 == 3 else format.REF_FOREIGN if n % 5 == 2 else format.REF_PACK,
+            packfile.REF_TOMBSTONE if n % 7 == 3 else packfile.REF_FOREIGN if n % 5 == 2 else packfile.REF_PACK,
             n * 64, n, n * 77, n % 2,
         )
         for n in range(0, count * step, step)
@@ -222,7 +224,7 @@ TARGETS = (
         twin=None if native_header is None else _header_in_python,
     ),
     Target("footer", (Footer(200, 4096, 4360, ID, 77).encode(),), Footer.decode, _reseal_tail),
-    Target("head", (format.encode_head(ID, OTHER_ID, 3),), format.decode_head, _reseal_tail),
+    Target("head", (packfile.encode_head(ID, OTHER_ID, 3),), packfile.decode_head, _reseal_tail),
     Target("hint", (Hint(7, ID, 4360, 4096, 200, True, 5).encode(),), Hint.decode, _reseal_tail),
     Target("tag", (Tag("main", 7, ID).encode(),), Tag.decode, _reseal_tail),
     Target("format", (RepositoryFormat(ID).encode(),), RepositoryFormat.decode, _reseal_json, mutate=mutated_json),
@@ -253,12 +255,12 @@ TARGETS = (
     Target(
         "frame",
         (
-            _frame(format.FRAME_VALUE, format.SEEN_BASE, b"a/c/0", bytes(100)),
-            _frame(format.FRAME_VALUE, Predecessor(2, 9), b"a/c/1", bytes(2000)),
-            _frame(format.FRAME_FOREIGN, format.SEEN_NOTHING, b"a/c/2", bytes(90)),
-            _frame(format.FRAME_PREFIX, format.SEEN_NOTHING, b"a/", b""),
+            _frame(packfile.FRAME_VALUE, packfile.SEEN_BASE, b"a/c/0", bytes(100)),
+            _frame(packfile.FRAME_VALUE, Predecessor(2, 9), b"a/c/1", bytes(2000)),
+            _frame(packfile.FRAME_FOREIGN, packfile.SEEN_NOTHING, b"a/c/2", bytes(90)),
+            _frame(packfile.FRAME_PREFIX, packfile.SEEN_NOTHING, b"a/", b""),
         ),
-        lambda data: format.decode_frame(memoryview(data), 0), _reseal_frame, is_sealed=False,
+        lambda data: packfile.decode_frame(memoryview(data), 0), _reseal_frame, is_sealed=False,
     ),
     Target(
         "run", (_run(5), _run(300), _run(60, (b"group/", b"x/y/")), _run(0, (b"",))), _exercise_c, _reseal_run,

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 import zarr
 
 import txstore
-from tests.conflicts.faults import watch
 from tests.isolation.histories import LAST, SETUP, Op, Txn
-from txstore import conflicts
+from tests.transactions.faults import watch
+from txstore.transactions import conflicts
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import txstore
 from tests.isolation.clients import Chance, Client, read_all, set_up
 from tests.isolation.histories import READS, Op, Txn, optimize, replay, seen, written
-from txstore.transaction import Transaction
+from txstore.transactions.transaction import Transaction
 
 OPS = ("read list", "append", "read register", "write", "names", "keys", "any", "make", "remove", "clear")
 SLOTS = 3

@@ -16,13 +16,13 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 import txstore
-from tests.conflicts.arrays import append, array, both, commit, create, delete, group, put, values
-from tests.processes.members import Member, get, join_in_this_process, members, remove, seal
-from tests.processes.members import put as put_key
-from tests.processes.steps import forked, status_of
+from tests.system.processes.members import Member, get, join_in_this_process, members, remove, seal
+from tests.system.processes.members import put as put_key
+from tests.system.processes.steps import forked, status_of
+from tests.transactions.arrays import append, array, both, commit, create, delete, group, put, values
 from txstore import ConflictError, TransactionStateError
-from txstore.participants import SharedTransaction
 from txstore.store import TxStore
+from txstore.transactions.shared import SharedTransaction
 
 PROTOTYPE = default_buffer_prototype()
 PAIR = both(group(), create("g/a", n=4), create("g/b", n=4))

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import txstore
-import txstore.session
-from tests.conflicts.arrays import append, attributes, create, delete, edit_document, put, resize
 from tests.isolation.checker import check
 from tests.isolation.interleavings import interleave
 from tests.isolation.weaknesses import (
@@ -35,15 +33,18 @@ from tests.isolation.weaknesses import (
     two,
     two_mappings,
 )
-from txstore import conflicts, documents, format
-from txstore.conflicts import Check
-from txstore.documents import DocumentChange, Node
-from txstore.index import Runs
-from txstore.read_marks import ReadMarks
-from txstore.reads import NotingView
-from txstore.session import Session
-from txstore.siblings import Siblings
-from txstore.staging import Staging
+from tests.transactions.arrays import append, attributes, create, delete, edit_document, put, resize
+from txstore.format import documents, packfile
+from txstore.format.documents import DocumentChange, Node
+from txstore.history.runs import Runs
+from txstore.sessions import session as sessions
+from txstore.sessions.session import Session
+from txstore.transactions import conflicts
+from txstore.transactions.conflicts import Check
+from txstore.transactions.read_marks import ReadMarks
+from txstore.transactions.reads import NotingView
+from txstore.transactions.siblings import Siblings
+from txstore.transactions.staging import Staging
 
 Weaken = Callable[[pytest.MonkeyPatch], None]
 
@@ -183,7 +184,7 @@ def overlook_reads(patch: pytest.MonkeyPatch) -> None:
         Siblings,
         "_add",
         lambda self, participant, frames: add(
-            self, participant, [frame for frame in frames if frame.kind not in format.FRAMES_READ]
+            self, participant, [frame for frame in frames if frame.kind not in packfile.FRAMES_READ]
         ),
     )
 
@@ -194,9 +195,9 @@ def forget_unchanged(patch: pytest.MonkeyPatch) -> None:
 
 
 RULES = [
-    Weakening("a deletion is no change", blind_to(format.REF_TOMBSTONE),
+    Weakening("a deletion is no change", blind_to(packfile.REF_TOMBSTONE),
               two(create(), put(FIRST, 5), lambda store: store.__delitem__("x/zarr.json"))),
-    Weakening("a deleted prefix is no change", blind_to(format.FOUND_PREFIX), two(create(), put(FIRST, 5), delete())),
+    Weakening("a deleted prefix is no change", blind_to(packfile.FOUND_PREFIX), two(create(), put(FIRST, 5), delete())),
     Weakening("equal documents are no conflict",
               replace(conflicts, "_is_equal_group_creation", equal_bytes_are_no_conflict),
               two(create(), append(0), append(0))),
@@ -232,18 +233,18 @@ RULES = [
 
 
 STALE = [
-    Weakening("no document is stale", compared(lambda *_: DocumentChange.NONE, txstore.session),
+    Weakening("no document is stale", compared(lambda *_: DocumentChange.NONE, sessions),
               stale(create(), other_type, use=lambda z: z[:])),
     Weakening("what changed back was never different", replace(DocumentChange, "or_worse", lambda self, other: other),
               stale(create(), other_type, edit_document("x/zarr.json", data_type="int32"), attributes(a=1),
                     use=lambda z: z[:])),
-    Weakening("no chunk of an old object is dropped", replace(txstore.session, "drops_chunk", lambda *_: False),
+    Weakening("no chunk of an old object is dropped", replace(sessions, "drops_chunk", lambda *_: False),
               stale(create(), resize(4), use=lambda z: z[SECOND])),
-    Weakening("no edge has moved", replace(txstore.session, "moved_edges", lambda *_: frozenset()),
+    Weakening("no edge has moved", replace(sessions, "moved_edges", lambda *_: frozenset()),
               stale(create(n=6), append(7, 7), use=lambda z: z.__setitem__(slice(4, 6), 5))),
-    Weakening("no chunk is at the edge", replace(txstore.session, "is_at_edge", lambda *_: False),
+    Weakening("no chunk is at the edge", replace(sessions, "is_at_edge", lambda *_: False),
               stale(create(n=6), append(7, 7), use=lambda z: z.__setitem__(slice(4, 6), 5))),
-    Weakening("no document is of an array", replace(txstore.session, "may_be_array", lambda *_: False), rolled_back),
+    Weakening("no document is of an array", replace(sessions, "may_be_array", lambda *_: False), rolled_back),
 ]  # fmt: skip
 
 
@@ -278,7 +279,7 @@ READS = [
     Weakening("what participants read is overlooked", overlook_reads, participant_reads),
     Weakening("what an older transaction read is overlooked", replace(Session, "_rely_on_documents", lambda *_: None),
               older_array),
-    Weakening("growth is never stale", replace(txstore.session, "SERIALIZABLE", "never"), grown_array),
+    Weakening("growth is never stale", replace(sessions, "SERIALIZABLE", "never"), grown_array),
 ]  # fmt: skip
 
 

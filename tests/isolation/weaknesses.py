@@ -9,12 +9,12 @@ from typing import Any
 import zarr
 
 import txstore
-from tests.conflicts.arrays import Step, append, array, both, commit, create
 from tests.isolation.checker import check
 from tests.isolation.interleavings import interleave
-from tests.processes.members import join_in_this_process
+from tests.system.processes.members import join_in_this_process
+from tests.transactions.arrays import Step, append, array, both, commit, create
 from txstore import ConflictError, StaleArrayError
-from txstore.transaction import Transaction
+from txstore.transactions.transaction import Transaction
 
 Scenario = Callable[[txstore.Repository], None]
 #: A mapping's transaction, for steps that no array takes.

@@ -16,8 +16,8 @@ import zarr
 import txstore
 from tests.loaders.training_data import numbers_of, write
 from tests.waiting import TIMEOUT
-from txstore.bridges.sample_cache import CachedSamples
 from txstore.loaders import Field, Samples, SampleStream
+from txstore.loaders.cached import CachedSamples
 
 
 def test_what_does_not_fit_is_said_at_construction_all_of_it(repo):

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 import txstore
 from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of, write
-from tests.processes.test_descriptors import AT_MOST, held
-from tests.processes.workers import SPAWN, Worker, ended
+from tests.system.processes.test_descriptors import AT_MOST, held
+from tests.system.processes.workers import SPAWN, Worker, ended
 from tests.waiting import wait_until
-from txstore.bridges import sample_reading
-from txstore.bridges.sample_order import Order
-from txstore.loaders import Samples, SampleStream
+from txstore.loaders import Samples, SampleStream, reading
+from txstore.loaders.order import Order
 
 
 @given(
@@ -134,8 +133,8 @@ def test_arrays_of_every_layout(repo, options, shuffle):
 
 def test_no_more_is_read_ahead_than_one_window(samples, monkeypatch):
     begun = []
-    read = sample_reading._run
-    monkeypatch.setattr(sample_reading, "_run", lambda *given: begun.append(1) or read(*given))
+    read = reading._run
+    monkeypatch.setattr(reading, "_run", lambda *given: begun.append(1) or read(*given))
     items = iter(SampleStream(samples, window=WINDOW))
     assert not begun, "reading begins with the first sample"
     next(items)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 import txstore
-from tests.conformance.upkeep import content, staged
+from tests.maintenance.upkeep import content, staged
 from txstore.errors import ConflictError, SnapshotExpiredError
-from txstore.transaction import Transaction
+from txstore.transactions.transaction import Transaction
 
 KEYS = st.sampled_from(["a", "b", "p/a", "p/b", "p/q/a", "p/q/b", "r/a"])
 PREFIXES = st.sampled_from(["", "p/", "p/q/", "r/"])

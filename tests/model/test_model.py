@@ -1,6 +1,6 @@
 """TxStore against a model: a dict for each commit, and what two transactions at a time may do to one another.
 
-The model knows the rules of `docs/design.md`, I5, as far as keys, prefixes and group documents go. It is exact: a
+The model knows the rules of `docs/invariants.md`, I5, as far as keys, prefixes and group documents go. It is exact: a
 commit that it expects must be made, a conflict that it expects must be raised.
 """
 
@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from zarr.core.sync import sync
 
 import txstore
-from txstore import read_marks
+from txstore.transactions import read_marks
 
 DOCUMENTS = ["zarr.json", "a/zarr.json", "a/b/zarr.json", "b/zarr.json"]
 CANDIDATES = [

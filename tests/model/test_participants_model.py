@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.processes.members import join_in_this_process
-from txstore.transaction import Transaction
+from tests.system.processes.members import join_in_this_process
+from txstore.transactions.transaction import Transaction
 
 KEYS = ["a", "d/x", "d/e/z"]
 PREFIXES = ["", "d", "d/e"]

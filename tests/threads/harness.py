@@ -24,8 +24,8 @@ import zarr.core.codec_pipeline
 import txstore
 from tests.isolation import checker
 from tests.isolation.histories import SETUP, Op, Txn, replay
-from tests.processes.workers import QUICK, ended
-from tests.processes.workers import Worker as Process
+from tests.system.processes.workers import QUICK, ended
+from tests.system.processes.workers import Worker as Process
 from tests.threads import layout, neighbours
 from tests.threads.interrupts import Signals, ignored_in_finalizers
 from tests.threads.layout import LIST_KEYS, NAME, NEIGHBOURS, THREADS, Content

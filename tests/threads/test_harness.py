@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.threads.harness import PIPELINES, Round, Settings
-from txstore.door import Door
+from txstore.sessions.door import Door
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 5

@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.conflicts.faults import once, watch
+from tests.transactions.faults import once, watch
 
 
 def test_a_commit_that_was_interrupted_when_its_file_had_just_been_made_is_made_the_next_time(

@@ -18,8 +18,8 @@ import zarr
 import txstore
 from tests.threads.gates import A_WHILE, Gate, Thread, create, gate, values, writing
 from tests.waiting import TIMEOUT, wait_until
-from txstore import door
-from txstore.transaction import Transaction
+from txstore.sessions import door
+from txstore.transactions.transaction import Transaction
 
 
 class Stopped:

@@ -15,12 +15,13 @@ import zarr
 from zarr.storage import MemoryStore
 
 import txstore
-from tests.processes.workers import QUICK, Worker, ended
+from tests.system.processes.workers import QUICK, Worker, ended
 from tests.threads.gates import A_WHILE, Gate, Thread, create, gate, values, writing
 from tests.threads.harness import PIPELINES
 from tests.threads.interrupts import is_asleep
 from tests.waiting import TIMEOUT, wait_until
-from txstore import TransactionStateError, door
+from txstore import TransactionStateError
+from txstore.sessions import door
 
 COMMITS = 3000
 

@@ -1,0 +1,644 @@
+"""Following a branch: what is yielded, where it begins, what wakes it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import importlib
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.system.bad_input.disk import in_child
+from tests.transactions.faults import watch as watched
+from txstore import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, SnapshotExpiredError
+from txstore.history import follow as following
+
+#: Seconds after which a test fails: a wait for something that happens.
+DEADLINE = 60
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+
+
+def put(repo: txstore.Repository, *keys: str) -> None:
+    for key in keys:
+        with repo.begin(key) as mapping:
+            mapping[key] = b"1"
+
+
+def messages(commits: Iterator[txstore.Commit]) -> list[str]:
+    return [commit.message for commit in commits]
+
+
+def woken(commits: Iterator[txstore.Commit]) -> txstore.Commit:
+    """The next commit; an error if it was found only because the wait was over."""
+    began = time.monotonic()
+    commit = next(commits)
+    assert time.monotonic() - began < DEADLINE / 2, "slept until the end of its timeout"
+    return commit
+
+
+def descriptors() -> list[str]:
+    """Which watches and files of repositories this process has open, where it can be told; but not the mapped files.
+
+    Before Python 3.13 a mapping that Python itself makes keeps its descriptor. Sockets and the like are no business of
+    a local repository: threads that other tests have left may open some at any time.
+    """
+    if not os.path.isdir("/proc/self/fd"):
+        return []
+    gc.collect()  # what other tests have left
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:
+            continue  # that of the listing
+        if target == "anon_inode:inotify" or (".tx" in target and ".tx/commits/" not in target):
+            found.append(target)
+    return found
+
+
+def new_descriptors(before: list[str]) -> list[str]:
+    """What has come since. What other tests have left may go at any time."""
+    return list((Counter(descriptors()) - Counter(before)).elements())
+
+
+@pytest.fixture
+def repo(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
+    """A repository with three commits."""
+    repo = open_repo(durability="none")
+    put(repo, "0", "1", "2")
+    return repo
+
+
+@pytest.fixture(params=["watch", "poll"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Woken by a watch alone, or by polling alone."""
+    if request.param == "poll":
+        monkeypatch.setattr(following, "_LONGEST_PAUSE", 0.05)
+        cannot_watch(monkeypatch, errno.ENOSPC)
+    elif following.watch.IMPLEMENTATION == "python":
+        pytest.skip("the C extension is not built")
+    else:
+        monkeypatch.setattr(following, "_LONGEST_PAUSE", 2 * DEADLINE)
+    return request.param
+
+
+def cannot_watch(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(path: str) -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(following.watch, "open_watch", refuse)
+
+
+# --- where it begins
+
+
+def test_from_the_head_when_it_is_called(repo):
+    following = repo.follow(timeout=0)
+    put(repo, "3", "4")
+    assert messages(following) == ["3", "4"]
+
+
+def test_nothing_new(repo):
+    assert list(repo.follow(timeout=0)) == []
+
+
+@pytest.mark.parametrize("since", ["slot", "id", "digits", "commit", "time"])
+def test_since(repo, since):
+    commit = repo.commit(1)
+    value = {"slot": 1, "id": commit.id, "digits": commit.id[:8], "commit": commit, "time": commit.time}[since]
+    assert list(repo.follow(since=value, timeout=0)) == [repo.commit(2)]
+
+
+def test_from_the_first(repo):
+    assert messages(repo.follow(since=-1, timeout=0)) == ["0", "1", "2"]
+
+
+def test_a_repository_without_commits(open_repo):
+    repo = open_repo()
+    repo.engine.commits.identity.create(durable=False)
+    commits = repo.follow(timeout=DEADLINE)
+    put(repo, "0", "1")
+    assert messages(islice(commits, 2)) == ["0", "1"]
+    assert list(repo.follow(timeout=0)) == []
+
+
+def test_a_since_that_is_not_there(repo, open_repo):
+    other = open_repo("other.tx", durability="none")
+    put(other, "0", "1", "2", "3")
+    for since in (3, -2, "ffff", other.commit(1), other.commit(3), repo.commit(0).time - timedelta(days=1)):
+        with pytest.raises(CommitNotFoundError):
+            repo.follow(since=since)
+
+
+def test_arguments_that_make_no_sense(repo):
+    for timeout in (-1, float("nan")):
+        with pytest.raises(ValueError, match="seconds"):
+            repo.follow(timeout=timeout)
+    with pytest.raises(CommitNotFoundError, match="branch"):
+        repo.follow("no such branch")
+    with pytest.raises(TypeError):
+        repo.follow(since=1.5)
+
+
+# --- a repository that is not there
+
+
+def test_a_repository_that_does_not_exist_yet_is_waited_for(open_repo, way):
+    reader = open_repo()
+    commits = reader.follow(timeout=DEADLINE)
+    with later(lambda: put(open_repo(), "0", "1")):
+        assert woken(commits).message == "0"
+        assert woken(commits).message == "1"
+
+
+def test_waiting_for_a_repository_ends_and_creates_nothing(open_repo, tmp_path):
+    assert list(open_repo().follow(timeout=0.02)) == []
+    assert list(open_repo().follow(since=-1, timeout=0)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_since_needs_a_repository(open_repo):
+    with pytest.raises(RepositoryNotFoundError):
+        open_repo().follow(since=0)
+
+
+def test_something_else_in_its_place(tmp_path):
+    commits = txstore.Repository(tmp_path / "data.tx").follow(timeout=DEADLINE)
+    (tmp_path / "data.tx").mkdir()
+    (tmp_path / "data.tx" / "zarr.json").write_text("{}")
+    with pytest.raises(RepositoryNotFoundError, match="plain Zarr"):
+        next(commits)
+
+
+# --- being woken
+
+
+class later:
+    """Do something in a thread while the block waits; what it raises is raised at the end of the block."""
+
+    def __init__(self, act: Callable[[], object], delay: float = 0.05) -> None:
+        self._act = act
+        self._delay = delay
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            time.sleep(self._delay)
+            self._act()
+        except BaseException as error:  # noqa: BLE001 - the test is told
+            self._error = error
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(DEADLINE)
+        if self._error is not None:
+            raise self._error
+
+
+def test_woken_by_a_commit(repo, open_repo, way):
+    commits = repo.follow(timeout=DEADLINE)
+    for i in range(5):
+        with later(lambda i=i: put(open_repo(), f"new{i}")):
+            assert woken(commits).message == f"new{i}"
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["before read_tail", "before read_range", "after read_range", "after exists", "before watch", "after watch"],
+)
+@pytest.mark.parametrize("way", ["watch"], indirect=True)
+def test_a_commit_between_looking_and_arming_is_seen(repo, open_repo, way, moment):
+    """Whatever the follower does with the storage, a commit made right before or after it is not slept through."""
+    reader = open_repo()
+    commits = reader.follow(timeout=DEADLINE)
+    storage = watched(reader)
+    left = ["3"]
+
+    def commit_once(*_: object) -> None:
+        if left:
+            put(repo, left.pop())
+
+    when, call = moment.split()
+    getattr(storage, when)[call] = commit_once
+    assert woken(commits).message == "3"
+
+
+def test_the_linked_file_of_an_old_kernel_wakes_it(repo, open_repo, way, monkeypatch):
+    """Where renames can't refuse to replace, a commit comes by link and unlink."""
+    writer = open_repo(durability="none")
+
+    def link(source: str, target: str) -> None:
+        os.link(source, target)
+        os.unlink(source)
+
+    writer.engine.storage.rename_noreplace = lambda source, target: link(
+        f"{writer.url}/{source}", f"{writer.url}/{target}"
+    )
+    with later(lambda: put(writer, "linked")):
+        assert woken(repo.follow(timeout=DEADLINE)).message == "linked"
+
+
+class Clock:
+    """A clock that only sleeping advances, and what happens at certain times of it."""
+
+    def __init__(self, events: dict[float, Callable[[], object]]) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+        self._events = events
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(round(seconds, 6))
+        self.now += seconds
+        for when in sorted(self._events):
+            if when <= self.now:
+                self._events.pop(when)()
+
+
+def test_the_timeout_is_of_each_wait(repo, monkeypatch):
+    cannot_watch(monkeypatch, errno.ENOSPC)
+    clock = Clock({0.9: lambda: put(repo, "3"), 1.7: lambda: put(repo, "4")})
+    monkeypatch.setattr(following, "time", clock)
+    commits = repo.follow(timeout=1)
+    assert next(commits).message == "3"
+    clock.now += 0.5  # what the consumer takes does not count
+    assert next(commits).message == "4"
+    before = clock.now
+    assert next(commits, None) is None
+    assert clock.now == pytest.approx(before + 1)
+    put(repo, "5")
+    assert next(commits, None) is None  # it has ended
+
+
+def test_a_consumer_that_takes_long_misses_nothing(repo):
+    commits = repo.follow(timeout=0.05)
+    put(repo, "3")
+    assert next(commits).message == "3"
+    put(repo, *(str(i) for i in range(4, 400)))  # more events than are read at once
+    time.sleep(0.1)
+    assert messages(commits) == [str(i) for i in range(4, 400)]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOSYS])
+def test_where_there_are_no_more_watches_it_polls(repo, open_repo, monkeypatch, number):
+    cannot_watch(monkeypatch, number)
+    with later(lambda: put(open_repo(), "3")):
+        assert next(repo.follow(timeout=DEADLINE)).message == "3"
+
+
+def test_the_pauses_of_polling(repo, monkeypatch):
+    cannot_watch(monkeypatch, errno.ENOSPC)
+    clock = Clock({4.5: lambda: put(repo, "3"), 5.3: lambda: put(repo, "4")})
+    monkeypatch.setattr(following, "time", clock)
+    commits = repo.follow()
+    next(commits)
+    assert clock.pauses == [0.005 * 2**i for i in range(8)] + [1.0] * 4
+    next(commits)
+    assert clock.pauses[12:] == [0.005, 0.01, 0.02]  # after a commit, the next may come as soon
+
+
+def test_the_safety_look(repo, open_repo, monkeypatch):
+    """A commit that no event tells of, as on a network file system, is seen by looking once in a while."""
+    deaf_end, other_end = os.pipe()
+    monkeypatch.setattr(following.watch, "open_watch", lambda path: os.dup(deaf_end))
+    try:
+        with later(lambda: put(open_repo(), "3")):
+            assert woken(repo.follow(timeout=DEADLINE)).message == "3"
+    finally:
+        os.close(deaf_end)
+        os.close(other_end)
+
+
+@pytest.mark.parametrize("way", ["watch"], indirect=True)
+def test_a_directory_that_was_made_anew_is_watched_anew(open_repo, way):
+    repo = open_repo()
+    repo.engine.commits.identity.create(durable=False)
+    directory = Path(repo.url, "commits", "main")
+    bell = following._Bell(repo.engine.commits, "main")
+    began = time.monotonic()
+    bell.wait(DEADLINE)  # it only opens its watch
+    shutil.rmtree(directory)
+    bell.wait(DEADLINE)  # it is told that the directory is gone
+    bell.wait(DEADLINE)  # there is nothing to watch: a pause
+    directory.mkdir()
+    bell.wait(DEADLINE)
+    with later((directory / f"0000000000.orphan-{'0' * 32}").touch):
+        bell.wait(DEADLINE)
+    assert time.monotonic() - began < DEADLINE / 2
+    bell.close()
+
+
+@pytest.mark.parametrize("way", ["watch"], indirect=True)
+def test_what_woke_it_once_does_not_wake_it_again(repo, way):
+    bell = following._Bell(repo.engine.commits, "main")
+    bell.wait(0)
+    put(repo, "3")
+    bell.wait(DEADLINE)
+    began = time.monotonic()
+    bell.wait(0.05)
+    assert time.monotonic() - began > 0.04
+    bell.close()
+
+
+# --- what is no commit
+
+
+def test_an_orphan_is_never_yielded(open_repo, tmp_path):
+    repo = open_repo(durability="none")
+    put(repo, "0", "1", "lost", "orphan")
+    directory = Path(repo.url, "commits", "main")
+    lost, orphan = directory / "0000000002", directory / "0000000003"
+    os.unlink(lost)  # a power loss, and the hint went with it
+    os.unlink(Path(repo.url, "heads", "main"))
+    reader = open_repo(durability="none")
+    with pytest.raises(CommitNotFoundError, match="orphan"):
+        reader.follow(since=3)
+    commits = reader.follow(since=0, timeout=0.02)
+    assert next(commits).message == "1"
+    writer = open_repo(durability="none")
+    put(writer, "2")
+    assert next(commits).message == "2"  # the orphan stands in the next slot now
+    assert orphan.exists()
+    assert next(commits, None) is None
+    commits = reader.follow(since=2, timeout=DEADLINE)
+    put(writer, "3")
+    assert next(commits).message == "3"
+
+
+def test_a_damaged_commit_is_an_error(repo, tmp_path):
+    commits = repo.follow(since=1, timeout=DEADLINE)
+    damaged = Path(repo.url, "commits", "main", "0000000002")
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-8] + bytes(8))
+    with pytest.raises(CorruptionError, match="0000000002"):
+        next(commits)
+    damaged.write_bytes(content)
+
+
+def test_what_a_vacuum_removed(repo):
+    put(repo, "a", "b", "c")
+    follower, late = repo.follow(since=0, timeout=DEADLINE), repo.follow(since=-1, timeout=DEADLINE)
+    repo.vacuum(keep=1)
+    for each in (follower, late):
+        with pytest.raises(SnapshotExpiredError, match=r"main@[01]"):
+            next(each)
+
+
+def test_a_commit_below_the_floor_that_is_still_there(repo):
+    """It holds values of later ones. What follows it may be gone, or nothing of the history."""
+    put(repo, "a", "b", "c")
+    repo.vacuum(keep=1)
+    slots = sorted(repo.engine.commits.slots("main"))
+    assert slots[0] < repo.head().slot - 1, "an old one has to be there"
+    with pytest.raises(SnapshotExpiredError):
+        next(repo.follow(since=slots[0], timeout=DEADLINE))
+
+
+# --- a repository that goes away
+
+
+def test_a_deleted_repository(tmp_path):
+    repo = txstore.Repository(tmp_path / "deleted.tx", durability="none")
+    put(repo, "0", "1")
+    commits = repo.follow(timeout=DEADLINE)
+    with later(lambda: shutil.rmtree(repo.url)), pytest.raises(CorruptionError, match="deleted or replaced"):
+        next(commits)
+
+
+def test_a_repository_that_was_replaced_by_another(tmp_path):
+    repo = txstore.Repository(tmp_path / "replaced.tx", durability="none")
+    put(repo, "0", "1")
+    commits = repo.follow(timeout=DEADLINE)
+    shutil.rmtree(repo.url)
+    put(txstore.Repository(repo.url), "0", "1", "2")
+    with pytest.raises(CorruptionError, match="another repository"):
+        next(commits)
+
+
+@pytest.mark.parametrize("more", [0, 1, 2, 3])
+def test_a_repository_that_was_replaced_by_its_backup(tmp_path, more):
+    """The backup has the same id. It ends below what was followed, and may have grown in another way since."""
+    repo = txstore.Repository(tmp_path / "replaced.tx", durability="none")
+    put(repo, "0")
+    shutil.copytree(repo.url, tmp_path / "backup")
+    commits = txstore.Repository(repo.url).follow(timeout=DEADLINE)
+    put(repo, "1", "2")
+    assert messages(islice(commits, 2)) == ["1", "2"]
+    shutil.rmtree(repo.url)
+    shutil.move(tmp_path / "backup", repo.url)
+    put(txstore.Repository(repo.url), *(f"other{i}" for i in range(more)))
+    with pytest.raises(CorruptionError, match="deleted or replaced"):
+        next(commits)
+
+
+# --- what it holds
+
+
+@linux_only
+@pytest.mark.parametrize("end", ["close", "drop", "timeout", "error"])
+def test_it_leaves_no_descriptor(repo, end):
+    before = descriptors()
+    commits = repo.follow(timeout=0.02 if end == "timeout" else DEADLINE)
+    assert new_descriptors(before) == []  # nothing is held before it waits
+    put(repo, "3")
+    assert next(commits).message == "3"
+    if end == "timeout":
+        assert list(commits) == []
+    elif end == "error":
+        with pytest.raises(KeyboardInterrupt), later(lambda: os.kill(os.getpid(), signal.SIGINT)):
+            next(commits)
+    else:
+        with later(lambda: put(repo, "4")):
+            next(commits)
+        bell = commits.gi_frame.f_locals["bell"]
+        bell.wait(0)  # it may not have had to wait
+        assert len(new_descriptors(before)) == (following.watch.IMPLEMENTATION == "c")
+        del bell
+        if end == "close":
+            commits.close()
+        else:
+            del commits
+            gc.collect()
+    assert new_descriptors(before) == []
+
+
+def test_an_interrupt_ends_the_wait(repo, way):
+    """SIGINT in the middle of a wait raises at once, not when the wait ends."""
+    before = descriptors()
+    with pytest.raises(KeyboardInterrupt), later(lambda: os.kill(os.getpid(), signal.SIGINT)):
+        next(repo.follow(timeout=DEADLINE))
+    gc.collect()
+    assert new_descriptors(before) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("whose", ["its own", "inherited"])
+def test_a_forked_child_follows(repo, open_repo, whose, way):
+    commits = repo.follow(timeout=DEADLINE)
+    with later(lambda: put(open_repo(), "3")):
+        assert woken(commits).message == "3"  # it holds a watch now
+    reading, writing = os.pipe()
+
+    def follow_in_child() -> list[str]:
+        mine = repo.follow(timeout=DEADLINE) if whose == "its own" else commits
+        os.write(writing, b"1")
+        return [woken(mine).message for _ in range(2)]
+
+    def write() -> None:
+        assert os.read(reading, 1)
+        for key in ("4", "5"):
+            put(open_repo(durability="none"), key)
+            # The parent takes all events of the queue that the child has inherited.
+            if way == "watch":
+                assert woken(commits).message == key
+
+    with later(write):
+        assert in_child(follow_in_child) == ["4", "5"]
+    put(repo, "6")
+    assert next(commits).message == ("6" if way == "watch" else "4")  # the child closed nothing of ours
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("way", ["watch"], indirect=True)
+def test_a_forked_child_opens_a_watch_of_its_own(repo, way):
+    bell = following._Bell(repo.engine.commits, "main")
+    bell.wait(0)
+    ours = bell._descriptor
+
+    def wait_in_child() -> bool:
+        began = time.monotonic()
+        bell.wait(DEADLINE)  # else each event would go to one of the two
+        return time.monotonic() - began < DEADLINE / 2
+
+    assert in_child(wait_in_child)
+    assert bell._descriptor == ours
+    put(repo, "3")
+    bell.wait(DEADLINE)
+    bell.close()
+
+
+# --- the watch itself
+
+
+@pytest.fixture
+def native():
+    try:
+        return importlib.import_module("txstore._native._watch")
+    except ImportError:
+        pytest.skip("the C extension is not built")
+
+
+def readable(descriptor: int, seconds: float = 0) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+@pytest.mark.parametrize("how", ["create", "link", "rename", "rename within"])
+def test_a_name_that_appears(native, tmp_path, how):
+    directory, source = tmp_path / "directory", tmp_path / "source"
+    directory.mkdir()
+    source.touch()
+    (directory / "old").touch()
+    descriptor = native.open_watch(str(directory))
+    assert not readable(descriptor)
+    assert native.drain(descriptor)
+    if how == "create":
+        (directory / "new").touch()
+    elif how == "link":
+        os.link(source, directory / "new")
+    else:
+        os.rename(source if how == "rename" else directory / "old", directory / "new")
+    assert readable(descriptor, DEADLINE)
+    assert native.drain(descriptor)
+    assert not readable(descriptor)
+    os.close(descriptor)
+
+
+def test_what_does_not_ring(native, tmp_path):
+    (tmp_path / "file").touch()
+    descriptor = native.open_watch(os.fsencode(tmp_path))
+    (tmp_path / "file").write_bytes(b"1")
+    (tmp_path / "file").read_bytes()
+    os.unlink(tmp_path / "file")
+    assert not readable(descriptor)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("how", ["delete", "move"])
+def test_a_directory_that_goes(native, tmp_path, how):
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    descriptor = native.open_watch(str(directory))
+    directory.rmdir() if how == "delete" else directory.rename(tmp_path / "elsewhere")
+    assert readable(descriptor, DEADLINE)
+    assert not native.drain(descriptor)
+    os.close(descriptor)
+
+
+def test_many_events_are_drained_in_turns(native, tmp_path):
+    descriptor = native.open_watch(str(tmp_path))
+    for i in range(1000):
+        (tmp_path / f"{i:0100}").touch()
+    rounds = 0
+    while readable(descriptor):
+        assert native.drain(descriptor)
+        rounds += 1
+    assert 1 < rounds <= 1000
+    os.close(descriptor)
+
+
+def test_what_can_not_be_watched(native, tmp_path):
+    (tmp_path / "file").touch()
+    for path, kind in (("absent", FileNotFoundError), ("file", NotADirectoryError)):
+        before = descriptors()
+        with pytest.raises(kind, match=path):
+            native.open_watch(str(tmp_path / path))
+        assert new_descriptors(before) == []
+    for argument in (7, None):
+        with pytest.raises(TypeError):
+            native.open_watch(argument)
+    with pytest.raises(ValueError):
+        native.open_watch("a\0b")
+    for argument in (-1, "x"):
+        with pytest.raises((TypeError, ValueError)):
+            native.drain(argument)
+    with pytest.raises(OSError):
+        native.drain(1 << 20)
+
+
+def test_the_watch_is_closed_on_exec(native, tmp_path):
+    descriptor = native.open_watch(str(tmp_path))
+    assert not os.get_inheritable(descriptor)
+    assert not os.get_blocking(descriptor)
+    os.close(descriptor)
+
+
+def test_the_twin_can_not_watch(tmp_path):
+    from txstore._native import watch_twin
+
+    with pytest.raises(OSError):
+        watch_twin.open_watch(str(tmp_path))
+    with pytest.raises(OSError):
+        watch_twin.drain(0)

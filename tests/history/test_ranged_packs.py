@@ -1,0 +1,478 @@
+"""Packs that are read by ranges: which requests that takes, what threads share, and what is wrong with the bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.storage.fake_objects import FakeObjects, Gate, Values, new_cache
+from tests.system.processes.steps import forked, status_of
+from tests.waiting import TIMEOUT, wait_until
+from txstore.errors import CorruptionError, SnapshotExpiredError
+from txstore.format.encoding import crc32c
+from txstore.format.packfile import PackName
+from txstore.history import ranged_packs
+from txstore.history.packs import MissingPackError
+from txstore.history.ranged_packs import RemotePacks
+from txstore.history.read_ahead import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead
+from txstore.storage.cache_directory import CacheDirectory
+from txstore.storage.pack_cache import PackCache, PieceMemory
+
+
+@pytest.fixture
+def objects() -> FakeObjects:
+    return FakeObjects()
+
+
+# --- what a range takes
+
+
+def test_a_value_is_one_request_and_none_the_second_time(objects: FakeObjects) -> None:
+    values = Values(objects, 10, 5000)
+    assert objects.requests == []
+    values.view(3)
+    values.view(3)
+    assert objects.requests == [values.range(3)]
+
+
+def test_of_a_part_only_the_bytes_of_the_slice_are_fetched(objects: FakeObjects) -> None:
+    values = Values(objects, 3, 100_000)
+    offset, value = values.offsets[1], values.values[1]
+    for part in (slice(10, 20), slice(-30, None), slice(50_000, 50_000), slice(70, 10), slice(None, 5)):
+        assert values.pack.part(offset, len(value), part) == value[part]
+    assert objects.calls[0] == [(0, 64), (offset + 10, 10)]  # the head once, since no checksum covers the part
+    assert objects.calls[1:] == [[(offset + 99_970, 30)], [(offset, 5)]]
+    assert bytes(values.pack.part(offset, len(value), slice(10, 20, 3))) == value[10:20:3]
+    assert bytes(values.pack.part(offset, len(value), slice(None, None, -1))) == value[::-1]
+    assert values.pack.part(offset, len(value), slice(None)) == value
+
+
+def test_empty_values_are_no_request(objects: FakeObjects) -> None:
+    values = Values(objects, 1, 0)
+    assert values.view(0) == b""
+    assert values.pack.part(values.offsets[0], 0, slice(None)) == b""
+    assert objects.requests == []
+
+
+def test_a_large_value_is_fetched_in_parallel_and_not_kept_in_memory(objects: FakeObjects) -> None:
+    memory = PieceMemory(64 << 20)
+    values = Values(objects, 1, 2 * RANGE + 5, cache=PackCache(memory=memory))
+    values.view(0)
+    assert [[length for _, length in call] for call in objects.calls] == [[RANGE, RANGE, 5]]
+    assert memory.size == 0
+
+
+def test_a_view_of_a_large_piece_does_not_keep_it_in_memory(objects: FakeObjects) -> None:
+    values = Values(objects, 100, 16 << 10)
+    views = [values.view(i) for i in range(100)]
+    assert max(length for *_, length in objects.requests) >= WINDOW_SMALLEST
+    assert all(memoryview(view.obj).nbytes < 2 * len(view) for view in views)
+
+
+def test_the_size_is_asked_for_once(objects: FakeObjects) -> None:
+    values = Values(objects, 2, 100)
+    assert [values.pack.size, values.pack.size] == [len(values.content)] * 2
+    assert len(objects.requests) == 1
+    values = Values(objects, 1, 100, seed=2)
+    objects.clear()
+    assert values.pack.section(values.offsets[0], 1000) == values.values[0]  # a short answer says where it ends
+    assert values.pack.size == len(values.content)
+    assert len(objects.requests) == 1
+
+
+# --- reading ahead
+
+
+def test_values_in_a_row_take_about_ten_requests(objects: FakeObjects) -> None:
+    values = Values(objects, 512, 16 << 10)
+    for i in range(512):
+        values.view(i)
+    assert len(objects.requests) <= 10
+    assert sum(length for *_, length in objects.requests) < len(values.content) + WINDOW_LARGEST
+
+
+def test_values_in_a_row_ten_at_a_time_take_about_ten_requests(objects: FakeObjects) -> None:
+    values = Values(objects, 512, 16 << 10)
+    reader = values.pack.reader
+    done: list[int] = []
+
+    def work(i: int) -> None:
+        values.view(i)
+        done.append(i)
+
+    def first_waits(count: int) -> Callable[[str], None]:
+        """Until all other threads wait for it, or have found what they want."""
+        waited: list[str] = []
+
+        def before(path: str) -> None:
+            if not waited:
+                waited.append(path)
+                wait_until(lambda: len(done) + len(reader._waiting) + 1 >= count)
+
+        return before
+
+    with ThreadPoolExecutor(10) as pool:
+        for first in range(0, 512, 10):
+            chosen = list(range(first, min(first + 10, 512)))
+            Random(first).shuffle(chosen)
+            done.clear()
+            objects.before = first_waits(len(chosen))
+            list(pool.map(work, chosen))
+    assert len(objects.requests) <= 14
+    assert sum(length for *_, length in objects.requests) < len(values.content) + WINDOW_LARGEST
+
+
+def test_interleaved_streams_are_read_ahead(objects: FakeObjects) -> None:
+    values = Values(objects, 512, 16 << 10)
+    for i in range(128):
+        for stream in range(4):
+            values.view(128 * stream + i)
+    assert len(objects.requests) <= 4 * 9
+
+
+def test_at_random_nothing_is_fetched_that_was_not_asked_for(objects: FakeObjects) -> None:
+    values = Values(objects, 512, 16 << 10)
+    chosen = Random(5).sample(range(512), 200)
+    for i in chosen:
+        values.view(i)
+    assert objects.requests == [values.range(i) for i in chosen]
+
+
+def test_a_value_across_the_end_of_a_window_is_not_fetched_twice(objects: FakeObjects) -> None:
+    values = Values(objects, 100, 50_000)
+    for i in range(100):
+        values.view(i)
+    asked = sorted((offset, offset + length) for _, offset, length in objects.requests)
+    assert all(before[1] <= after[0] for before, after in pairwise(asked))
+
+
+def test_nothing_is_read_ahead_of_the_end_of_a_pack_once_it_is_known(objects: FakeObjects) -> None:
+    values = Values(objects, 40, 16 << 10)
+    assert values.pack.size == len(values.content)
+    for i in range(40):
+        values.view(i)
+    assert all(offset + length <= len(values.content) for _, offset, length in objects.requests[1:])
+    assert len(objects.requests) <= 8
+
+
+def test_neighbours_are_joined_and_long_ranges_cut() -> None:
+    ahead = ReadAhead()
+    assert ahead.plan([(1000, 2000), (0, 100)], None) == [(0, 2000)]
+    far = 10 << 20
+    assert ahead.plan([(far, far + 10), (far + 10 + GAP, far + GAP + 30)], None) == [(far, far + GAP + 30)]
+    far = 20 << 20
+    apart = [(far, far + 10), (far + 11 + GAP, far + GAP + 30)]
+    assert ahead.plan(apart, None) == apart
+    far = 40 << 20
+    assert ahead.plan([(far, far + RANGE + 1)], None) == [(far, far + RANGE), (far + RANGE, far + RANGE + 1)]
+    assert ahead.plan([(1 << 40, (1 << 40) + 9), (1 << 40, (1 << 40) + 5)], None) == [(1 << 40, (1 << 40) + 9)]
+
+
+def test_windows_double_up_to_the_largest() -> None:
+    ahead, position, lengths = ReadAhead(), 0, []
+    for _ in range(12):
+        [(begin, end)] = ahead.plan([(position, position + 1000)], None)
+        assert begin == position
+        lengths.append(end - begin)
+        position = end
+    doubled = [WINDOW_SMALLEST << i for i in range(20) if WINDOW_SMALLEST << i <= WINDOW_LARGEST]
+    assert lengths == ([1000, 1000, *doubled] + [WINDOW_LARGEST] * 10)[:12]
+
+
+def test_a_stream_under_way_may_leave_gaps() -> None:
+    """As threads do, which take neighbours in any order: what was left out comes next."""
+    ahead, end = ReadAhead(), 0
+    for _ in range(3):
+        [(_, end)] = ahead.plan([(end, end + 1000)], None)
+    assert ahead.plan([(end + GAP // 2, end + GAP // 2 + 1000)], None) == [(end, end + 2 * WINDOW_SMALLEST)]
+    end += 2 * WINDOW_SMALLEST
+    begin = end + GAP + 1
+    assert ahead.plan([(begin, begin + 1000)], None) == [(begin, begin + 1000)]
+
+
+def test_what_is_planned_never_overlaps_and_holds_what_is_wanted() -> None:
+    source = Random(3)
+    for _ in range(300):
+        ahead = ReadAhead()
+        for _ in range(8):
+            base = source.randrange(1 << 22)
+            begins = [base + source.randrange(1 << source.randrange(8, 22)) for _ in range(source.randrange(1, 12))]
+            wanted = [(begin, begin + source.randrange(1, 1 << source.randrange(4, 18))) for begin in begins]
+            planned = ahead.plan(wanted, None)
+            assert all(begin < end for begin, end in planned)
+            assert all(before[1] <= after[0] for before, after in pairwise(planned))
+            covered = set()
+            for begin, end in planned:
+                covered |= {i for i, (low, high) in enumerate(wanted) if begin <= low < end}
+                assert end - begin <= RANGE
+            assert covered == set(range(len(wanted)))
+            for low, high in wanted:
+                inside = sum(max(0, min(end, high) - max(begin, low)) for begin, end in planned)
+                assert inside == high - low
+
+
+# --- threads
+
+
+def test_threads_that_wait_share_the_next_requests(objects: FakeObjects) -> None:
+    values = Values(objects, 200, 16 << 10)
+    gate = Gate()
+    objects.before = gate
+    chosen = [20, 22, 21, 100, 24, 150, 101]
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(values.view, 0)
+        assert gate.reached.wait(TIMEOUT)
+        others = [pool.submit(values.view, i) for i in chosen]
+        wait_until(lambda: len(values.pack.reader._waiting) == len(chosen))
+        assert len(objects.requests) == 1
+        gate.open()
+        for one in [first, *others]:
+            one.result(TIMEOUT)
+    together = [(values.offsets[low], values.offsets[high] + (16 << 10)) for low, high in [(20, 24), (100, 101)]]
+    [_, call] = objects.calls
+    ends = [(offset, offset + length) for offset, length in call]
+    assert len(ends) == 3
+    assert ends[0][0] == together[0][0]
+    assert ends[0][1] >= together[0][1]
+    assert ends[1] == together[1]
+
+
+def test_threads_read_what_was_written(objects: FakeObjects) -> None:
+    values = Values(objects, 300, 3000, cache=new_cache(200_000))
+
+    def work(seed: int) -> None:
+        source = Random(seed)
+        for _ in range(150):
+            i = source.randrange(300)
+            for each in range(i, min(i + source.choice([1, 1, 6]), 300)):
+                values.view(each)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+def test_an_error_reaches_all_that_wait_and_nobody_after_them(objects: FakeObjects) -> None:
+    values = Values(objects, 10, 1000)
+    gate = Gate()
+
+    def fail(path: str) -> None:
+        gate(path)
+        if len(objects.calls) == 2:
+            raise TimeoutError(110, "the store does not answer", path)
+
+    objects.before = fail
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(values.view, 0)
+        assert gate.reached.wait(TIMEOUT)
+        others = [pool.submit(values.view, i) for i in (5, 9)]
+        wait_until(lambda: len(values.pack.reader._waiting) == 2)
+        gate.open()
+        assert first.result(TIMEOUT) == values.values[0]
+        for one in others:
+            with pytest.raises(TimeoutError, match="does not answer"):
+                one.result(TIMEOUT)
+    values.view(5)
+
+
+class Interrupted(BaseException):
+    """As a KeyboardInterrupt."""
+
+
+def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects: FakeObjects) -> None:
+    values = Values(objects, 10, 1000)
+    gate = Gate()
+
+    def interrupt(path: str) -> None:
+        gate(path)
+        if len(objects.calls) <= 2:
+            raise Interrupted
+
+    objects.before = interrupt
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(values.view, 0)
+        assert gate.reached.wait(TIMEOUT)
+        others = [pool.submit(values.view, i) for i in (5, 9, 7)]
+        wait_until(lambda: len(values.pack.reader._waiting) == 3)
+        gate.open()
+        with pytest.raises(Interrupted):
+            first.result(TIMEOUT)
+        outcomes = [one.exception(TIMEOUT) for one in others]
+    assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [Interrupted]
+    values.view(0)
+
+
+@pytest.mark.parametrize("has_the_turn", [False, True])
+def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
+    objects: FakeObjects, monkeypatch: pytest.MonkeyPatch, has_the_turn: bool
+) -> None:
+    values = Values(objects, 10, 1000)
+    gate, interrupt = Gate(), threading.Event()
+    objects.before = gate
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if threading.current_thread().name != "interrupted":
+                assert super().wait(TIMEOUT)
+                return True
+            if has_the_turn:
+                super().wait(TIMEOUT)
+            else:
+                assert interrupt.wait(TIMEOUT)
+            raise Interrupted
+
+    monkeypatch.setattr(ranged_packs.threading, "Event", Event)
+
+    def wait() -> None:
+        with pytest.raises(Interrupted):
+            values.view(5)
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(values.view, 0)
+        assert gate.reached.wait(TIMEOUT)
+        thread = threading.Thread(target=wait, name="interrupted")
+        thread.start()
+        wait_until(lambda: len(values.pack.reader._waiting) == 1)
+        other = pool.submit(values.view, 9)
+        wait_until(lambda: len(values.pack.reader._waiting) == 2)
+        interrupt.set()
+        if not has_the_turn:
+            thread.join(TIMEOUT)
+        gate.open()
+        assert first.result(TIMEOUT) == values.values[0]
+        assert other.result(TIMEOUT) == values.values[9]
+        thread.join(TIMEOUT)
+    values.view(5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_reads_although_its_parent_was_reading_when_it_forked(objects: FakeObjects) -> None:
+    values = Values(objects, 10, 1000)
+    gate = Gate()
+    parent = os.getpid()
+    objects.before = lambda path: gate(path) if os.getpid() == parent else None
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(values.view, 0)
+        assert gate.reached.wait(TIMEOUT)
+        with forked(lambda: [values.view(i) for i in (0, 7)]) as child:
+            assert status_of(child) == 0
+        gate.open()
+        assert first.result(TIMEOUT) == values.values[0]
+
+
+# --- what is wrong
+
+
+def test_a_missing_pack_is_said_at_the_first_read(objects: FakeObjects) -> None:
+    pack = RemotePacks(objects, new_cache()).get(PackName(bytes(16), "main", 7))
+    assert objects.requests == []
+    for read in (
+        lambda: pack.view(64, 1, 0),
+        lambda: pack.part(64, 10, slice(2)),
+        lambda: pack.section(64, 10),
+        lambda: pack.size,
+    ):
+        with pytest.raises(MissingPackError) as raised:
+            read()
+        assert (raised.value.path, raised.value.reason) == ("commits/main/0000000007", "the file is missing")
+
+
+def test_who_knows_why_a_pack_is_missing_says_it(objects: FakeObjects) -> None:
+    def expired() -> None:
+        raise SnapshotExpiredError("a commit")
+
+    with pytest.raises(SnapshotExpiredError):
+        RemotePacks(objects, new_cache()).get(PackName(bytes(16)), expired).view(64, 1, 0)
+
+
+def test_a_value_that_was_changed_is_an_error(objects: FakeObjects) -> None:
+    values = Values(objects, 3, 1000)
+    broken = bytearray(values.content)
+    broken[values.offsets[1] + 5] ^= 1
+    objects.contents[values.name.path] = bytes(broken)
+    with pytest.raises(CorruptionError, match="checksum mismatch: stored 0x") as raised:
+        values.view(1)
+    error = raised.value
+    assert (error.path, error.offset, error.key) == (values.name.path, values.offsets[1], "key 1")
+    values.view(0)
+    objects.contents[values.name.path] = values.content  # repaired: nothing damaged was kept
+    values.view(1)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_damage_in_a_cache_is_no_damage(objects: FakeObjects, tmp_path: Path, is_on_disk: bool) -> None:
+    directory = CacheDirectory(str(tmp_path / "cache"), 1 << 20) if is_on_disk else None
+    cache = PackCache(directory, PieceMemory(1 << 20))
+    values = Values(objects, 3, 1000, cache=cache)
+    cache.keep(values.name.id, values.offsets[1] - 10, bytes(1010))
+    values.view(1)
+    objects.clear()
+    values.view(1)
+    assert objects.requests == []
+
+
+def test_no_part_is_read_of_another_pack_in_its_place(objects: FakeObjects) -> None:
+    values, other = Values(objects, 1, 1000), Values(objects, 1, 1000, seed=2)
+    objects.contents[values.name.path] = other.content
+    for content, reason in [
+        (other.content, "this is pack"),
+        (b"x", "bytes instead of 64"),
+        (bytes(5000), "no pack head"),
+    ]:
+        objects.contents[values.name.path] = content
+        with pytest.raises(CorruptionError, match=reason) as raised:
+            values.pack.part(values.offsets[0], 1000, slice(10))
+        assert (raised.value.path, raised.value.offset) == (values.name.path, 0)
+    objects.contents[values.name.path] = values.content
+    assert values.pack.part(values.offsets[0], 1000, slice(10)) == values.values[0][:10]
+
+
+def test_another_pack_in_its_place_is_noticed_where_its_head_is_read(objects: FakeObjects) -> None:
+    values, other = Values(objects, 1, 1000), Values(objects, 1, 1000, seed=2)
+    objects.contents[values.name.path] = other.content
+    with pytest.raises(CorruptionError, match=f"this is pack {other.name.id.hex()}"):
+        values.pack.section(0, 100)
+    objects.contents[values.name.path] = bytes(2000)
+    with pytest.raises(CorruptionError) as raised:
+        values.pack.section(0, 100)
+    assert raised.value.offset == 0
+    assert values.pack.section(0, 10) == bytes(10)  # too short to tell
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 100_000])
+def test_a_value_that_reaches_beyond_the_file_is_an_error(objects: FakeObjects, beyond: int) -> None:
+    values = Values(objects, 1, 1000)
+    offset = values.offsets[0] + beyond
+    for read in (
+        lambda: values.pack.view(offset, 1001, 0, "key"),
+        lambda: values.pack.part(offset, 1001, slice(990, None), "key"),
+    ):
+        with pytest.raises(CorruptionError, match="the value reaches beyond the file") as raised:
+            read()
+        assert (raised.value.path, raised.value.key) == (values.name.path, "key")
+
+
+def test_packs_are_forgotten_in_turn(objects: FakeObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranged_packs, "MAX_READERS", 3)
+    packs = RemotePacks(objects, new_cache())
+    names = [PackName(bytes([i]) * 16) for i in range(5)]
+    first = packs.get(names[0]).reader
+    assert packs.get(names[0]).reader is first
+    for name in names:
+        packs.get(name)
+    assert len(packs._readers) == 3
+    assert packs.get(names[0]).reader is not first
+
+
+def test_reading_needs_no_more_than_bytes(objects: FakeObjects) -> None:
+    """A view is of bytes that nothing else holds: it may be kept, and it can be pickled as bytes."""
+    values = Values(objects, 2, 100)
+    view = values.view(1)
+    objects.contents.clear()
+    assert crc32c(view) == crc32c(values.values[1])

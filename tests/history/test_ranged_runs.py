@@ -1,0 +1,579 @@
+"""Runs in packs that are read by ranges answer as those in mapped packs, and ask for no more than they need."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import txstore
+from tests.storage.fake_objects import REPOSITORY, FakeObjects, new_cache
+from tests.waiting import TIMEOUT
+from txstore._native import index as native
+from txstore.errors import CorruptionError, SnapshotExpiredError
+from txstore.format import packfile
+from txstore.format.commitfile import RunName
+from txstore.format.encoding import crc32c
+from txstore.format.keys import encode_key
+from txstore.format.packfile import PackName
+from txstore.history import ranged_runs
+from txstore.history import runs as index
+from txstore.history.packs import Missing, MissingPackError, OpenPack
+from txstore.history.ranged_packs import PackReader, RemotePacks, open_packs
+from txstore.history.ranged_runs import TAIL, Filled, LazyRuns, open_run, open_runs
+from txstore.history.runs import OpenRun, Runs
+from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.storage.pack_cache import PackCache
+
+OpenRepo = Callable[..., txstore.Repository]
+
+
+class MappedPacks:
+    """The packs of a fake store, as if they were mapped."""
+
+    is_ranged = False
+
+    def __init__(self, objects: FakeObjects) -> None:
+        self.objects = objects
+
+    def get(self, name: PackName, missing: Missing | None = None) -> OpenPack:
+        return OpenPack(name.path, self.objects.contents[name.path], name.id)
+
+
+KEYS = sorted({b"%c/%d/c/%d" % (c, i % 4, i * 7919 % 1000) for c in b"abcd" for i in range(200)})
+PREFIXES = [b"", b"a/", b"b/", b"b/2/", b"c/1/c/", b"d/", b"x/"]
+
+
+class World:
+    """Commits whose runs lie in packs of a fake store, some of them merged."""
+
+    def __init__(self, seed: int) -> None:
+        self.source = Random(seed)
+        self.objects = FakeObjects()
+        self.names: list[RunName] = []  # newest first
+        commits = self.source.randrange(1, 6)
+        for seq in range(1, commits + 1):
+            self._commit(seq)
+            if self.source.random() < 0.4:
+                self._merge(self.source.randrange(1, len(self.names) + 1))
+        self.seq = commits
+
+    def _commit(self, seq: int) -> None:
+        name = PackName(self.source.randbytes(16), "main", seq)
+        content = bytearray(packfile.encode_head(name.id, REPOSITORY))
+        entries: list[tuple[bytes, int, int, int, int, int]] = []
+        low = self.source.randrange(len(KEYS))
+        chosen = KEYS[low : low + self.source.choice([1, 20, 1000])]
+        for key in chosen:
+            if self.source.random() < 0.2:
+                entries.append((key, packfile.REF_TOMBSTONE, 0, 0, 0, 0))
+            else:
+                value = self.source.randbytes(self.source.randrange(40))
+                entries.append((key, packfile.REF_PACK, len(content), len(value), crc32c(value), 0))
+                content += value
+        prefixes = self.source.sample(PREFIXES, self.source.choice([0, 0, 1, 2]))
+        section = index.build(entries, prefixes)
+        content += bytes(self.source.randrange(5))
+        self.names.insert(0, index.name_run(section, seq, len(content)).inside(name))
+        content += section + bytes(self.source.choice([0, 300]))
+        self.objects.contents[name.path] = bytes(content)
+
+    def _merge(self, count: int) -> None:
+        """Merge the newest runs, into a pack of its own: a merged run never lies in the newest commit's own file."""
+        merged = Runs(self.names[:count], None, MappedPacks(self.objects)).merge(count)
+        name = PackName(self.source.randbytes(16))
+        head = packfile.encode_head(name.id, REPOSITORY)
+        self.objects.contents[name.path] = head + merged
+        self.names[:count] = [index.name_run(merged, 0, len(head)).inside(name)]
+
+    def mapped(self) -> Runs:
+        return Runs(self.names, None, MappedPacks(self.objects))
+
+    def lazy(self) -> LazyRuns:
+        return LazyRuns(self.names, None, RemotePacks(self.objects, new_cache()))
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may have to be asked for twice: a block that is not there would be taken for a damaged one."""
+
+    def forget(self: PackReader) -> None:
+        raise AssertionError("a native function was asked about a block that is not there")
+
+    monkeypatch.setattr(PackReader, "forget", forget)
+
+
+@pytest.fixture
+def narrow(strict: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of few blocks, so that what is small has several; and tails that end within the index."""
+    monkeypatch.setattr(ranged_runs, "TAIL", 200)
+    monkeypatch.setattr(ranged_runs, "SCAN_SMALLEST", 4096)
+    monkeypatch.setattr(ranged_runs, "SCAN_LARGEST", 8192)
+
+
+QUESTIONS: list[Callable[[Runs, World], Any]] = [
+    lambda runs, world: runs.lookup(world.source.choice([*KEYS, b"a", b"b/2", b"zz", b"a/0/c/0x"])),
+    lambda runs, world: _bytes(runs.value("key", world.source.choice(KEYS))),
+    lambda runs, world: runs.scan(*_range(world), world.source.choice([-1, 0, 1, 1, 5, 300, 4096])),
+    lambda runs, world: list(runs.scan_all()),
+    lambda runs, world: runs.changes(*_range(world), world.source.randrange(world.seq + 1)),
+    lambda runs, world: runs.newer(world.source.randrange(world.seq + 1)).changes(b"", None, 0),
+    lambda runs, world: runs.newer(world.source.randrange(world.seq + 1)).scan(*_range(world), -1),
+    lambda runs, world: runs.new_prefixes(world.source.randrange(world.seq + 1)),
+    lambda runs, world: runs.plan_merge(),
+    lambda runs, world: runs.merge(world.source.randrange(1, len(runs) + 1)),
+    lambda runs, world: runs.merge_oldest(world.source.randrange(1, len(runs) + 1), (), (), forgotten=1),
+    lambda runs, world: [runs.pack_name(found.run, found.pack) for found in runs.scan(*_range(world), 10)],
+]
+
+
+def _bytes(view: memoryview | None) -> bytes | None:
+    return None if view is None else bytes(view)
+
+
+def _range(world: World) -> tuple[bytes, bytes | None]:
+    low = world.source.choice([b"", *PREFIXES, *KEYS])
+    return low, world.source.choice([None, low, b"a0", b"b/20", b"zz", *world.source.sample(KEYS, 3)])
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])  # it stays as it is
+def test_ranged_runs_answer_as_mapped_ones(narrow: None, seed: int) -> None:
+    world = World(seed)
+    mapped, lazy = world.mapped(), world.lazy()
+    for _ in range(12):
+        question, state = world.source.choice(QUESTIONS), world.source.getstate()
+        expected = question(mapped, world)
+        world.source.setstate(state)
+        assert question(lazy, world) == expected
+        if world.source.random() < 0.2:
+            lazy = world.lazy()
+        elif world.source.random() < 0.2:
+            lazy = LazyRuns(world.names, None, RemotePacks(world.objects, new_cache()), lazy.opened())
+
+
+def test_ranged_runs_answer_as_mapped_ones_to_threads(narrow: None) -> None:
+    world = World(77)
+    mapped, lazy = world.mapped(), world.lazy()
+    everything = mapped.scan(b"", None, -1)
+
+    def work(seed: int) -> None:
+        source = Random(seed)
+        for _ in range(60):
+            key = source.choice(KEYS)
+            assert lazy.lookup(key) == mapped.lookup(key)
+        assert lazy.scan(b"", None, -1) == everything
+        assert lazy.merge(len(lazy)) == mapped.merge(len(mapped))
+
+    assert len(everything) > 100
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+
+
+def test_filled_says_what_is_missing() -> None:
+    for seed in range(60):
+        source, filled, there = Random(seed), Filled(), set[int]()
+        for _ in range(25):
+            begin = source.randrange(60)
+            end = begin + source.randrange(15)
+            missing = filled.missing(begin, end)
+            assert [i for low, high in missing for i in range(low, high)] == sorted(set(range(begin, end)) - there)
+            assert all(low < high for low, high in missing)
+            assert all(one[1] < two[0] for one, two in pairwise(missing))
+            if source.random() < 0.6:
+                filled.add(begin, end)
+                there |= set(range(begin, end))
+
+
+# --- requests
+
+
+class Large:
+    """One run of many keys, behind values, in one pack: larger than a tail, its index smaller."""
+
+    def __init__(self, count: int = 40_000, *, objects: FakeObjects | None = None, seq: int = 1) -> None:
+        self.objects = objects or FakeObjects()
+        self.pack = PackName(Random(seq).randbytes(16), "main", seq)
+        self.keys = sorted(b"array/c/%d" % i for i in range(count))
+        head = packfile.encode_head(self.pack.id, REPOSITORY)
+        value = b"value"
+        offset = len(head)
+        entries = [(key, packfile.REF_PACK, offset, len(value), crc32c(value), 0) for key in self.keys]
+        self.section = index.build(entries, [])
+        self.name = index.name_run(self.section, seq, offset + 8).inside(self.pack)
+        self.content = head + value + bytes(3) + self.section + bytes(500)
+        self.objects.contents[self.pack.path] = self.content
+        self.cache = new_cache()
+
+    def packs(self) -> RemotePacks:
+        return RemotePacks(self.objects, self.cache)
+
+    def runs(self) -> LazyRuns:
+        return LazyRuns([self.name], None, self.packs())
+
+
+def test_a_run_is_opened_by_one_request_and_looked_up_by_one_more(strict: None) -> None:
+    large = Large()
+    runs = large.runs()
+    assert large.objects.requests == [(large.pack.path, large.name.offset + large.name.length - TAIL, TAIL)]
+    assert runs.lookup(b"array/c/") is None  # before the first key: no block can hold it
+    assert len(large.objects.requests) == 1
+    assert runs.lookup(b"array/c/20000") is not None
+    assert runs.lookup(b"array/c/20001") is not None
+    assert runs.lookup(b"array/c/20000x") is None
+    assert len(large.objects.requests) == 2
+    assert 4096 <= large.objects.requests[1][2] < 5000
+
+
+@pytest.mark.parametrize("count", [40_000, 2000])
+def test_what_has_the_tail_at_hand_opens_without_a_request(strict: None, count: int) -> None:
+    large = Large(count)
+    position = max(len(large.content) - TAIL, large.name.offset)
+    large.cache.keep(large.pack.id, position, large.content[position:])
+    runs = large.runs()
+    assert runs.lookup(large.keys[-1]) is not None  # its block is there, too
+    assert large.objects.requests == []
+
+
+def test_an_index_that_is_longer_takes_a_second_request(strict: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranged_runs, "TAIL", 1000)
+    large = Large()
+    large.runs()
+    end = large.name.offset + large.name.length
+    (_, first, length), (_, second, rest) = large.objects.requests
+    assert (first, length) == (end - 1000, 1000)
+    assert second + rest == first
+    index_at = native.Run(large.section, 1).window(b"", 1 << 62)[1]
+    assert second == large.name.offset + index_at
+
+
+def test_a_small_run_is_fetched_whole(strict: None) -> None:
+    small = Large(1000)
+    runs = small.runs()
+    assert len(runs.scan(b"", None, -1)) == 1000
+    assert small.objects.requests == [(small.pack.path, 0, small.name.offset + small.name.length)]
+    assert small.packs().get(small.pack).view(64, 5, crc32c(b"value")) == b"value"  # which has come along
+    assert len(small.objects.requests) == 1
+
+
+def test_runs_that_are_known_are_not_opened_again(strict: None) -> None:
+    large = Large()
+    runs = large.runs()
+    large.objects.clear()
+    again = LazyRuns([large.name], None, large.packs(), runs.opened())
+    assert again.newer(0).opened() == runs.opened()
+    assert large.objects.requests == []
+
+
+def test_the_runs_of_a_commit_are_opened_at_the_same_time(strict: None) -> None:
+    objects = FakeObjects()
+    runs = [Large(2000 + seq, objects=objects, seq=seq) for seq in range(1, 5)]
+    barrier = threading.Barrier(4)
+    objects.before = lambda path: barrier.wait(TIMEOUT)
+    opened = LazyRuns([each.name for each in reversed(runs)], None, RemotePacks(objects, new_cache()))
+    assert len(opened) == len(objects.requests) == 4
+
+
+def test_two_runs_in_one_pack_are_opened_together(strict: None) -> None:
+    one = Large(500)
+    two = index.build([(b"x", packfile.REF_TOMBSTONE, 0, 0, 0, 0)], [])
+    name = index.name_run(two, 1, len(one.content)).inside(one.pack)
+    one.objects.contents[one.pack.path] = one.content + two
+    runs = LazyRuns([name, one.name], None, one.packs())
+    assert len(runs) == 2
+    assert len(one.objects.requests) == 1
+
+
+def test_looking_up_ends_at_the_first_run_that_answers(strict: None) -> None:
+    objects = FakeObjects()
+    old, new = Large(objects=objects, seq=1), Large(objects=objects, seq=2)
+    runs = LazyRuns([new.name, old.name], None, RemotePacks(objects, new_cache()))
+    objects.clear()
+    found = runs.lookup(b"array/c/20000")
+    assert found is not None
+    assert found.run == 0
+    assert [path for path, *_ in objects.requests] == [new.pack.path]
+
+
+def test_looking_up_all_keys_in_order_takes_few_requests(strict: None) -> None:
+    large = Large()
+    runs = large.runs()
+    large.objects.clear()
+    assert all(runs.lookup(key) is not None for key in large.keys[::20])
+    assert len(large.objects.requests) <= 9
+
+
+def test_a_scan_takes_few_requests_and_a_short_one_few_bytes(strict: None) -> None:
+    large = Large()
+    assert len(list(large.runs().scan_all())) == len(large.keys)
+    assert len(large.objects.requests) <= 12
+    for start, stop, limit, most in [
+        (b"array/c/2", None, 1, 4200),
+        (b"array/c/2000", b"array/c/20002", -1, 2 * 4200),
+        (b"", b"array/", -1, 0),
+        (b"x", b"a", -1, 0),
+        (b"array/c/2", None, 256, 70_000),
+    ]:
+        large.cache = new_cache()
+        runs = large.runs()
+        large.objects.clear()
+        runs.scan(start, stop, limit)
+        assert sum(length for *_, length in large.objects.requests) <= most
+
+
+def test_changes_fetch_only_blocks_that_hold_any(strict: None) -> None:
+    large = Large()
+    new = index.build([(key, packfile.REF_TOMBSTONE, 0, 0, 0, 0) for key in (large.keys[5], large.keys[20_000])], [])
+    tables = [[b"new"], [large.pack.encode()]]
+    merged = native.merge((native.Run(new, 2), native.Run(large.section, 1)), tables)
+    pack = PackName(bytes(16))
+    head = packfile.encode_head(pack.id, REPOSITORY)
+    large.objects.contents[pack.path] = head + merged
+    name = index.name_run(merged, 0, len(head)).inside(pack)
+    runs = LazyRuns([name], None, large.packs())
+    large.objects.clear()
+    assert [change.key for change in runs.changes(b"", None, 1)] == [large.keys[5], large.keys[20_000]]
+    assert sum(length for *_, length in large.objects.requests) < 10_000
+    large.objects.clear()
+    assert runs.changes(b"", None, 2) == []
+    assert large.objects.requests == []
+    assert len(runs.merge(1)) == len(runs.merge_oldest(1, (), (), forgotten=0)) == len(merged)
+
+
+# --- what is wrong
+
+
+def damaged(content: bytes, *positions: int) -> bytes:
+    broken = bytearray(content)
+    for position in positions:
+        broken[position] ^= 1
+    return bytes(broken)
+
+
+ASKED: list[Callable[[LazyRuns], object]] = [
+    lambda runs: runs.lookup(b"array/c/0"),
+    lambda runs: runs.value("array/c/0", b"array/c/0"),
+    lambda runs: runs.scan(b"", None, 3),
+    lambda runs: runs.changes(b"", None, 0),
+    lambda runs: runs.merge(2),
+    lambda runs: runs.merge_oldest(2, (), (), forgotten=0),
+]
+
+
+@pytest.mark.parametrize("count", [1000, 20_000])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_damaged_block_is_an_error_that_names_the_file(asked: Callable[[LazyRuns], object], count: int) -> None:
+    objects = FakeObjects()
+    old = Large(count, objects=objects, seq=1)
+    new = index.build([(b"x", packfile.REF_TOMBSTONE, 0, 0, 0, 0)], [])
+    pack = PackName(b"n" * 16, "main", 2)
+    head = packfile.encode_head(pack.id, REPOSITORY)
+    objects.contents[pack.path] = head + new
+    names = [index.name_run(new, 2, len(head)).inside(pack), old.name]
+    packs = RemotePacks(objects, new_cache())
+    objects.contents[old.pack.path] = damaged(old.content, old.name.offset + 100)
+    runs = LazyRuns(names, None, packs)
+    with pytest.raises(CorruptionError, match=r"damaged run: block at 0: checksum mismatch") as raised:
+        asked(runs)
+    assert (raised.value.path, raised.value.offset) == (old.pack.path, old.name.offset)
+    objects.contents[old.pack.path] = old.content  # repaired
+    if asked not in ASKED[-2:]:
+        asked(runs)
+        assert runs.lookup(b"array/c/0") is not None
+
+
+def test_damage_in_a_cache_is_no_damage_to_a_run() -> None:
+    large = Large()
+    broken = damaged(large.content, large.name.offset + 100, large.name.offset + large.name.length - 100)
+    large.cache.keep(large.pack.id, 0, broken)
+    runs = large.runs()
+    assert runs.lookup(large.keys[0]) is not None
+
+
+@pytest.mark.parametrize("back", [1, 20, 70, 3000])
+@pytest.mark.parametrize("open_it", [open_runs, lambda names, packs: open_run(names[0], packs)])
+def test_a_damaged_index_is_an_error_that_names_the_file(open_it: Callable[..., object], back: int) -> None:
+    large = Large()
+    position = large.name.offset + large.name.length - back
+    large.objects.contents[large.pack.path] = damaged(large.content, position)
+    with pytest.raises(CorruptionError, match="the run can't be opened") as raised:
+        open_it([large.name], large.packs())
+    assert (raised.value.path, raised.value.offset) == (large.pack.path, large.name.offset)
+
+
+def test_a_forged_trailer_is_an_error() -> None:
+    large = Large()
+    at = large.name.offset + large.name.length - 28
+    for forged in (0, 1, 2**40, 2**64 - 1, large.name.length - 63, large.name.length):
+        content = large.content[:at] + forged.to_bytes(8, "little") + large.content[at + 8 :]
+        large.objects.contents[large.pack.path] = content
+        large.cache = new_cache()
+        with pytest.raises(CorruptionError):
+            large.runs()
+        large.cache.keep(large.pack.id, 0, content)
+        with pytest.raises(CorruptionError):
+            large.runs()
+
+
+@pytest.mark.parametrize("change", [{"length": 1 << 50}, {"offset": 1 << 50}, {"length": 10}, {"length": 0}])
+def test_a_run_that_lies_elsewhere_is_an_error(change: dict[str, int]) -> None:
+    large = Large(100)
+    with pytest.raises(CorruptionError) as raised:
+        LazyRuns([large.name._replace(**change)], None, large.packs())
+    assert raised.value.path == large.pack.path
+
+
+def test_a_run_whose_file_is_missing_is_an_error() -> None:
+    large = Large()
+    runs = large.runs()
+    large.objects.contents.clear()
+    with pytest.raises(MissingPackError) as raised:
+        runs.lookup(b"array/c/1")
+    assert raised.value.path == large.pack.path
+    large.cache = new_cache()
+    with pytest.raises(MissingPackError):
+        large.runs()
+
+
+# --- snapshots
+
+
+class Remote:
+    """The files of a local repository, behind a fake store."""
+
+    def __init__(self, repo: txstore.Repository, cache: PackCache | None = None) -> None:
+        self.objects = FakeObjects(Path(repo.url))
+        self.repo = repo
+        storage: Any = repo.engine.storage
+        before = storage.ranges, storage.cache
+        storage.ranges, storage.cache = self.objects, cache or new_cache()
+        self.snapshots = Snapshots(repo.engine.commits)
+        self.packs = open_packs(storage)
+        storage.ranges, storage.cache = before
+        assert self.snapshots.is_ranged
+        assert self.packs.is_ranged
+
+    def newest(self) -> Snapshot:
+        return self.snapshots.newest("main")
+
+
+@pytest.fixture
+def repo(open_repo: OpenRepo) -> txstore.Repository:
+    return open_repo(durability="none")
+
+
+def fill(repo: txstore.Repository, seed: int) -> None:
+    source = Random(seed)
+    for commit in range(8):
+        with repo.begin() as mapping:
+            for i in range(source.choice([3, 40])):
+                key = f"{source.choice('ab')}/{i}/c/{source.randrange(50)}"
+                mapping[key] = source.randbytes(source.choice([0, 10, 2000, 70_000]))
+            if commit % 3 == 2:
+                for key in list(mapping.keys_below(f"a/{source.randrange(10)}")):
+                    del mapping[key]
+        if commit == 4:
+            repo.optimize()
+
+
+def test_a_snapshot_of_a_real_repository_is_the_same(repo: txstore.Repository, strict: None) -> None:
+    fill(repo, 1)
+    remote = Remote(repo).newest()
+    local = repo.mapping()
+    assert len(local.runs) > 1
+    assert list(remote) == list(local)
+    for key in local:
+        assert remote[key] == local[key]
+        assert remote.lookup(key) == local.lookup(key)
+        assert remote.get_part(key, slice(3, 9)) == local[key][3:9]
+    assert sorted(remote.list_dir("")) == sorted(local.list_dir(""))
+    assert sorted(remote.list_dir("a")) == sorted(local.list_dir("a"))
+    assert remote.runs_since(3).changes(b"", None, 3) == local.runs_since(3).changes(b"", None, 3)
+    assert "nothing" not in remote
+    assert remote.get_view("nothing") is None
+    assert remote.get_part("nothing", slice(1)) is None
+
+
+def test_opening_and_reading_one_of_many_chunks_takes_three_requests(repo: txstore.Repository, strict: None) -> None:
+    with repo.begin() as mapping:
+        mapping["array/zarr.json"] = b"{}"
+        for i in range(100_000):
+            mapping[f"array/c/{i}"] = b"chunk %d" % i
+    cache = new_cache()
+    remote = Remote(repo, cache)
+    snapshot = remote.newest()
+    assert snapshot.stored is not None
+    name = snapshot.stored.header.name
+    content = Path(repo.url, name.path).read_bytes()
+    cache.keep(name.id, len(content) - TAIL, content[-TAIL:])
+    assert snapshot["array/zarr.json"] == b"{}"
+    assert snapshot["array/c/54321"] == b"chunk 54321"
+    assert len(remote.objects.requests) <= 3
+    remote.objects.clear()
+    assert snapshot["array/c/54322"] == b"chunk 54322"
+    assert len(remote.objects.requests) <= 1
+    assert sum(1 for _ in snapshot) == 100_001
+    assert len(remote.objects.requests) <= 12
+
+
+def test_a_file_that_a_vacuum_has_taken_is_an_expired_snapshot(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(repo, 2)
+    remote = Remote(repo)
+    snapshot = remote.newest()
+    key = next(key for key in snapshot if len(repo.mapping()[key]) > 1000)
+    found = snapshot.lookup(key)
+    assert found is not None
+    path = snapshot.runs.pack_name(found.run, found.pack).path
+    content = Path(repo.url, path).read_bytes()
+    os.unlink(Path(repo.url, path))
+    try:
+        with pytest.raises(MissingPackError):
+            snapshot.get_view(key)
+        monkeypatch.setattr(repo.engine.commits, "is_kept", lambda stored: False)
+        with pytest.raises(SnapshotExpiredError):
+            snapshot.get_view(key)
+        with pytest.raises(SnapshotExpiredError):
+            snapshot.get_part(key, slice(5))
+    finally:
+        Path(repo.url, path).write_bytes(content)
+    assert snapshot[key] == content[found.offset : found.offset + found.length]
+
+
+def test_what_a_commit_needs_is_known_without_its_blocks(repo: txstore.Repository, strict: None) -> None:
+    with repo.begin() as mapping:
+        for i in range(20_000):
+            mapping[f"array/c/{i}"] = b""
+    remote = Remote(repo)
+    snapshot = repo.mapping()
+    [name] = snapshot.run_names
+    found = open_run(name, remote.packs)
+    assert found.run.entries == 20_000
+    assert [length for *_, length in remote.objects.requests] == [TAIL]
+    assert type(open_run(name, open_packs(repo.engine.storage))) is OpenRun
+
+
+def test_the_sizes_of_packs_are_told(repo: txstore.Repository) -> None:
+    fill(repo, 3)
+    packs = Remote(repo).packs
+    for name in {snapshot.pack for snapshot in repo.mapping().run_names}:
+        assert name is not None
+        assert packs.get(name).size == Path(repo.url, name.path).stat().st_size
+        assert open_packs(repo.engine.storage).get(name).size == packs.get(name).size
+
+
+def test_keys_are_looked_up_as_they_are_encoded(repo: txstore.Repository, strict: None) -> None:
+    with repo.begin() as mapping:
+        mapping["é/c/1"] = b"1"
+    snapshot = Remote(repo).newest()
+    assert snapshot.runs.value("é/c/1", encode_key("é/c/1")) == b"1"

@@ -1,0 +1,135 @@
+"""Kills a publisher at every step, and looks what a reader finds then, and what the next one makes of it.
+
+    python -m tests.interchange.kill_publisher DIRECTORY
+
+A process of its own: it forks, and has no threads.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import txstore
+from tests.interchange.copies import Tree, Unsteady, check_copy, chunks_of, forked, killed
+from txstore.interchange import publish as publishing
+from txstore.interchange.consolidated import consolidate, documents_of
+from txstore.interchange.published_state import STATE
+
+publishing._BATCH = 2
+publishing._CHECKPOINT = 1  # after each batch
+
+
+def document(shape: int, chunk: int = 2) -> bytes:
+    return json.dumps({"zarr_format": 3, "node_type": "array", "shape": [shape], "chunk": chunk}).encode()
+
+
+GROUP = b'{"zarr_format": 3, "node_type": "group"}'
+
+
+def fill(repo: txstore.Repository) -> None:
+    """Create; append and overwrite; create, delete and shrink; append, and create what was deleted; there and back."""
+    with repo.begin() as t:
+        t["zarr.json"] = GROUP
+        t["a/zarr.json"], t["b/zarr.json"] = document(5), document(4)
+        for i in range(3):
+            t[f"a/c/{i}"] = b"a%d" % i
+        for i in range(2):
+            t[f"b/c/{i}"] = b"b%d" % i
+    with repo.begin() as t:
+        t["a/zarr.json"] = document(8)
+        t["a/c/2"], t["a/c/3"] = b"a2+", b"a3"
+        t["b/c/0"] = b"b0+"
+    with repo.begin() as t:
+        t["g/zarr.json"], t["g/d/zarr.json"] = GROUP, document(4)
+        t["g/d/c/0"], t["g/d/c/1"] = b"d0", b"d1"
+        t.delete_dir("b")
+        t["a/zarr.json"] = document(3)
+        del t["a/c/2"], t["a/c/3"]
+    with repo.begin() as t:
+        t["a/zarr.json"] = document(6)
+        t["a/c/2"] = b"a2 anew"
+        t["b/zarr.json"] = document(2)
+        t["b/c/0"] = b"b0 anew"
+        del t["g/d/c/1"]
+        t["g/d/zarr.json"] = document(2)
+    for shape in (7, 6):
+        with repo.begin() as t:
+            t["a/zarr.json"], t["a/c/3"] = document(shape), b"a%d" % shape
+
+
+def check_reader(directory: Path, states: dict[bytes | None, Tree]) -> None:
+    """What the root describes is there whole; chunks may be newer, as those that are overwritten are."""
+    root = directory / "zarr.json"
+    described = root.read_bytes() if root.exists() else None
+    whole = states[described]  # KeyError: a root that no commit has
+    for key, content in whole.items():
+        if "/c/" in key:
+            found = (directory / key).read_bytes()
+            allowed = {tree[key] for tree in states.values() if key in tree}
+            assert found in allowed, key
+            if described == list(states)[-1]:
+                assert found == content, key
+
+
+def root_of(repo: txstore.Repository, slot: int) -> bytes:
+    return consolidate(documents_of(repo.mapping(at=slot)))["zarr.json"]
+
+
+def main(directory: Path) -> int:
+    repo = txstore.Repository(directory / "data.tx", durability="none")
+    fill(repo)
+    tried = 0
+    head = repo.head().slot
+    for slot in range(-1, head):
+        for resumed_at in sorted({slot + 1, head}):
+            for after in (False, True):
+                tried += killed_at_every_step(directory, repo, slot, resumed_at, after=after)
+    print(tried)
+    return 0
+
+
+class At:
+    """A repository whose head is an older commit: what a publisher found then."""
+
+    def __init__(self, repo: txstore.Repository, slot: int) -> None:
+        self._repo, self._slot = repo, slot
+        self.id, self.url, self.engine = repo.id, repo.url, repo.engine
+
+    def mapping(self, branch: str = "main") -> txstore.Snapshot:
+        return self._repo.mapping(at=self._slot)
+
+    def commit(self, slot: int, *, branch: str) -> txstore.Commit:
+        return self._repo.commit(slot)
+
+
+def killed_at_every_step(directory: Path, repo: txstore.Repository, slot: int, resumed_at: int, *, after: bool) -> int:
+    """Kill a publisher of slot + 1, over a copy of slot, at each step; go on to `resumed_at`."""
+    copy = directory / "copy"
+    states: dict[bytes | None, Tree] = {None: {}}
+    if slot >= 0:
+        states = {root_of(repo, slot): chunks_of(repo, at=slot)}
+    states[root_of(repo, slot + 1)] = chunks_of(repo, at=slot + 1)
+    step = 0
+    while True:
+        shutil.rmtree(copy, ignore_errors=True)
+        if slot >= 0:
+            publishing.publish(At(repo, slot), copy, durable=False)
+            check_copy(copy, repo, at=slot)
+        died = forked(
+            lambda step=step: publishing.publish(At(repo, slot + 1), Unsteady(copy, step, killed, after=after))
+        )
+        if not died:
+            check_copy(copy, repo, at=slot + 1)
+            return step
+        if (copy / STATE).exists():
+            check_reader(copy, states)
+        publishing.publish(At(repo, resumed_at), copy, durable=False)
+        check_copy(copy, repo, at=resumed_at)
+        step += 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

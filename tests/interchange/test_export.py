@@ -1,0 +1,195 @@
+"""Export: plain Zarr that anybody can read, the same bytes; there whole, or not to be opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.cli.test_cli import assert_refused, run, run_json
+from tests.store.test_codecs import CODECS_2, CODECS_3, NUMERIC_DTYPES, OTHER_DTYPES, RECORD, numbers_as
+from txstore.interchange import export
+from txstore.interchange.destinations import LocalDestination
+from txstore.interchange.export import MARKER
+from txstore.interchange.places import Place
+
+pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def cases(zarr_format: int) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Every codec and data type of zarr's own tests, by the name of an array."""
+    found: dict[str, tuple[Any, dict[str, Any]]] = dict(CODECS_3 if zarr_format == 3 else CODECS_2)
+    found |= {f"dtype {dtype.strip('<>')} {n}": (numbers_as(dtype), {}) for n, dtype in enumerate(NUMERIC_DTYPES)}
+    found |= {f"dtype {dtype}": (numbers_as(dtype), {}) for dtype in OTHER_DTYPES}
+    found["records"] = (np.array([(n / 4, n, b"%d" % n) for n in range(294)], RECORD).reshape(21, 14), {})
+    return {name.replace("/", "slash"): case for name, case in found.items()}
+
+
+def write_case(group: Any, name: str, data: Any, arguments: dict[str, Any]) -> None:
+    arguments = {"chunks": (8, 6), "fill_value": None, "dtype": data.dtype, **arguments}
+    array = group.create_array(name, shape=data.shape, attributes={"of": name, "n": [1, 2.5, None]}, **arguments)
+    array[...] = data
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_export_then_import_keeps_every_codec_and_data_type(
+    open_repo: Callable[..., txstore.Repository], tmp_path: Path, zarr_format: int
+) -> None:
+    repo, out = open_repo(), tmp_path / "out.zarr"
+    all_cases = cases(zarr_format)
+    with repo.transaction() as store:
+        group = zarr.create_group(store, path="deep/er", zarr_format=zarr_format, attributes={"title": "κ"})  # type: ignore[arg-type]
+        for name, (data, arguments) in all_cases.items():
+            write_case(group, name, data, arguments)
+    done = repo.export(out)
+    assert done.commit == repo.head()
+    assert files(out) == dict(repo.mapping())
+    assert (done.keys, done.bytes, done.written) == (len(files(out)), *[sum(map(len, files(out).values()))] * 2)
+
+    again = open_repo("again.tx")
+    again.import_from(out)
+    assert dict(again.mapping()) == dict(repo.mapping())
+    plain, back = zarr.open_group(out, mode="r")["deep/er"], zarr.open_group(again.snapshot(), mode="r")["deep/er"]
+    assert len(all_cases) > 40
+    for name, (data, _) in all_cases.items():
+        for found in (plain[name], back[name]):  # type: ignore[index]
+            np.testing.assert_array_equal(found[...], data, err_msg=name)  # type: ignore[index]
+            assert found.attrs["of"] == name
+        assert repr(plain[name].metadata) == repr(back[name].metadata)  # type: ignore[index]
+    assert back.attrs["title"] == "κ"
+
+
+@pytest.fixture
+def filled(repo: txstore.Repository) -> txstore.Repository:
+    with repo.transaction("first") as store:
+        group = zarr.open_group(store)
+        group.create_array("a/x", data=np.arange(10), chunks=(3,))
+        group.create_array("y", data=np.arange(4), chunks=(2,))
+    repo.tags["v1"] = 0
+    with repo.transaction("second") as store:
+        zarr.open_array(store, path="y")[:] = 7
+    return repo
+
+
+def test_an_older_commit_and_a_part(filled: txstore.Repository, tmp_path: Path) -> None:
+    filled.export(tmp_path / "old", at=0)
+    filled.export(tmp_path / "tagged", tag="v1")
+    assert files(tmp_path / "old") == files(tmp_path / "tagged") == dict(filled.mapping(at=0))
+    filled.export(tmp_path / "part", path="y")
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "part", mode="r")[:], [7] * 4)
+
+
+def test_a_process_without_us_reads_it(
+    filled: txstore.Repository, tmp_path: Path, run_plain: Callable[..., str]
+) -> None:
+    filled.export(tmp_path / "out")
+    read = "import zarr; z = zarr.open_group(sys.argv[1], mode='r'); print(*z['a/x'][:], *z['y'][:])"
+    assert run_plain(read, tmp_path / "out").split() == [*map(str, range(10)), *["7"] * 4]
+
+
+def test_any_url(filled: txstore.Repository) -> None:
+    filled.export("memory://exported/data.zarr")
+    place = Place("memory://exported/data.zarr")
+    assert {key: place.read(key) for key in place.files()} == dict(filled.mapping())
+
+
+def test_what_is_interrupted_can_not_be_opened_and_is_gone_on_with(filled: txstore.Repository, tmp_path: Path) -> None:
+    keys = filled.export(tmp_path / "whole").keys
+    for steps in range(1, keys + 1):
+        out, left = tmp_path / f"out-{steps}", iter(range(steps - 1))
+
+        def stop(done: int, total: int, left: Any = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            filled.export(out, progress=stop)
+        for path in ("a/x", "y"):
+            if (out / path / "zarr.json").exists():  # then it is whole
+                expected = zarr.open_array(filled.snapshot(), path=path, mode="r")[:]
+                np.testing.assert_array_equal(zarr.open_array(out / path, mode="r")[:], expected)
+        if steps < keys:
+            with pytest.raises(FileNotFoundError):
+                zarr.open_group(out, mode="r")
+        # What a crash may have left half-written, or a disk has damaged since:
+        half, other = out / "a/x/c/0", out / "a/x/c/1"
+        half.write_bytes(half.read_bytes()[:-1])
+        if other.exists():  # threads write, and how far they have come is theirs
+            other.write_bytes(bytes(len(other.read_bytes())))
+        done = filled.export(out)
+        assert 0 < done.written < done.bytes
+        assert files(out) == dict(filled.mapping())
+        with pytest.raises(txstore.ExportError, match="holds something"):
+            filled.export(out)
+
+
+def test_the_root_is_written_last(filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    plain_copy = export._Copying._copy
+    monkeypatch.setattr(export._Copying, "_copy", lambda self, key: order.append(key) or plain_copy(self, key))  # type: ignore[func-returns-value]
+    filled.export(tmp_path / "out")
+    documents = [key for key in order if key.endswith("zarr.json")]
+    assert order[-len(documents) :] == documents
+    assert documents[0] == "a/x/zarr.json"
+    assert order[-1] == "zarr.json"
+
+
+def test_what_was_damaged_on_the_way_is_an_error(
+    filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalDestination, "read", lambda self, key: b"else")
+    with pytest.raises(txstore.ExportError, match="not what comes back"):
+        filled.export(tmp_path / "out")
+    filled.export(tmp_path / "unverified", verify=False)
+
+
+def test_places_that_are_refused(filled: txstore.Repository, tmp_path: Path) -> None:
+    before = files(tmp_path / "data.tx")
+    for inside in (filled.url, f"{filled.url}/out", f"{filled.url}/../data.tx/out"):
+        with pytest.raises(txstore.ExportError, match="lies in the repository"):
+            filled.export(inside)
+    (tmp_path / "link").symlink_to(filled.url)
+    with pytest.raises(txstore.ExportError, match="lies in the repository"):
+        filled.export(tmp_path / "link" / "out")
+    with pytest.raises(txstore.ExportError, match="holds something"):
+        filled.export(tmp_path)
+    (tmp_path / "file").write_bytes(b"dear")
+    with pytest.raises(txstore.ExportError, match="file"):
+        filled.export(tmp_path / "file")
+    with pytest.raises(txstore.ExportError, match="nothing at 'nope'"):
+        filled.export(tmp_path / "out", path="nope")
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / MARKER).write_text(json.dumps({"repository": "another"}))
+    with pytest.raises(txstore.ExportError, match="another export"):
+        filled.export(begun)
+    assert files(tmp_path / "data.tx") == before
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        txstore.Repository(tmp_path / "none.tx").export(tmp_path / "out")
+
+
+@pytest.mark.parametrize("key", ["a\0b", "y/zarr.json/below", MARKER])
+def test_keys_that_are_no_file_names_are_refused(filled: txstore.Repository, tmp_path: Path, key: str) -> None:
+    with filled.begin() as transaction:
+        transaction[key] = b"1"
+    with pytest.raises(txstore.ExportError, match="key"):
+        filled.export(tmp_path / "deep" / "out")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_the_command(filled: txstore.Repository, tmp_path: Path) -> None:
+    told = run_json("export", filled.url, tmp_path / "out", "--at", "v1")
+    assert told["commit"]["slot"] == 0
+    assert told["keys"] == len(files(tmp_path / "out"))
+    assert "exported main@1" in run("export", filled.url, tmp_path / "new", "--path", "y").stdout
+    assert_refused(run("export", filled.url, tmp_path / "new"), "choose an empty or a new place")

@@ -1,0 +1,170 @@
+"""`txstore::URL`: a snapshot as a read-only file system."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from txstore.fsspec_filesystem import TxStoreFileSystem
+
+URL = "txstore::{}"
+
+
+@pytest.fixture(autouse=True)
+def known() -> None:
+    """The entry point does this where txstore is installed."""
+    fsspec.register_implementation("txstore", TxStoreFileSystem, clobber=True)
+
+
+@pytest.fixture
+def filled(repo: txstore.Repository) -> txstore.Repository:
+    with repo.transaction("first") as store:
+        zarr.create_array(store, name="group/position", data=np.arange(10), chunks=(4,))
+    return repo
+
+
+def append(repo: txstore.Repository) -> None:
+    with repo.transaction("append") as store:
+        zarr.open_array(store, path="group/position").append(np.arange(10, 15))
+
+
+def test_every_tool_finds_it(filled: txstore.Repository, run_installed: Callable[..., str]) -> None:
+    code = """
+import sys, zarr, fsspec
+group = zarr.open("txstore::" + sys.argv[1], mode="r")
+print(group["group/position"][:].tolist())
+print(zarr.open("txstore::file://" + sys.argv[1], path="group", mode="r")["position"].shape)
+with fsspec.open("txstore://group/position/c/0::file://" + sys.argv[1]) as file:
+    print(len(file.read()))
+"""
+    told = run_installed(code, filled.url).splitlines()
+    assert told[0] == str(list(range(10)))
+    assert told[1] == "(10,)"
+    assert int(told[2]) > 0
+
+
+def test_an_opened_one_stays_at_its_commit_and_a_new_one_is_at_the_head(filled: txstore.Repository) -> None:
+    old = zarr.open(URL.format(filled.url), path="group/position", mode="r")
+    append(filled)
+    assert old[:].tolist() == list(range(10))
+    new = zarr.open(URL.format(filled.url), path="group/position", mode="r")
+    assert new[:].tolist() == list(range(15))
+    at = zarr.open(URL.format(filled.url), path="group/position", mode="r", storage_options={"at": 0})
+    assert at.shape == (10,)
+    filled.tags["v1"] = filled.commit(0)
+    tagged = zarr.open(URL.format(filled.url), path="group/position", mode="r", storage_options={"tag": "v1"})
+    assert tagged.shape == (10,)
+
+
+def test_a_pickle_reads_the_same_commit(filled: txstore.Repository) -> None:
+    fs, _ = fsspec.url_to_fs(URL.format(filled.url))
+    pickled = pickle.dumps(fs)
+    append(filled)
+    again = pickle.loads(pickled)
+    assert again == fs
+    assert again.cat_file("group/position/zarr.json") == fs.cat_file("group/position/zarr.json")
+    assert fsspec.url_to_fs(URL.format(filled.url))[0] != fs
+    array = pickle.loads(pickle.dumps(zarr.open(URL.format(filled.url), path="group/position", mode="r")))
+    assert array.shape == (15,)
+
+
+def test_a_pickle_of_a_commit_that_is_gone_is_an_error(filled: txstore.Repository) -> None:
+    pickled = pickle.dumps(fsspec.url_to_fs(URL.format(filled.url))[0])
+    append(filled)
+    filled.vacuum(keep=1)
+    with pytest.raises(txstore.SnapshotExpiredError):
+        pickle.loads(pickled)
+
+
+def test_files_and_directories(filled: txstore.Repository) -> None:
+    fs, root = fsspec.url_to_fs(URL.format(filled.url))
+    assert fs.ls(root, detail=False) == ["group", "zarr.json"]
+    assert fs.ls("group/position", detail=False) == ["group/position/c", "group/position/zarr.json"]
+    assert fs.info("group/position")["type"] == "directory"
+    assert fs.find("group") == sorted(filled.mapping().keys_below("group"))
+    assert fs.glob("group/*/c/*") == [f"group/position/c/{i}" for i in range(3)]
+    document = filled.mapping()["zarr.json"]
+    assert fs.cat("zarr.json") == document
+    assert fs.cat_file("zarr.json", 2, 5) == document[2:5]
+    assert fs.cat_file("zarr.json", -3) == document[-3:]
+    assert fs.cat_ranges(["zarr.json", "zarr.json"], [0, 1], [2, 3]) == [document[:2], document[1:3]]
+    assert fs.open("zarr.json").read() == document
+    assert fs.size("zarr.json") == len(document)
+    assert fs.modified("zarr.json") - filled.head().time == timedelta(0)
+    assert not fs.exists("group/none")
+    for read in (fs.cat_file, fs.info, fs.ls):
+        with pytest.raises(FileNotFoundError):
+            read("group/none")
+    with pytest.raises(IsADirectoryError):
+        fs.cat_file("group")
+
+
+def test_writing_is_refused_in_words(filled: txstore.Repository) -> None:
+    before = {key: bytes(value) for key, value in filled.mapping().items()}
+    fs, _ = fsspec.url_to_fs(URL.format(filled.url))
+    attempts = [
+        lambda: fs.pipe_file("a", b"x"),
+        lambda: fs.pipe({"a": b"x"}),
+        lambda: fs.open("a", "wb"),
+        lambda: fs.rm("zarr.json"),
+        lambda: fs.rm("group", recursive=True),
+        lambda: fs.mv("zarr.json", "a"),
+        lambda: fs.cp_file("zarr.json", "a"),
+        lambda: fs.copy("zarr.json", "a"),
+        lambda: fs.makedirs("b"),
+        lambda: fs.mkdir("b"),
+        lambda: fs.touch("a"),
+        lambda: fs.write_bytes("a", b"x"),
+        lambda: zarr.open_group(URL.format(filled.url), mode="a").create_group("b"),
+        lambda: zarr.open(URL.format(filled.url), path="group/position", mode="r+").append(np.arange(3)),
+        lambda: zarr.open_group(URL.format(filled.url), mode="w"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(PermissionError, match="for reading") as raised:
+            attempt()
+        assert raised.value.errno == errno.EROFS
+    assert {key: bytes(value) for key, value in filled.mapping().items()} == before
+    assert len(list(filled.log())) == 1
+
+
+def test_what_is_wrong_is_said(repo: txstore.Repository) -> None:
+    with pytest.raises(ValueError, match="which repository"):
+        fsspec.filesystem("txstore")
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        zarr.open(URL.format(repo.url), mode="r")
+
+
+def test_an_object_store() -> None:
+    url = f"memory://{uuid.uuid4().hex}/data.tx"
+    with txstore.Repository(url).transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(5))
+    assert zarr.open("txstore::" + url, mode="r")["x"][:].tolist() == list(range(5))
+    assert zarr.open("txstore::simplecache::" + url, mode="r")["x"][:].tolist() == list(range(5))
+
+
+def test_options_go_to_the_file_system_they_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+
+    class Noted(txstore.Repository):
+        def __init__(self, url: str, create: bool, storage_options: dict, sources: object) -> None:
+            given[url] = storage_options
+            super().__init__(f"memory://{uuid.uuid4().hex}/data.tx")
+            with self.begin() as transaction:
+                transaction["a/b"] = b"x"
+
+    monkeypatch.setattr("txstore.fsspec_filesystem.Repository", Noted)
+    fsspec.url_to_fs("txstore::s3://bucket/deep/data.tx", at=0, s3={"anon": True})
+    fsspec.url_to_fs("txstore::sftp://somebody@host:2222/srv/data.tx", sftp={"password": "secret"})
+    assert given == {
+        "s3://bucket/deep/data.tx": {"anon": True},
+        "sftp://host:2222/srv/data.tx": {"username": "somebody", "password": "secret"},
+    }

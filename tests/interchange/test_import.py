@@ -1,0 +1,330 @@
+"""Import of plain Zarr: what it was, byte for byte; in one commit, or not at all; gone on with after a death."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.cli.test_cli import assert_refused, run, run_json
+from tests.interchange.test_export import files
+from tests.system.bad_input.disk import run_python
+from tests.system.remote import servers
+from txstore.interchange.places import Place, places, stamp
+from txstore.interchange.zarr_arrays import without_consolidated
+
+pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+
+
+@pytest.fixture(params=[2, 3])
+def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A hierarchy with consolidated metadata, as zarr and others have left it."""
+    path = tmp_path / "plain.zarr"
+    group = zarr.open_group(path, mode="w", zarr_format=request.param, attributes={"title": "plain"})
+    group.create_array("x", data=np.arange(100), chunks=(10,))
+    group.create_array("deep/y", data=np.ones((4, 4)), chunks=(2, 2), attributes={"units": "m"})
+    zarr.consolidate_metadata(path)
+    (path / "x" / f"c.{'0' * 32}.partial").write_bytes(b"torn")
+    (path / "OME").mkdir()
+    (path / "OME" / "METADATA.ome.xml").write_bytes(b"<OME/>")
+    return path
+
+
+def assert_imported(repo: txstore.Repository, plain: Path, path: str = "") -> None:
+    prefix = f"{path}/" if path else ""
+    expected = {
+        f"{prefix}{key}": without_consolidated(value)
+        for key, value in files(plain).items()
+        if not key.endswith((".zmetadata", ".partial"))
+    }
+    mapping = repo.mapping()
+    assert {key: mapping[key] for key in mapping.keys_below(path)} == expected
+    group = zarr.open_group(repo.snapshot(), path=path, mode="r")
+    assert group.metadata.consolidated_metadata is None
+    assert group.attrs["title"] == "plain"
+    np.testing.assert_array_equal(group["x"][:], np.arange(100))  # type: ignore[index]
+
+
+def test_plain_zarr(repo: txstore.Repository, plain: Path) -> None:
+    told: list[tuple[int, int]] = []
+    commit = repo.import_from(plain, message="in", progress=lambda *numbers: told.append(numbers))
+    assert list(repo.log()) == [commit]
+    assert commit.message == "in"
+    about = commit.properties["import"]
+    assert (about["format"], about["source"], about["bytes"]) == ("zarr", str(plain), told[-1][1])
+    assert told[-1][0] == told[-1][1]
+    assert told == sorted(told)
+    assert_imported(repo, plain)
+    assert repo.mapping()["OME/METADATA.ome.xml"] == b"<OME/>"
+
+
+def test_appends_to_what_was_imported_are_not_lost(repo: txstore.Repository, plain: Path) -> None:
+    repo.import_from(plain)
+    store = txstore.TxStore(repo)
+    for _ in range(3):
+        zarr.open_group(store)["x"].append(np.zeros(5))  # type: ignore[union-attr]
+        store.commit()
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r").shape == (115,)
+
+
+def test_below_a_path_beside_what_is_there(repo: txstore.Repository, plain: Path) -> None:
+    zarr_format = 3 if (plain / "zarr.json").exists() else 2
+    with repo.transaction() as store:
+        zarr.create_group(store, path="runs", attributes={"mine": 1}, zarr_format=zarr_format)
+    repo.import_from(plain, "runs/2025/a")
+    assert_imported(repo, plain, "runs/2025/a")
+    assert zarr.open_group(repo.snapshot(), path="runs", mode="r").attrs["mine"] == 1
+    assert "2025" in zarr.open_group(repo.snapshot(), path="runs", mode="r")
+
+
+def test_an_array_and_a_part_that_is_left_out(repo: txstore.Repository, plain: Path) -> None:
+    repo.import_from(plain / "x", "array")
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="array", mode="r")[:], np.arange(100))
+    repo.import_from(plain, "rest", exclude=["deep", "OME"])
+    assert not repo.mapping().has_keys_below("rest/deep")
+    assert repo.mapping().has_keys_below("rest/x")
+
+
+def test_a_path_that_is_taken(repo: txstore.Repository, plain: Path) -> None:
+    repo.import_from(plain, "a")
+    slot = repo.head().slot  # type: ignore[union-attr]
+    for path in ("", "a", "a/x", "a/deep"):
+        with pytest.raises(FileExistsError, match="free"):
+            repo.import_from(plain, path)
+    with pytest.raises(ValueError, match="is an array"):
+        repo.import_from(plain, "a/x/below")
+    with pytest.raises(ValueError, match="segment"):
+        repo.import_from(plain, "../b")
+    assert repo.head().slot == slot  # type: ignore[union-attr]
+
+
+def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plain: Path) -> None:
+    (tmp_path / "text").write_bytes(b"dear diary")
+    (tmp_path / "folder").mkdir()
+    other = txstore.Repository(tmp_path / "other.tx")
+    other.import_from(plain)
+    for source, match in (
+        (tmp_path / "none", "nothing here"),
+        (tmp_path / "*.none", "nothing matches"),
+        (tmp_path / "text", "neither Zarr nor NetCDF nor HDF5"),
+        (tmp_path / "folder", "no Zarr hierarchy"),
+        (other.url, "TxStore repository already"),
+        (shutil.make_archive(str(tmp_path / "zipped"), "zip", plain), "zip::"),
+    ):
+        with pytest.raises(txstore.SourceError, match=match):
+            repo.import_from(source)
+    with pytest.raises(txstore.SourceError, match="inside of it"):
+        txstore.Repository(plain / "deep" / "data.tx").import_from(plain)
+    with pytest.raises(ValueError, match="concat"):
+        repo.import_from([plain, plain])
+    with pytest.raises(ValueError, match="at least one"):
+        repo.import_from([])
+    with pytest.raises(ValueError, match="format"):
+        repo.import_from(plain, format="csv")
+    with pytest.raises(ValueError, match="Protocol not known"):
+        repo.import_from("nope://data")
+    assert not repo.exists
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_a_link_to_somewhere_else(repo: txstore.Repository, tmp_path: Path, plain: Path, what: str) -> None:
+    """A hierarchy that somebody sent must not bring what lies beside it."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_bytes(b"secret")
+    link = plain / "linked"
+    if what == "file":
+        link.symlink_to(secret / "key")
+    else:
+        link.symlink_to(secret)
+    for options in ({}, {"concat": 0}):
+        with pytest.raises(txstore.SourceError, match="a link leads from 'linked"):
+            repo.import_from(plain, "a", **options)  # type: ignore[arg-type]
+    repo.import_from(plain, "b", exclude=["linked*"])
+    link.unlink()
+    root = next(path for name in ("zarr.json", ".zgroup") if (path := plain / name).exists())
+    root.rename(plain / "root")
+    root.symlink_to("root")  # inside of it
+    repo.import_from(plain, "c", exclude=["linked*", "root"])
+    assert all(b"secret" not in value for value in repo.mapping().values())
+
+
+def test_zipped(repo: txstore.Repository, tmp_path: Path, plain: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "zipped"), "zip", plain)
+    repo.import_from(f"zip::{archive}")
+    assert_imported(repo, plain)
+
+
+def test_the_message_of_a_repository_that_is_plain_zarr_keeps_its_promise(tmp_path: Path, plain: Path) -> None:
+    with pytest.raises(txstore.RepositoryNotFoundError, match="txstore import") as error:
+        txstore.Repository(plain)
+    command = str(error.value).partition("`txstore ")[2].partition("`")[0].split()
+    assert command[:2] == ["import", str(plain)]
+    assert run(*command[:2], tmp_path / command[2]).exit_code == 0
+    assert_imported(txstore.Repository(tmp_path / command[2]), plain)
+
+
+# --- all or nothing
+
+
+def test_a_source_that_changes_meanwhile(repo: txstore.Repository, plain: Path) -> None:
+    def append(done: int, total: int) -> None:
+        zarr.open_array(plain / "x")[0] = done
+
+    with pytest.raises(txstore.SourceError, match="changed while"):
+        repo.import_from(plain, progress=append)
+    assert not repo.exists or repo.head() is None
+
+
+def test_a_file_that_grows_while_it_is_read(
+    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Place.read
+    monkeypatch.setattr(Place, "read", lambda self, key: read(self, key) + b"1")
+    with pytest.raises(txstore.SourceError, match="changed while it was read"):
+        repo.import_from(plain)
+
+
+def test_what_comes_back_as_something_else(
+    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from txstore.store import TxStore
+
+    monkeypatch.setattr(TxStore, "__getitem__", lambda self, key: b"else")
+    with pytest.raises(txstore.CorruptionError, match="not what comes back"):
+        repo.import_from(plain)
+
+
+KILLED = """
+import os, sys, txstore
+steps = iter(range(int(sys.argv[3])))
+def die(done, total):
+    if next(steps, None) is None:
+        os.kill(os.getpid(), 9)
+txstore.Repository(sys.argv[1]).import_from(sys.argv[2], name="big", progress=die)
+"""
+
+
+def test_after_a_death_it_goes_on_where_it_was(
+    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (plain / "zarr.json").exists():
+        pytest.skip("the same for both formats")
+    for steps in (3, 5):  # it dies when one more is done; of the second, 4 were done by the first
+        assert run_python(KILLED, repo.url, plain, steps).returncode == -signal.SIGKILL
+        assert repo.head() is None
+    assert [each.name for each in repo.transactions()] == ["big"]
+    reads: list[str] = []
+    read = Place.read
+    monkeypatch.setattr(Place, "read", lambda self, key: reads.append(key) or read(self, key))  # type: ignore[func-returns-value]
+    commit = repo.import_from(plain, name="big")
+    assert len(reads) == commit.properties["import"]["files"] - 6
+    assert list(repo.log()) == [commit]
+    assert repo.transactions() == []
+    assert_imported(repo, plain)
+
+
+def test_what_was_begun_with_another_source_is_not_gone_on_with(repo: txstore.Repository, plain: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repo.import_from(plain, name="big", progress=stop)
+    zarr.open_array(plain / "x")[0] = 5
+    for arguments in ({}, {"path": "elsewhere"}):
+        with pytest.raises(txstore.TransactionStateError, match=r"source has changed since.*rollback"):
+            repo.import_from(plain, name="big", **arguments)  # type: ignore[arg-type]
+    repo.transaction(name="big").rollback()
+    repo.import_from(plain, name="big")
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[0] == 5
+    with repo.transaction(name="mine") as store:
+        store["a"] = b"1"
+    with pytest.raises(txstore.TransactionStateError, match="no import"):
+        repo.import_from(plain, "b", name="mine")
+    repo.transaction(name="mine").rollback()
+
+
+# --- many, and far away
+
+
+def test_many_hierarchies_in_one_array_out(repo: txstore.Repository, tmp_path: Path) -> None:
+    for number in range(11):
+        group = zarr.open_group(tmp_path / f"part-{number}.zarr", mode="w", attributes={"title": "parts"})
+        group.create_array(
+            "x",
+            data=np.arange(7) + 7 * number,
+            chunks=(3,),
+            dimension_names=["sample"],
+            compressors=zarr.codecs.GzipCodec(),
+        )
+        group.create_array("limits", data=np.array([0.0, 1.0]), dimension_names=["limit"])
+        zarr.consolidate_metadata(group.store)
+    repo.import_from(tmp_path / "part-*.zarr", concat="sample")
+    group = zarr.open_group(repo.snapshot(), mode="r")
+    x = group["x"]
+    np.testing.assert_array_equal(x[:], np.arange(77))  # type: ignore[index]
+    assert x.chunks == (3,)  # type: ignore[union-attr]
+    assert isinstance(x.compressors[0], zarr.codecs.GzipCodec)  # type: ignore[union-attr]
+    np.testing.assert_array_equal(group["limits"][:], [0, 1])  # type: ignore[index]
+    assert group.metadata.consolidated_metadata is None
+    zarr.open_array(tmp_path / "part-4.zarr/limits")[0] = 3
+    with pytest.raises(txstore.SourceError, match="'limits' is not along 'sample', and differs"):
+        repo.import_from(tmp_path / "part-*.zarr", "again", concat="sample")
+    repo.import_from(tmp_path / "part-*.zarr", "again", concat="sample", exclude=["limits"])
+
+
+def test_what_tells_that_a_file_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+    first = stamp([Place(path).file()])
+    assert stamp([Place(path).file()]) == first
+    path.write_bytes(b"12")
+    assert stamp([Place(path).file()]) != first
+
+
+def test_the_order_of_a_pattern(tmp_path: Path) -> None:
+    for number in (10, 9, 1):
+        (tmp_path / f"w-{number}").touch()
+    assert [Path(place.root).name for place in places([tmp_path / "w-*"], None)] == ["w-1", "w-9", "w-10"]
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    try:
+        with servers.SERVERS["s3"](tmp_path_factory.getbasetemp() / "servers") as server:
+            yield server
+    except servers.Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_from_s3_and_to_it(repo: txstore.Repository, s3: servers.Server, plain: Path) -> None:
+    options: dict[str, Any] = s3.storage_options
+    repo.import_from(plain)
+    url = s3.url()
+    repo.export(url, storage_options=options)
+    repo.import_from(url, "back", storage_options=options)
+    assert_imported(repo, plain, "back")
+    place = Place(url, options)
+    before = stamp(list(place.files().values()))
+    key = max(place.files())
+    place.fs.pipe_file(place.path(key), bytes(place.files()[key].size))  # of the same length
+    assert stamp(list(place.files().values())) != before
+
+
+def test_the_command(repo: txstore.Repository, plain: Path, tmp_path: Path) -> None:
+    told = run_json("import", plain, repo.url, "--path", "a", "--exclude", "OME", "--message", "in")
+    assert told["commit"]["message"] == "in"
+    assert told["commit"]["properties"]["import"]["path"] == "a"
+    assert run("import", plain, repo.url, "--path", "b", "--name", "big").stdout.startswith("imported ")
+    assert_refused(run("import", plain, repo.url), "free", "--path")
+    assert_refused(run("import", tmp_path / "none", repo.url), "nothing here")
+    assert run("import", plain, repo.url, "--chunks", "time").exit_code == 2
+    assert json.loads(run("tx", "list", repo.url, "--json").stdout) == []

@@ -1,0 +1,354 @@
+"""Import of HDF5 and NetCDF: the numbers, the names of dimensions, the attributes; many files joined to one."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.cli.test_cli import run
+from tests.interchange.foreign import positions, temperatures, write_netcdf, write_workers
+from tests.system.bad_input.disk import run_python
+from txstore.interchange import blocks
+from txstore.interchange.blocks import chunk_shape, same
+
+h5py = pytest.importorskip("h5py")
+xr = pytest.importorskip("xarray")
+pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning", "ignore::FutureWarning")
+
+
+def opened(repo: txstore.Repository, path: str = "") -> Any:
+    return zarr.open_group(repo.snapshot(), path=path, mode="r")
+
+
+# --- eight workers
+
+
+@pytest.mark.parametrize("concat", ["sample", 0])
+def test_eight_files_of_workers_become_one_array(repo: txstore.Repository, tmp_path: Path, concat: str | int) -> None:
+    paths = write_workers(tmp_path)
+    told: list[tuple[int, int]] = []
+    exclude = ["tracks/axis"] if concat == 0 else []
+    commit = repo.import_from(paths, concat=concat, exclude=exclude, progress=lambda *n: told.append(n))
+    tracks = opened(repo)["tracks"]
+    position = tracks["position"]
+    np.testing.assert_array_equal(position[:], positions(0, 200))
+    assert position.attrs.asdict() == {"units": "m"}
+    assert position.metadata.dimension_names == ("sample", "axis")
+    assert list(tracks["name"][:]) == [f"p{n}" for n in range(200)]
+    assert opened(repo).attrs["experiment"] == "storm"
+    if not exclude:
+        assert list(tracks["axis"][:]) == [b"lon", b"lat"]
+    assert commit.properties["import"]["sources"] == 8
+    assert told[-1][0] >= 200 * 2 * 8
+    assert [commit.slot for commit in repo.log()] == [0]
+
+
+KILLED = """
+import os, sys, txstore
+from txstore.interchange import blocks
+blocks._BLOCK = 1
+steps = iter(range(int(sys.argv[3])))
+def die(done, total):
+    if next(steps, None) is None:
+        os.kill(os.getpid(), 9)
+repo = txstore.Repository(sys.argv[1])
+repo.import_from(sys.argv[2], concat="sample", chunks={"sample": 16}, name="merge", progress=die)
+"""
+
+
+def test_a_merge_that_was_killed_goes_on_where_it_was(
+    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_workers(tmp_path)
+    pattern = tmp_path / "worker-*.h5"
+    for steps in (2, 11):
+        assert run_python(KILLED, repo.url, pattern, steps).returncode == -signal.SIGKILL
+        assert repo.head() is None
+    monkeypatch.setattr(blocks, "_BLOCK", 1)
+    repo.import_from(pattern, concat="sample", chunks={"sample": 16}, name="merge")
+    np.testing.assert_array_equal(opened(repo)["tracks/position"][:], positions(0, 200))
+    assert list(opened(repo)["tracks/name"][:]) == [f"p{n}" for n in range(200)]
+    assert opened(repo)["tracks/position"].chunks == (16, 2)
+    assert [commit.slot for commit in repo.log()] == [0]
+
+
+def test_files_that_do_not_fit_together(repo: txstore.Repository, tmp_path: Path) -> None:
+    paths = write_workers(tmp_path, 2)
+
+    def refused(match: str, concat: str = "sample") -> None:
+        with pytest.raises(txstore.SourceError, match=match):
+            repo.import_from(paths, concat=concat)
+        assert not repo.exists or repo.head() is None
+
+    refused("no array in it has the dimension 'time'", "time")
+    with h5py.File(paths[1], "a") as file:
+        file["tracks/position"].attrs["units"] = "km"
+    refused("other units")
+    with h5py.File(paths[1], "a") as file:
+        file["tracks/position"].attrs["units"] = "m"
+        file["tracks/axis"][0] = b"x"
+    refused("'tracks/axis' is not along 'sample', and differs.*exclude")
+    with h5py.File(paths[1], "a") as file:
+        file["tracks/extra"] = 1
+    refused("not the same arrays.*tracks/extra")
+    with h5py.File(paths[1], "a") as file:
+        del file["tracks/extra"], file["tracks/position"]
+        file["tracks/position"] = np.zeros((25, 3))
+        file["tracks/position"].attrs["units"] = "m"
+    refused("shape|sample")
+
+
+# --- HDF5
+
+
+def test_what_hdf5_can_hold(repo: txstore.Repository, tmp_path: Path) -> None:
+    record = np.dtype([("x", "f8"), ("n", "i2"), ("name", "S3")])
+    expected: dict[str, Any] = {
+        "scalar": np.float32(2.5),
+        "empty": np.zeros((0, 3)),
+        "bool": np.array([True, False]),
+        "complex": np.array([1 + 2j, np.nan]),
+        "half": np.arange(4, dtype="f2"),
+        "big-endian": np.arange(6, dtype=">i4"),
+        "fixed": np.array([b"ab", b"c"]),
+        "records": np.array([(1.5, 2, b"abc"), (np.nan, 3, b"d")], record),
+        "negative zero": np.full(10, -0.0),
+        "all nan": np.full(10, np.nan),
+        "u8": np.array([2**64 - 1], "u8"),
+    }
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        for name, value in expected.items():
+            file[f"deep/{name}"] = value
+        file["enum"] = np.array([1, 0], h5py.enum_dtype({"CALM": 0, "STORM": 1}, "u1"))
+        file["text"] = np.array(["κ", "", "three"], object)
+        packed = file.create_dataset(
+            "packed",
+            (1000, 1000),
+            "i4",
+            chunks=(100, 1000),
+            compression="gzip",
+            shuffle=True,
+            fletcher32=True,
+            fillvalue=7,
+        )
+        packed[:50] = np.arange(1000)
+        packed.attrs.update({"list": [1, 2], "bytes": np.bytes_(b"b"), "text": "κ", "number": np.float32(0.5)})
+        file["soft"] = h5py.SoftLink("/packed")
+        file["x"] = np.arange(3.0)
+        file["x"].make_scale("x")
+        file["text"].dims[0].attach_scale(file["x"])
+    repo.import_from(tmp_path / "all.h5")
+    group = opened(repo)
+    for name, value in expected.items():
+        found = group[f"deep/{name}"]
+        assert same(found[...], value), name
+        assert found.shape == np.shape(value)
+        assert found.dtype == np.asarray(value).dtype.newbyteorder(found.dtype.byteorder)
+    assert list(group["text"][:]) == ["κ", "", "three"]
+    assert group["text"].metadata.dimension_names == ("x",)
+    assert group["x"].metadata.dimension_names == ("x",)
+    assert group["x"].attrs.asdict() == {}
+    assert group["enum"].attrs.asdict() == {"flag_meanings": "CALM STORM", "flag_values": [0, 1]}
+    assert list(group["enum"][:]) == [1, 0]
+    packed = group["packed"]
+    assert packed.chunks == (100, 1000)
+    assert packed.fill_value == 7
+    assert packed.nchunks_initialized == 1
+    np.testing.assert_array_equal(packed[:50], np.tile(np.arange(1000), (50, 1)))
+    assert packed.attrs.asdict() == {"list": [1, 2], "bytes": "b", "text": "κ", "number": 0.5}
+    np.testing.assert_array_equal(group["soft"][:], packed[:])
+
+
+@pytest.mark.parametrize("what", ["external", "dangling", "loop", "reference", "null", "vlen"])
+def test_what_of_hdf5_zarr_can_not_hold_is_named(repo: txstore.Repository, tmp_path: Path, what: str) -> None:
+    with h5py.File(tmp_path / "odd.h5", "w") as file:
+        group = file.create_group("g")
+        file["x"] = np.arange(3)
+        if what == "external":
+            with h5py.File(tmp_path / "other.h5", "w") as other:
+                other["private"] = np.arange(3)
+            group[what] = h5py.ExternalLink(str(tmp_path / "other.h5"), "/private")
+        elif what == "dangling":
+            group[what] = h5py.SoftLink("/nowhere")
+        elif what == "loop":
+            group[what] = file["g"]
+        elif what == "reference":
+            group[what] = np.array([file.ref], h5py.ref_dtype)
+        elif what == "null":
+            group[what] = h5py.Empty("f4")
+        else:
+            group.create_dataset(what, (2,), h5py.vlen_dtype("i4"))
+    with pytest.raises(txstore.SourceError, match=f"'g/{what}' can't be imported.*exclude"):
+        repo.import_from(tmp_path / "odd.h5")
+    repo.import_from(tmp_path / "odd.h5", exclude=[f"g/{what}"])
+    assert "x" in opened(repo)
+
+
+def test_a_file_that_is_open_far_away(repo: txstore.Repository, tmp_path: Path) -> None:
+    import fsspec
+
+    (path,) = write_workers(tmp_path, 1)
+    fsspec.filesystem("memory").pipe_file("/worker.h5", path.read_bytes())
+    fsspec.filesystem("memory").pipe_file("/t.nc", write_netcdf(tmp_path / "t.nc", slice(5)).read_bytes())
+    repo.import_from("memory://worker.h5", "h5")
+    repo.import_from("memory://t.nc", "nc")
+    np.testing.assert_array_equal(opened(repo, "h5")["tracks/position"][:], positions(0, 25))
+    assert opened(repo, "nc")["tas"].shape == (5, 6, 8)
+
+
+# --- NetCDF
+
+
+def as_dataset(repo: txstore.Repository, **arguments: Any) -> Any:
+    return xr.open_zarr(repo.snapshot(), consolidated=False, chunks=None, **arguments).load()
+
+
+@pytest.mark.parametrize(
+    ("engine", "version"), [("h5netcdf", "NETCDF4"), ("netcdf4", "NETCDF4"), ("netcdf4", "NETCDF3_64BIT")]
+)
+def test_netcdf_opens_in_xarray_as_the_file_does(
+    repo: txstore.Repository, tmp_path: Path, engine: str, version: str
+) -> None:
+    pytest.importorskip("netCDF4" if engine == "netcdf4" else engine)
+    path = write_netcdf(tmp_path / "temperatures.nc", engine=engine, format=version)
+    commit = repo.import_from(path)
+    assert commit.properties["import"]["format"] == "netcdf"
+    with xr.open_dataset(path) as expected:
+        found = as_dataset(repo)
+        assert set(found.variables) == set(expected.variables)
+        xr.testing.assert_identical(found, expected.load())
+        for name in ("units", "calendar", "dtype", "scale_factor", "add_offset", "_FillValue"):
+            for variable in ("tas", "time"):
+                assert found[variable].encoding.get(name) == expected[variable].encoding.get(name)
+    np.testing.assert_allclose(found.tas, temperatures(slice(None)).tas, atol=0.006)
+    assert np.isnan(found.tas[:, 0, :3]).all()
+    assert opened(repo)["tas"].dtype == np.int16
+
+
+def test_many_netcdf_files_are_joined(repo: txstore.Repository, tmp_path: Path) -> None:
+    months = [slice(0, 31), slice(31, 59), slice(59, 90)]
+    for number, days in enumerate(months):
+        write_netcdf(tmp_path / f"{number}.nc", days)
+    repo.import_from(tmp_path / "*.nc", "model", concat="time", chunks={"time": 32, "lat": 3})
+    found = xr.open_zarr(repo.snapshot(), group="model", consolidated=False, chunks=None).load()
+    write_netcdf(tmp_path / "whole", slice(0, 90))
+    with xr.open_dataset(tmp_path / "whole", engine="h5netcdf") as expected:
+        xr.testing.assert_identical(found, expected.load())
+    assert opened(repo, "model")["tas"].chunks == (32, 3, 8)
+
+
+def test_times_that_are_counted_from_other_dates_are_not_joined(repo: txstore.Repository, tmp_path: Path) -> None:
+    write_netcdf(tmp_path / "0.nc", slice(0, 31))
+    other = temperatures(slice(31, 59))
+    other.time.encoding["units"] = "hours since 2025-02-01"
+    other.to_netcdf(tmp_path / "1.nc", engine="h5netcdf")
+    with pytest.raises(txstore.SourceError, match=r"'time' does not fit.*other units.*open_mfdataset"):
+        repo.import_from(tmp_path / "*.nc", concat="time")
+
+
+def test_groups_of_netcdf(repo: txstore.Repository, tmp_path: Path) -> None:
+    path = write_netcdf(tmp_path / "tree.nc", slice(0, 3))
+    xr.Dataset({"depth": ("z", [1.0, 2.0])}, attrs={"of": "ocean"}).to_netcdf(
+        path, group="ocean/deep", mode="a", engine="h5netcdf"
+    )
+    repo.import_from(path, exclude=["elevation"])
+    np.testing.assert_array_equal(opened(repo)["ocean/deep/depth"][:], [1, 2])
+    assert opened(repo)["ocean/deep"].attrs["of"] == "ocean"
+    assert "elevation" not in opened(repo)
+    assert "tas" in opened(repo)
+
+
+def test_text_is_not_cut_off(repo: txstore.Repository, tmp_path: Path) -> None:
+    """Arrays are made after the first element of the first file alone."""
+    texts = [["a", "longer", ""], ["longer than all in the first file"]]
+    for number, names in enumerate(texts):
+        dataset = xr.Dataset({"name": ("n", np.array(names, object))})
+        dataset.to_netcdf(tmp_path / f"text-{number}.nc", engine="h5netcdf")
+    repo.import_from(tmp_path / "text-*.nc", concat="n")
+    assert list(as_dataset(repo).name.values) == [*texts[0], *texts[1]]
+
+
+@pytest.mark.parametrize("hidden", ["nothing", "netCDF4", "h5netcdf"])
+def test_each_engine_of_xarray_reads_text_in_files_and_groups(
+    repo: txstore.Repository, tmp_path: Path, hidden: str
+) -> None:
+    """Unless the files are closed that xarray has opened, netCDF4 crashes the process when it opens one again."""
+    pytest.importorskip("netCDF4")
+    code = """
+import sys
+if sys.argv[1] != "nothing":
+    sys.modules[sys.argv[1]] = None  # as if it was not installed
+import numpy as np, xarray as xr
+engine = "h5netcdf" if sys.argv[1] == "netCDF4" else "netcdf4"
+stations = xr.Dataset({"t": (("station", "time"), np.ones((2, 3)))}, {"station": np.array(["Oslo", "Rīga"], object)})
+stations.to_netcdf("one.nc", engine=engine)
+stations.to_netcdf("two.nc", engine=engine)
+stations.to_netcdf("two.nc", engine=engine, group="below", mode="a")
+from txstore.cli.main import app
+for name in "one", "two":
+    app(["import", f"{name}.nc", sys.argv[2], "--path", name], standalone_mode=False)
+"""
+    ran = run_python(code, hidden, repo.url, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    for group in ("one", "two", "two/below"):
+        assert list(as_dataset(repo, group=group).station.values) == ["Oslo", "Rīga"]
+
+
+# --- on the way
+
+
+def test_what_was_damaged_on_the_way_is_an_error(
+    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_workers(tmp_path)
+    from txstore.interchange import hdf5_arrays
+
+    plain = hdf5_arrays.Hdf5Arrays._array
+    reads: list[int] = []
+
+    def torn(self: Any, path: str, node: Any) -> Any:
+        array = plain(self, path, node)
+        if path == "tracks/position":
+            object.__setattr__(array, "read", lambda selection: node[selection] + reads.append(1) or len(reads))
+        return array
+
+    monkeypatch.setattr(zarr.Array, "__getitem__", lambda self, selection: np.zeros(1))
+    with pytest.raises(txstore.CorruptionError, match="not what comes back"):
+        repo.import_from(tmp_path / "worker-*.h5", concat="sample")
+    assert repo.head() is None
+
+
+def test_the_command_joins(repo: txstore.Repository, tmp_path: Path) -> None:
+    write_workers(tmp_path)
+    done = run("import", tmp_path / "worker-*.h5", repo.url, "--concat", "sample", "--chunks", "sample=50")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("imported 8 files, ")
+    assert opened(repo)["tracks/position"].chunks == (50, 2)
+
+
+def test_chunks() -> None:
+    def chunks(shape: tuple[int, ...], given: Any = None, wanted: Any = None, itemsize: int = 8) -> tuple[int, ...]:
+        return chunk_shape(shape, itemsize, given=given, dimensions=[None, "x"][: len(shape)], wanted=wanted or {})
+
+    assert chunks((100_000, 1000), (1, 1000)) == (16, 1000)  # a row each: too small
+    assert chunks((100_000, 1000), (100, 1000)) == (100, 1000)
+    assert np.prod(chunks((100_000, 1000))) * 8 <= 1 << 20
+    assert chunks((5, 3)) == (5, 3)
+    assert chunks((0, 3)) == (1, 3)
+    assert chunks(()) == ()
+    assert chunks((5, 3), wanted={0: 2, "x": 1}) == (2, 1)
+
+
+def test_blocks_cover_an_array_once_and_end_where_chunks_do() -> None:
+    seen = np.zeros((50, 7), int)
+    for region in blocks.blocks([13, 0], [50, 7], [8, 3], 1 << 20):
+        seen[region] += 1
+        assert region[0].start % 8 == 0 or region[0].start == 13
+    assert (seen[13:] == 1).all()
+    assert not seen[:13].any()

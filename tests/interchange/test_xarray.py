@@ -1,0 +1,116 @@
+"""`xr.open_dataset("data.tx")`, and the programs of docs/xarray.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+
+import txstore
+from txstore.xarray_backend import TxStoreBackendEntrypoint as Engine
+
+PAGE = Path(__file__).parents[2] / "docs" / "xarray.md"
+
+
+def dataset(first: int, length: int) -> xr.Dataset:
+    times = np.datetime64("2024-01-01", "ns") + np.arange(first, first + length) * np.timedelta64(1, "D")
+    values = np.arange(first, first + length)[:, None] * np.ones(3)
+    return xr.Dataset({"temperature": (("time", "x"), values, {"units": "K"})}, {"time": times})
+
+
+@pytest.fixture
+def filled(repo: txstore.Repository) -> txstore.Repository:
+    with repo.transaction() as store:
+        dataset(0, 4).to_zarr(store)
+    return repo
+
+
+def append(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        dataset(4, 2).to_zarr(store, append_dim="time")
+
+
+def test_xarray_finds_it(filled: txstore.Repository, run_installed: Callable[..., str]) -> None:
+    code = """
+import os, sys, xarray as xr
+os.rename(sys.argv[1], "renamed")
+for path in "renamed", os.path.abspath("renamed") + "/":
+    print(dict(xr.open_dataset(path).sizes))
+os.rename("renamed", "data.tx")
+print(xr.open_dataset("data.tx").temperature.units, float(xr.open_dataset("data.tx", chunks={}).temperature.sum()))
+print(xr.open_datatree("data.tx")["/"].sizes["time"], xr.open_groups("data.tx").keys())
+"""
+    told = run_installed(code, filled.url).splitlines()
+    assert told[:2] == ["{'time': 4, 'x': 3}"] * 2
+    assert told[2] == "K 18.0"
+    assert told[3] == "4 dict_keys(['/'])"
+
+
+def test_which_commit(filled: txstore.Repository) -> None:
+    filled.tags["v1"] = filled.head()
+    append(filled)
+    xr.testing.assert_identical(xr.open_dataset(filled.url, engine=Engine), dataset(0, 6))
+    for chosen in ({"at": 0}, {"tag": "v1"}, {"at": filled.commit(0).id}):
+        xr.testing.assert_identical(xr.open_dataset(filled.url, engine=Engine, **chosen), dataset(0, 4))
+    xr.testing.assert_identical(xr.open_dataset(filled, engine=Engine, branch="main"), dataset(0, 6))
+    with pytest.raises(txstore.CommitNotFoundError):
+        xr.open_dataset(filled.url, engine=Engine, at=7)
+    assert xr.open_dataset(filled.url, engine=Engine, decode_times=False).time.dtype.kind == "i"
+    assert list(xr.open_dataset(filled.url, engine=Engine, drop_variables="temperature")) == []
+
+
+def test_dask_tells_two_commits_apart(filled: txstore.Repository) -> None:
+    before = xr.open_dataset(filled.url, engine=Engine, chunks={})
+    with filled.transaction() as store:
+        (dataset(0, 4) + 100).to_zarr(store, mode="r+")
+    after = xr.open_dataset(filled.url, engine=Engine, chunks={})
+    assert float((after - before).temperature.mean()) == 100.0
+    assert float(dask.compute(after.temperature.sum(), before.temperature.sum())[1]) == 18.0
+    assert type(after.temperature.variable) is xr.Variable
+    same = xr.open_dataset(filled.url, engine=Engine, chunks={})
+    assert same.temperature.data.name == after.temperature.data.name
+
+
+def test_what_was_opened_can_be_worked_with(filled: txstore.Repository) -> None:
+    opened = xr.open_dataset(filled.url, engine=Engine)
+    expected = dataset(0, 4)
+    xr.testing.assert_identical(opened.isel(time=slice(1, 3)).load(), expected.isel(time=slice(1, 3)))
+    xr.testing.assert_identical(opened.mean("time"), expected.mean("time"))
+    xr.testing.assert_identical(opened.copy(deep=True).compute(), expected)
+    xr.testing.assert_identical(opened.chunk({"time": 2}).compute(), expected)
+    xr.testing.assert_identical(xr.concat([opened, opened], "time").isel(time=slice(4)), expected)
+
+
+def test_groups(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        dataset(0, 4).to_zarr(store, group="a/b")
+    xr.testing.assert_identical(xr.open_dataset(repo.url, engine=Engine, group="a/b"), dataset(0, 4))
+    tree = xr.open_datatree(repo.url, engine=Engine)
+    xr.testing.assert_identical(tree["a/b"].to_dataset(), dataset(0, 4))
+    assert set(xr.open_groups(repo.url, engine=Engine)) == {"/", "/a", "/a/b"}
+
+
+def test_what_is_taken(filled: txstore.Repository, tmp_path: Path) -> None:
+    engine = Engine()
+    (tmp_path / "other").mkdir()
+    for ours in (filled.url, Path(filled.url), filled, "s3://bucket/data.tx", "missing.tx/"):
+        assert engine.guess_can_open(ours)
+    for foreign in (tmp_path / "other", "data.nc", "data.zarr", b"CDF", None, tmp_path / "none"):
+        assert not engine.guess_can_open(foreign)
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        xr.open_dataset(tmp_path / "missing.tx", engine=Engine)
+
+
+def test_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("xarray.backends.plugins.list_engines", {"txstore": Engine()}.copy)
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(programs) >= 4
+    space: dict[str, object] = {}
+    for program in programs:
+        exec(compile(program, str(PAGE), "exec"), space)  # what a page shows is a program; asserts in it are checked

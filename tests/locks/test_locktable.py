@@ -1,0 +1,694 @@
+"""The lock table in C, in one process: hash, owners, threads, parking, members. Its file: test_locktable_file.py."""
+
+import gc
+import itertools
+import os
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.locks.lock_words import is_waited_for
+from tests.system.processes.lock_clients import (
+    TimedOut,
+    descriptors_of,
+    is_free,
+    native,
+    open_table,
+    run_threads,
+)
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
+
+
+@pytest.fixture
+def path(tmp_path):
+    native()
+    return tmp_path / "chunks"
+
+
+@pytest.fixture
+def table(path):
+    return open_table(path)
+
+
+@pytest.fixture
+def owners(table):
+    return table.owner(), table.owner()
+
+
+# ---- The hash ------------------------------------------------------------------------------------------------------
+
+
+MASK = (1 << 64) - 1
+MULTIPLIERS = [
+    *(0x9E3779B97F4A7C15, 0xB7E151628AED2A6B, 0x243F6A8885A308D3, 0x6A09E667F3BCC909),
+    *(0xBB67AE8584CAA73B, 0xA54FF53A5F1D36F1, 0x510E527FADE682D1),
+]
+
+
+def mix(value):
+    value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & MASK
+    value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & MASK
+    return value ^ value >> 33
+
+
+def expected_slot(key, slots, seed):
+    """The definition in lock_slots.h once more."""
+    text, coordinates = key.encode(), []
+    rest = text
+    while len(coordinates) < 8:
+        body = rest[:-1] if coordinates else rest
+        digits = body[len(body.rstrip(b"0123456789")) :]
+        head = body[: len(body) - len(digits)]
+        if not 1 <= len(digits) <= 18 or (digits[:1] == b"0" and digits != b"0") or (head and head[-1:] not in b"/."):
+            break
+        coordinates.append(int(digits))
+        rest = head
+        if not rest:
+            break
+    hashed = seed ^ len(rest) * MULTIPLIERS[0] & MASK
+    for at in range(0, len(rest), 8):
+        hashed = (hashed ^ int.from_bytes(rest[at : at + 8], "little")) * 0xFF51AFD7ED558CCD & MASK
+        hashed ^= hashed >> 32
+    weights = [(1 << 64) // slots, *MULTIPLIERS]
+    position = mix(hashed) + sum(c * w for c, w in zip(coordinates, weights, strict=False))
+    return (position & MASK) * slots >> 64
+
+
+parts = st.sampled_from(["a", "c", "0", "7", "12", "007", "/", ".", "x", "ü", "9" * 18, "9" * 19, "pressure", "\0"])
+
+
+@given(st.lists(parts, max_size=14).map("".join), st.integers(6, 26), st.sampled_from([0, 1, MASK, 1 << 63]))
+def test_the_hash_is_as_defined(key, bits, seed):
+    assert native().slot_of(key, 1 << bits, seed) == expected_slot(key, 1 << bits, seed)
+
+
+def test_known_answers():
+    keys = [
+        "",
+        "zarr.json",
+        "position/zarr.json",
+        "position/c/0/0",
+        "position/c/0/1",
+        "position/c/1/0",
+        "position/7.12",
+    ]
+    known = [926446, 609778, 772472, 191548, 191549, 839603, 1044431]
+    assert [native().slot_of(key, 1 << 20) for key in keys] == known
+
+
+def test_neighbours_neighbour(table):
+    first = table.slot_of("position/c/5/0")
+    assert [table.slot_of(f"position/c/5/{i}") for i in range(1000)] == [(first + i) % table.slots for i in range(1000)]
+    first = table.slot_of("position/5.0")
+    assert table.slot_of("position/5.9") == (first + 9) % table.slots
+
+
+@pytest.mark.parametrize("shape", [(10_000,), (100, 100), (300, 300), (365, 20, 20), (8, 16, 16, 16)])
+def test_the_chunks_of_an_array_seldom_share_a_slot(shape):
+    slot_of, total = native().slot_of, 1
+    slots, keys = set(), ["temperature/c"]
+    for length in shape:
+        total *= length
+        keys = [f"{key}/{i}" for key in keys for i in range(length)]
+    slots = {slot_of(key, 1 << 20) for key in keys}
+    assert len(slots) >= 0.999 * total
+
+
+def test_the_hash_refuses_what_is_no_key(table):
+    for wrong in (None, 1, b"a"):
+        with pytest.raises(TypeError):
+            table.slot_of(wrong)
+    with pytest.raises(UnicodeEncodeError):
+        table.slot_of("\ud800")
+    for slots in (0, 32, 100, 1 << 27):
+        with pytest.raises(ValueError):
+            native().slot_of("a", slots)
+
+
+# ---- Owners --------------------------------------------------------------------------------------------------------
+
+
+def test_owners_exclude_each_other(owners):
+    one, other = owners
+    assert one.acquire("a") == ()
+    assert (one.holds("a"), other.holds("a")) == (True, False)
+    with pytest.raises(TimedOut) as caught:
+        other.acquire("a", 0)
+    assert (caught.value.keys, caught.value.holder) == (["a"], os.getpid())
+    assert other.acquire("b", 0) == ()
+    one.release("a")
+    assert other.acquire("a", 0) == ()
+    assert not one.holds("a")
+
+
+def test_identities(table, owners):
+    words = {owner.identity for owner in owners} | {owner.parked for owner in owners}
+    assert len(words) == 4
+    assert {word >> 19 for word in words} == {table.member}
+    assert all(owner.parked == owner.identity | 1 != owner.identity for owner in owners)
+
+
+def test_what_is_held_is_granted_and_counted(table, owners):
+    one, _ = owners
+    one.acquire("a")
+    one.acquire(["a", "b"])
+    one.acquire("a", timeout=0)
+    one.release(["b", "a"])
+    one.release("a")
+    assert one.holds("a")
+    assert not is_free(table, "a")
+    one.release("a")
+    assert is_free(table, "a")
+
+
+def test_what_a_call_names_twice_counts_once(table, owners):
+    one, _ = owners
+    many = [f"x/c/{i}" for i in range(50)]
+    for keys in (["a", "b", "a"], [*many, *reversed(many)], many[:3] * 10):
+        one.acquire(keys)
+        one.release(keys)
+        assert all(is_free(table, key) for key in keys)
+        one.acquire(keys)
+        for key in set(keys):
+            one.release(key)
+        assert all(is_free(table, key) for key in keys)
+
+
+@pytest.mark.parametrize("count", [2, 15, 16, 17, 500, 5000])
+def test_keys_in_any_order_and_kind_of_sequence(table, owners, count):
+    one, _ = owners
+    keys = [f"a{i % 7}/c/{i * 37 % count}" for i in range(count)]
+    for given_keys in (keys, tuple(keys), dict.fromkeys(keys), iter(keys)):
+        one.acquire(given_keys)
+        assert all(one.holds(key) for key in keys)
+        one.release(keys)
+        assert not any(one.holds(key) for key in keys)
+    assert is_free(table, keys)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_other_keys_than_those_of_the_last_call_are_given_up(table, owners, kind):
+    one, _ = owners
+    first, second = ([f"{name}/c/{i}" for i in range(50)] for name in "ab")
+    one.acquire(second)
+    one.acquire(kind(first))
+    one.release(kind(second))
+    assert is_free(table, second)
+    assert all(one.holds(key) for key in first)
+    one.release(kind(first))
+    assert is_free(table, first)
+
+    keys = kind([*first, *first])
+    one.acquire(keys)
+    one.release(keys)
+    assert is_free(table, first)
+    with pytest.raises(ValueError, match="does not hold"):
+        one.release(keys)
+    one.acquire(keys)
+    one.park(keys)
+    assert not is_free(table, first[0])
+    one.acquire(keys)
+    one.acquire(second)
+    one.close()
+    assert is_free(table, first + second)
+
+
+@pytest.mark.parametrize("count", [5, 500, 5000])
+def test_keys_are_taken_in_the_order_of_their_slots(path, table, owners, count):
+    """In one order everywhere: calls can't wait for each other in a circle."""
+    one, other = owners
+    keys = [f"a{i % 7}/c/{i * 37 % count}" for i in range(count)]
+    in_order = sorted(keys, key=table.slot_of)
+    middle = count // 2
+    other.acquire(in_order[middle])
+
+    def wait():
+        with pytest.raises(ValueError, match="closed"):
+            one.acquire(keys, 30)
+
+    def look():
+        wait_until(lambda: is_waited_for(path, in_order[middle]))
+        assert not any(is_free(table, key) for key in in_order[:middle])
+        assert is_free(table, in_order[middle + 1 :])
+        one.close()
+
+    run_threads(wait, look)
+
+
+def test_keys_that_share_a_slot(path):
+    table = open_table(path, slots=64)
+    one, other = table.owner(), table.owner()
+    first, second = [key for key in (f"a/c/{i}" for i in range(200)) if table.slot_of(key) == 7][:2]
+    one.acquire([first, second])
+    one.release(first)
+    with pytest.raises(TimedOut):
+        other.acquire(first, 0)
+    one.release(second)
+    assert other.acquire([second, first], 0) == ()
+    one_more = [f"b/c/{i}" for i in range(500)]
+    other.acquire(one_more)
+    assert not any(is_free(table, key) for key in one_more)
+    other.release(one_more)
+    other.release([first, second])
+    assert is_free(table, one_more)
+
+
+def test_all_or_nothing(table, owners):
+    one, other = owners
+    keys = [f"a/c/{i}" for i in range(40)]
+    one.acquire(keys[20])
+    one.acquire(keys[30])
+    other.acquire(keys[5])
+    for timeout in (0, 0.02):
+        with pytest.raises(TimedOut) as caught:
+            other.acquire(keys, timeout)
+        assert caught.value.keys == [keys[20], keys[30]]
+    assert other.holds(keys[5])  # as before
+    assert is_free(table, keys[:5] + keys[6:20] + keys[21:30])
+
+
+def test_timeouts(owners):
+    one, other = owners
+    one.acquire("a")
+    for timeout in (0.03, 0.001, 1e-9):
+        begun = time.monotonic()
+        with pytest.raises(TimedOut):
+            other.acquire("a", timeout)
+        assert time.monotonic() - begun >= timeout
+    for timeout in (0, -1, -0.0, float("-inf")):
+        with pytest.raises(TimedOut):
+            other.acquire("a", timeout)
+    assert other.acquire("b", float("inf")) == ()
+    assert other.acquire("c", 1e300) == ()
+
+
+def test_arguments(owners):
+    one, _ = owners
+    with pytest.raises(ValueError, match="NaN"):
+        one.acquire("a", float("nan"))
+    for arguments, named in [
+        ((), {}),
+        (("a", 0, (), 1), {}),
+        (("a",), {"keys": "a"}),
+        (("a",), {"wait": 1}),
+        (("a", "1"), {}),
+        ((1,), {}),
+        ((["a", 1],), {}),
+        (([b"a"],), {}),
+        (("a", 0, 5), {}),
+        (("a", 0, ["x"]), {}),
+    ]:
+        with pytest.raises(TypeError):
+            one.acquire(*arguments, **named)
+    assert not one.holds("a")
+    assert one.acquire(keys=[], timeout=None, siblings=[]) == ()
+    one.release(keys=())
+    one.park(keys=(), to=None)
+    assert one.holds(key="a") is False
+    with pytest.raises(TypeError):
+        one.release(None)
+    with pytest.raises(UnicodeEncodeError):
+        one.acquire(["a", "\ud800"])
+    assert not one.holds("a")
+
+
+def test_releasing_what_is_not_held(table, owners):
+    one, other = owners
+    one.acquire(["a", "c"])
+    other.acquire("b")
+    with pytest.raises(ValueError, match=r"does not hold \['b'\]"):
+        one.release(["a", "b", "c"])
+    assert is_free(table, ["a", "c"])
+    assert not is_free(table, "b")
+    with pytest.raises(ValueError, match="does not hold"):
+        one.park("a")
+
+
+def test_keys_of_a_subclass_of_str_and_beyond_ascii(table, owners):
+    class Key(str):
+        pass
+
+    one, _ = owners
+    one.acquire([Key("ä/c/1"), "漢/c/2"])
+    assert one.holds("ä/c/1")
+    one.release(["漢/c/2", Key("ä/c/1")])
+    assert is_free(table, ["ä/c/1", "漢/c/2"])
+
+
+def test_close_and_garbage_release_everything(table):
+    one, other = table.owner(), table.owner()
+    one.acquire(["a", "b", "b"])
+    one.park("a")
+    one.close()
+    assert other.acquire(["a", "b"], 0) == ()
+    for use in (lambda: one.acquire("a"), lambda: one.park("a"), one.fence):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+    one.close()
+    del other, use
+    gc.collect()
+    assert is_free(table, ["a", "b"])
+
+
+def test_numbers_come_back(table):
+    seen = set()
+    for _ in range(1000):
+        owner = table.owner()
+        owner.acquire("a", 0)
+        seen.add(owner.identity)
+        owner.close()
+    assert len(seen) == 1000  # not at once
+
+
+def test_a_process_has_262143_owners(table):
+    owners = [table.owner() for _ in range((1 << 18) - 1)]
+    assert len({owner.identity for owner in owners}) == len(owners)
+    with pytest.raises(OSError, match="262143 owners"):
+        table.owner()
+    wanted = owners.pop(77_777).identity
+    assert table.owner().identity == wanted
+
+
+# ---- Threads -------------------------------------------------------------------------------------------------------
+
+
+def test_threads_with_owners_of_their_own(table):
+    counts = dict.fromkeys("abcd", 0)
+
+    def work(seed):
+        owner = table.owner()
+        for i in range(300):
+            keys = ["abcd"[(seed + i) % 4], "abcd"[(seed * i) % 4]]
+            owner.acquire(keys)
+            for key in set(keys):
+                before = counts[key]
+                if i % 50 == 0:
+                    time.sleep(0.0001)
+                counts[key] = before + 1
+            owner.release(keys)
+
+    run_threads(*(lambda seed=seed: work(seed) for seed in range(6)))
+    assert sum(counts.values()) == sum(len({(seed + i) % 4, (seed * i) % 4}) for seed in range(6) for i in range(300))
+
+
+def test_a_waiting_thread_is_woken(owners):
+    one, other = owners
+    one.acquire("a")
+    done = []
+
+    def wait():
+        other.acquire("a", 30)
+        done.append(time.monotonic())
+
+    def give():
+        time.sleep(0.1)
+        assert done == []
+        one.release("a")
+
+    run_threads(wait, give)
+    assert len(done) == 1
+
+
+def test_two_threads_with_one_owner(table, owners):
+    """While both wait, one gets the lock and gives it up: the other has it, or gets it, and nobody else in between."""
+    shared, other = owners
+
+    def use():
+        for _ in range(200):
+            shared.acquire(["a", "b"], 30)
+            assert shared.holds("a")
+            assert shared.holds("b")
+            shared.release(["a", "b"])
+
+    def disturb():
+        for _ in range(100):
+            other.acquire("b", 30)
+            time.sleep(0.0003)
+            other.release("b")
+
+    run_threads(use, use, use, disturb)
+    assert is_free(table, ["a", "b"])
+
+
+@contextmanager
+def granted_unnoticed(owner, holder, key):
+    """A thread that waited for the key's lock has it now, and can't come back to Python while this block runs."""
+    raised = []
+
+    def wait():
+        try:
+            owner.acquire(key, 30)
+        except ValueError as error:
+            raised.append(error)
+
+    holder.acquire(key)
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(10)
+    try:
+        holder.release(key)
+        until = time.monotonic() + 0.05
+        while time.monotonic() < until:
+            pass
+        yield raised
+    finally:
+        sys.setswitchinterval(interval)
+        waiting.join(60)
+
+
+def test_another_thread_gives_up_a_lock_before_it_is_noticed(table, owners):
+    shared, other = owners
+    with granted_unnoticed(shared, other, "a") as raised:
+        shared.acquire("a", 30)  # held by its owner already
+        shared.release("a")
+    assert raised == []
+    assert shared.holds("a")
+    shared.fence()
+    assert not is_free(table, "a")
+
+
+def test_another_thread_closes_the_owner_before_a_lock_is_noticed(table, owners):
+    shared, other = owners
+    with granted_unnoticed(shared, other, "a") as raised:
+        shared.close()
+    assert "closed" in str(raised)
+    assert is_free(table, "a")
+
+
+def test_one_of_two_waiting_threads_of_an_owner_gives_up(table, owners):
+    shared, other = owners
+    other.acquire("a")
+
+    given_up = threading.Event()
+
+    def short():
+        with pytest.raises(TimedOut):
+            shared.acquire("a", 0.05)
+        given_up.set()
+
+    def long():
+        shared.acquire("a", 60)
+
+    def give():
+        assert given_up.wait(60)
+        other.release("a")
+
+    run_threads(short, long, give)
+    assert not is_free(table, "a")
+    shared.release("a")
+    assert is_free(table, "a")
+
+
+def test_a_list_may_change_while_its_thread_waits(path, owners):
+    one, other = owners
+    keys = [f"{'x' * 20}/c/{i}" for i in range(5)]
+    other.acquire(keys[-1])
+    given_keys = list(keys)
+
+    def wait():
+        one.acquire(given_keys, 30)
+
+    def change():
+        wait_until(lambda: is_waited_for(path, keys[-1]))
+        given_keys.clear()
+        gc.collect()
+        other.release(keys[-1])
+
+    run_threads(wait, change)
+    assert all(one.holds(key) for key in keys)
+
+
+@pytest.mark.parametrize("what", ["owner", "table"])
+def test_closing_under_a_waiting_thread(path, table, owners, what):
+    one, other = owners
+    one.acquire("b")
+
+    def wait():
+        with pytest.raises(ValueError, match="closed"):
+            other.acquire(["a", "b"], 30)
+
+    def close():
+        time.sleep(0.05)
+        (other if what == "owner" else table).close()
+
+    run_threads(wait, close)
+    if what == "owner":
+        assert is_free(table, "a")
+    else:
+        assert descriptors_of(path) == []  # closed by the thread that used it last
+
+
+def test_a_closed_tables_descriptor_stays_open_while_it_is_used(path):
+    """The number could be another file's, else, when the thread that waits asks about the holder's life."""
+
+    keys = (f"b/c/{number}" for number in itertools.count())  # a new one each time: nobody has waited for it
+
+    def close_under_a_thread():
+        """Returns whether the descriptor was open then, as it is unless the wait ended just then."""
+        table = open_table(path)
+        table.owner().acquire("a")
+        holder, waiter, key = table.owner(), table.owner(), next(keys)
+        holder.acquire(key)
+
+        def wait():
+            with pytest.raises(ValueError, match="closed"):
+                waiter.acquire(key, 60)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(lambda: is_waited_for(path, key))
+        table.close()
+        was_open = bool(descriptors_of(path))
+        thread.join(60)
+        assert descriptors_of(path) == []
+        return was_open
+
+    for _ in range(20):
+        close_under_a_thread()
+    wait_until(close_under_a_thread)
+
+
+# ---- Parking -------------------------------------------------------------------------------------------------------
+
+
+def test_parked_is_for_the_transaction_only(table):
+    one, sibling, foreign = table.owner(), table.owner(), table.owner()
+    one.acquire(["a", "b"])
+    one.park(["a", "b"])
+    assert not one.holds("a")
+    for siblings in ((), [sibling.parked]):
+        with pytest.raises(TimedOut) as caught:
+            foreign.acquire("a", 0.01, siblings)
+        assert caught.value.holder == os.getpid()
+    assert sibling.acquire("a", 0, [foreign.parked, one.parked]) == ()
+    with pytest.raises(TimedOut):
+        one.acquire("a", 0, [sibling.parked])  # it is held, not parked
+    assert one.acquire("b", 0) == ()  # its own, back again
+    sibling.park("a", to=one.parked)
+    assert one.acquire("a", 0) == ()
+    one.park("a", sibling.parked)
+    with pytest.raises(TimedOut):
+        one.acquire("a", 0)
+    assert one.acquire("a", 0, siblings=(sibling.parked,)) == ()
+    one.release(["a", "b"])
+    assert foreign.acquire(["a", "b"], 0) == ()
+
+
+def test_parking_counts_as_a_release(table, owners):
+    one, _ = owners
+    one.acquire("a")
+    one.acquire("a")
+    one.park("a")
+    assert one.holds("a")
+    one.park("a")
+    assert not one.holds("a")
+    assert not is_free(table, "a")
+
+
+@pytest.mark.parametrize("timeout", [0, 0.02])
+def test_what_was_parked_is_parked_again_when_a_call_fails(table, timeout):
+    one, sibling, foreign = table.owner(), table.owner(), table.owner()
+    keys = [f"x/c/{i}" for i in range(4)]
+    one.acquire(keys[:2])
+    one.park(keys[0])
+    one.park(keys[1], sibling.parked)
+    foreign.acquire(keys[3])
+    with pytest.raises(TimedOut):
+        one.acquire(keys, timeout, [sibling.parked])
+    for key in keys[:2]:
+        with pytest.raises(TimedOut):
+            foreign.acquire(key, 0)
+    foreign.acquire(keys[2], 0)
+    assert sibling.acquire(keys[1], 0) == ()
+    one.close()
+    assert is_free(table, keys[0])
+
+
+def test_parking_wakes_siblings(table):
+    one, sibling, foreign = table.owner(), table.owner(), table.owner()
+    one.acquire("a")
+    order = []
+
+    def wait(owner, siblings):
+        owner.acquire("a", 30, siblings)
+        order.append(owner.identity)
+        owner.release("a")
+
+    def park():
+        time.sleep(0.1)
+        one.park("a")
+
+    run_threads(lambda: wait(foreign, ()), lambda: wait(sibling, [one.parked]), park)
+    assert order == [sibling.identity, foreign.identity]
+
+
+def test_closing_gives_up_what_is_parked(table):
+    one, sibling = table.owner(), table.owner()
+    one.acquire([f"x/c/{i}" for i in range(100)])
+    one.park([f"x/c/{i}" for i in range(100)])
+    sibling.acquire(["x/c/7", "s"], 0, [one.parked])
+    sibling.park("s", to=one.parked)
+    one.close()
+    assert is_free(table, [f"x/c/{i}" for i in range(100) if i != 7])
+    assert sibling.holds("x/c/7")
+    assert is_free(table, "s")  # parked by somebody else, for one that has ended
+    sibling.acquire("s", 0, [one.parked])
+
+    one = table.owner()
+    sibling.park("s", to=one.parked)
+    one.close(sweep=True)
+    assert is_free(table, "s")
+
+
+def test_only_what_is_parked_may_be_named(table, owners):
+    one, other = owners
+    one.acquire("a")
+    for wrong in (one.identity, 0, 1, (1 << 30) | 1, 1 << 40, -1):
+        with pytest.raises((ValueError, OverflowError)):
+            other.acquire("b", 0, [wrong])
+        with pytest.raises((ValueError, OverflowError)):
+            one.park("a", wrong)
+    assert one.holds("a")
+    assert other.acquire("b", 0, [one.parked] * 100) == ()
+
+
+# ---- Members -------------------------------------------------------------------------------------------------------
+
+
+def test_members(path, table):
+    other = open_table(path)
+    assert (table.members(), table.member, descriptors_of(path)) == ([], 0, [])
+    owners = table.owner(), other.owner()
+    assert sorted(table.members()) == sorted([(t.member, os.getpid(), 1) for t in (table, other)])
+    table.close()
+    assert [member for member, _, _ in other.members()] == [other.member]
+    assert owners

@@ -1,0 +1,581 @@
+"""The lock table's file and descriptors: what opens, joins, forks, damages, removes or copies it."""
+
+import gc
+import os
+import random
+import shutil
+import stat
+import struct
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.system.bad_input.disk import NOBODY, in_child
+from tests.system.processes.lock_clients import (
+    INIT,
+    Forked,
+    Lost,
+    TimedOut,
+    descriptors_of,
+    is_free,
+    native,
+    open_table,
+    run_threads,
+    take_byte,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
+
+BOOT = "/proc/sys/kernel/random/boot_id"
+MEMBERS_OFFSET, WORDS_OFFSET = 4096, 135_168
+
+
+@pytest.fixture
+def path(tmp_path):
+    native()
+    return tmp_path / "chunks"
+
+
+@pytest.fixture
+def table(path):
+    return open_table(path)
+
+
+@pytest.fixture
+def owners(table):
+    return table.owner(), table.owner()
+
+
+# ---- Descriptors and the end of a table ----------------------------------------------------------------------------
+
+
+def test_one_descriptor_at_most(path):
+    table = open_table(path)
+    assert descriptors_of(path) == []
+    owner = table.owner()
+    table.owner()
+    owner.acquire("a")
+    owner.fence()
+    assert len(descriptors_of(path)) == 1
+    table.close()
+    assert descriptors_of(path) == []
+    with pytest.raises(ValueError, match="closed"):
+        table.owner()
+    table.close()
+
+
+def test_a_table_in_a_cycle_goes(path):
+    class Cycle:
+        def __init__(self):
+            self.table = native().LockTable(str(path), timed_out=self.fail, lost=self.fail, forked=self.fail)
+            self.owner = self.table.owner()
+            self.owner.acquire("a")
+
+        def fail(self, *_):
+            return RuntimeError("no")
+
+    Cycle()
+    gc.collect()
+    assert descriptors_of(path) == []
+    assert is_free(open_table(path), "a")
+
+
+def test_what_a_closed_table_held_is_recovered(path, table):
+    owner = table.owner()
+    owner.acquire("a")
+    table.close()
+    assert open_table(path).owner().acquire(["a", "b"], 0) == ("a",)
+    with pytest.raises(Lost):
+        owner.release("a")
+
+
+def test_a_descriptor_closed_behind_our_back(path, table):
+    owner = table.owner()
+    owner.acquire(["a", "b"])
+    (fd,) = descriptors_of(path)
+    other_file = os.open("/dev/null", os.O_RDONLY)
+    try:
+        os.dup2(other_file, fd)  # as a program does that closes what it does not know
+        with pytest.raises(Lost) as caught:
+            owner.fence()
+        assert sorted(caught.value.keys) == ["a", "b"]
+        with pytest.raises(OSError, match="open the repository again"):
+            table.owner()
+        assert sorted(open_table(path).owner().acquire(["a", "b"], 0)) == ["a", "b"]
+        table.close()
+        os.fstat(fd)  # it is not ours to close
+    finally:
+        os.close(other_file)
+        os.close(fd)
+
+
+def test_nobody_is_taken_for_dead_by_another_file(path, table):
+    """Asked of the wrong file, the kernel says that nobody holds a lock."""
+    holder = open_table(path).owner()
+    holder.acquire("a")
+    before = set(descriptors_of(path))
+    owner = table.owner()
+    (fd,) = set(descriptors_of(path)) - before
+    other_file = os.open(path.with_name("other"), os.O_RDWR | os.O_CREAT)
+    os.dup2(other_file, fd)
+    try:
+        for timeout in (0, 0.05):
+            with pytest.raises(TimedOut):
+                owner.acquire("a", timeout)
+        holder.fence()
+        table.close()
+    finally:
+        os.close(other_file)
+        os.close(fd)
+
+
+def test_exceptions_are_made_by_the_caller(path):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    def nothing(*_):
+        return "no exception"
+
+    for make, error in ((broken, ZeroDivisionError), (nothing, TypeError)):
+        table = native().LockTable(str(path), timed_out=make, lost=make, forked=make)
+        one, other = table.owner(), table.owner()
+        one.acquire("a")
+        with pytest.raises(error):
+            other.acquire("a", 0)
+        assert not other.holds("a")
+        one.close()
+    for named in ({}, {"timed_out": broken}, {"timed_out": broken, "lost": broken}):
+        with pytest.raises(TypeError):
+            native().LockTable(str(path), **named)
+
+
+# ---- Fork ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_inherits_no_locks(path, table, owners):
+    one, _ = owners
+    one.acquire(["a", "p"])
+    one.park("p")
+
+    def child():
+        refused = []
+        for use in (
+            lambda: one.acquire("b", 0),
+            lambda: one.release("a"),
+            lambda: one.park("a"),
+            one.fence,
+        ):
+            with pytest.raises(Forked):
+                use()
+            refused.append(True)
+        held = one.holds("a")
+        one.close(sweep=True)
+        descriptors = descriptors_of(path)
+        before = table.member
+        own = table.owner()
+        with pytest.raises(TimedOut) as caught:
+            own.acquire(["a", "p"], 0)
+        own.acquire("b")
+        own.fence()
+        return len(refused), held, descriptors, before, table.member, caught.value.keys
+
+    member = table.member
+    refused, held, descriptors, before, theirs, keys = in_child(child)
+    assert (refused, held, descriptors, before) == (4, False, [], 0)
+    assert theirs not in (0, member)
+    assert sorted(keys) == ["a", "p"]
+    assert one.holds("a")
+    one.fence()
+    assert not is_free(table, "a")
+    assert one.acquire("p", 0) == ()
+    assert table.owner().acquire("b", 0) == ("b",)  # the child never gave it back
+
+
+def test_a_forked_child_collects_inherited_owners(table):
+    owners = [table.owner()]
+    owners[0].acquire("a")
+
+    def child():
+        owners.clear()
+        gc.collect()
+        return is_free(table, "a")
+
+    assert in_child(child) is False
+    assert not is_free(table, "a")
+
+
+def test_fork_while_threads_wait_and_join(path, table, owners):
+    one, other = owners
+    one.acquire("a")
+    stop = threading.Event()
+
+    def wait():
+        other.acquire("a", 60)
+
+    def join():
+        while not stop.is_set():
+            open_table(path).owner().close()
+
+    threads = [threading.Thread(target=wait), threading.Thread(target=join)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+
+            def child():
+                fresh = table.owner()
+                fresh.acquire("b", 30)
+                try:
+                    fresh.acquire("a", 0)
+                except TimedOut:
+                    return True
+                return False
+
+            assert in_child(child)
+    finally:
+        one.release("a")
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert other.holds("a")
+
+
+# ---- The file ------------------------------------------------------------------------------------------------------
+
+
+def header_of(path):
+    with open(path, "rb") as file:
+        fields = struct.unpack("<8sIIIIQQQQ40s", file.read(96))
+    names = ("magic", "version", "kind", "slots", "reserved", "seed", "epoch", "device", "inode", "boot")
+    return dict(zip(names, fields, strict=True))
+
+
+def write_at(path, offset, data):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_the_header_is_as_documented(path, table):
+    status = os.stat(path)
+    with open(BOOT, "rb") as file:
+        boot = file.read(36)
+    c = native()
+    assert header_of(path) == {
+        "magic": b"TXSLOCKS",
+        "version": 2,
+        "kind": 1,
+        "slots": 1 << 20,
+        "reserved": 0,
+        "seed": c.SEED,
+        "epoch": 1,
+        "device": status.st_dev,
+        "inode": status.st_ino,
+        "boot": boot + bytes(4),
+    }
+    assert status.st_size == WORDS_OFFSET + 4 * (1 << 20)
+    assert status.st_blocks * 512 >= status.st_size
+    assert (table.slots, table.seed) == (1 << 20, c.SEED)
+    constants = (c.MAGIC, c.VERSION, c.KIND_TABLE, c.KIND_RANGES, c.MEMBERS, c.MEMBERS_OFFSET, c.MEMBER_SIZE)
+    assert constants == (b"TXSLOCKS", 2, 1, 2, 2047, MEMBERS_OFFSET, 64)
+    assert (c.WORDS_OFFSET, c.LOCK_BASE) == (WORDS_OFFSET, INIT)
+
+
+def test_members_and_words_are_as_documented(path, table):
+    owner = table.owner()
+    owner.acquire("a")
+    with open(path, "rb") as file:
+        file.seek(MEMBERS_OFFSET + 64 * table.member)
+        number = owner.identity >> 1 & (1 << 18) - 1
+        assert struct.unpack("<IIQII40s", file.read(64)) == (1, os.getpid(), 1, number, number, bytes(40))
+        file.seek(WORDS_OFFSET + 4 * table.slot_of("a"))
+        assert struct.unpack("<I", file.read(4)) == (owner.identity,)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o660, 0o600])
+def test_the_umask_does_not_matter(path, mode):
+    before = os.umask(0o077)
+    try:
+        open_table(path, mode=mode)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(path).st_mode) == mode
+    os.chmod(path, 0o640)  # somebody's decision: stays
+    open_table(path, mode=mode).owner()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
+
+
+def test_an_old_file_keeps_its_slots_and_its_dirty_words(path):
+    table = open_table(path, slots=4096)
+    table.owner().acquire("a")
+    owner = table.owner()
+    owner.acquire("b")
+    table.close()
+    again = open_table(path)
+    assert (again.slots, header_of(path)["epoch"]) == (4096, 1)
+    assert again.owner().acquire(["a", "b"], 0) == ("b",)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 63, 65, 100, 1 << 27])
+def test_impossible_numbers_of_slots(path, slots):
+    with pytest.raises(ValueError, match="power of two"):
+        open_table(path, slots=slots)
+    assert not path.exists()
+
+
+def damage_magic(path):
+    write_at(path, 0, b"nonsense")
+
+
+def damage_version(path):
+    write_at(path, 8, struct.pack("<I", 7))
+
+
+def damage_kind(path):
+    write_at(path, 12, struct.pack("<I", 2))
+
+
+def damage_slots(path):
+    write_at(path, 16, struct.pack("<I", 1 << 25))
+
+
+def damage_device(path):
+    write_at(path, 40, struct.pack("<Q", 12345))
+
+
+def damage_boot(path):
+    write_at(path, 56, b"01234567-")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "words"),
+    [
+        (damage_magic, OSError, "no lock file any more"),
+        (damage_version, OSError, "in version 7, this one knows version 2"),
+        (damage_kind, BlockingIOError, "as kind 2"),
+        (damage_slots, OSError, "cut off"),
+        (damage_device, OSError, "an overlay shares memory, not locks"),
+        (damage_boot, OSError, "another machine"),
+    ],
+)
+def test_what_does_not_fit_is_reset_only_while_nobody_is_alive(path, damage, error, words):
+    table = open_table(path)
+    unjoined = open_table(path)
+    owner = table.owner()
+    owner.acquire("a")
+    damage(path)
+    for use in (lambda: open_table(path), unjoined.owner):
+        with pytest.raises(error, match=words) as caught:
+            use()
+        assert caught.value.filename == str(path)
+    assert owner.holds("a")
+    owner.release("a")
+    owner.acquire("b")
+    table.close()
+
+    fresh = open_table(path)
+    header = header_of(path)
+    assert (header["magic"], header["version"], header["kind"]) == (b"TXSLOCKS", 2, 1)
+    assert (header["slots"], header["device"], header["inode"]) == (1 << 20, os.stat(path).st_dev, os.stat(path).st_ino)
+    assert fresh.owner().acquire("b", 0) == ()
+    assert [member for member, _, _ in fresh.members()] == [fresh.member]
+
+
+def test_a_table_joins_what_was_damaged_and_left(path):
+    unjoined = open_table(path)
+    damage_kind(path)
+    assert unjoined.owner().acquire("a", 0) == ()
+    assert header_of(path)["kind"] == 1
+
+
+@pytest.mark.parametrize("length", [0, 50, 5000, WORDS_OFFSET + 100])
+def test_a_file_that_was_cut_off(path, length):
+    unjoined = open_table(path)
+    os.truncate(path, length)
+    owner = unjoined.owner()
+    keys = [f"x/c/{i}" for i in range(0, 1 << 20, 1000)]
+    owner.acquire(keys)
+    assert is_free(open_table(path), "y")
+    assert not is_free(open_table(path), keys)
+
+
+def test_a_table_that_was_reset_with_other_slots_is_stale(path):
+    unjoined = open_table(path)
+    damage_version(path)
+    open_table(path, slots=4096)
+    with pytest.raises(OSError, match="open the repository again"):
+        unjoined.owner()
+
+
+def test_a_copy_gets_a_file_of_its_own(path, tmp_path):
+    table = open_table(path)
+    owner = table.owner()
+    owner.acquire("a")
+    copied = tmp_path / "copy"
+    shutil.copy(path, copied)
+    inode = os.stat(copied).st_ino
+    with open(copied, "rb"):  # keeps the number from being given anew
+        copy = open_table(copied)
+    assert copy.owner().acquire("a", 0) == ()
+    assert os.stat(copied).st_ino != inode
+    assert header_of(copied)["inode"] == os.stat(copied).st_ino
+    assert not is_free(table, "a")
+    owner.fence()
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_file_removed_or_replaced(path, table, owners, how):
+    one, other = owners
+    unjoined = open_table(path)
+    other.fence()  # holds nothing, loses nothing
+    one.acquire(["a", "b"])
+    one.fence()
+    path.rename(path.with_name("old"))
+    if how == "replaced":
+        assert open_table(path).owner().acquire("a", 0) == ()
+    with pytest.raises(Lost) as caught:
+        one.fence()
+    assert sorted(caught.value.keys) == ["a", "b"]
+    other.fence()
+    one.release(["a", "b"])
+    for use in (table.owner, unjoined.owner, unjoined.members):
+        with pytest.raises(OSError, match="removed or replaced since it was opened"):
+            use()
+
+
+def test_words_that_are_lost(path, table, owners):
+    one, _ = owners
+    one.acquire(["a", "b"])
+    write_at(path, WORDS_OFFSET + 4 * table.slot_of("b"), struct.pack("<I", 1))
+    with pytest.raises(Lost) as caught:
+        one.fence()
+    assert caught.value.keys == ["b"]
+    with pytest.raises(Lost) as caught:
+        one.release(["a", "b"])
+    assert caught.value.keys == ["b"]
+    assert is_free(table, "a")
+    one.fence()
+
+
+def test_garbage_in_the_words_is_recovered(path, table):
+    """Whatever stands in a word: nobody waits for ever for who does not exist."""
+    owner = table.owner()
+    for value in (0xFFFFFFFF, 0xC0000000, 0x80000002, 5, 0x7FFFFFFF, 2047 << 19, (2047 << 19) | 1):
+        write_at(path, WORDS_OFFSET + 4 * table.slot_of("a"), struct.pack("<I", value))
+        owner.acquire("a", 60)
+        owner.release("a")
+        assert is_free(table, "a")
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["of this process", "of another"])
+@pytest.mark.parametrize("parked", [0, 1])
+def test_a_word_of_a_living_member_and_none_of_its_transactions(path, table, theirs, parked):
+    """Damaged, it would be locked for as long as that process lives."""
+    holder = (open_table(path) if theirs else table).owner()
+    holder.acquire("b")
+    owner = table.owner()
+    member, number = holder.identity >> 19, holder.identity >> 1 & (1 << 18) - 1
+    for wrong in (0, number ^ 1 << 17, number ^ 1 << 9):
+        for flags in (0, 1 << 31, 3 << 30):
+            word = flags | member << 19 | wrong << 1 | parked
+            write_at(path, WORDS_OFFSET + 4 * table.slot_of("a"), struct.pack("=I", word))
+            timeout = 0 if wrong else 60
+            assert owner.acquire("a", timeout) == ("a",)  # as from one that died
+            owner.release("a")
+    with pytest.raises(TimedOut):
+        owner.acquire("b", 0)
+    holder.fence()
+
+
+def test_what_is_parked_for_a_transaction_that_has_ended(path, table):
+    sibling = open_table(path).owner()
+    sibling.acquire("a")
+    ended, other = table.owner(), table.owner()
+    ended.close(sweep=True)
+    sibling.park("a", ended.parked)
+    assert other.acquire("a", 60) == ("a",)
+
+
+def test_no_living_transaction_loses_a_word(path, table):
+    """Whatever others have begun and ended before and after it, many times around."""
+    chance = random.Random(7)
+    asking = open_table(path).owner()
+    living = {}
+    for step in range(3000):
+        for _ in range(chance.randrange(600)):
+            table.owner().close()
+        if len(living) < 5 or chance.random() < 0.5:
+            key = f"{step}"
+            living[key] = table.owner()
+            living[key].acquire(key)
+        else:
+            living.pop(chance.choice(sorted(living))).close()
+        for key in chance.sample(sorted(living), min(3, len(living))):
+            with pytest.raises(TimedOut):
+                asking.acquire(key, 0)
+    for owner in living.values():
+        owner.fence()
+
+
+def test_all_places_are_taken(path, table):
+    """Held as that many processes would: by byte locks on descriptions of their own."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        for member in range(1, 2048):
+            take_byte(fd, INIT + member)
+        with pytest.raises(OSError, match="2047 places"):
+            table.owner()
+    finally:
+        os.close(fd)
+    table.owner()
+
+
+def test_opening_waits_for_who_opens(path, table):
+    fd = os.open(path, os.O_RDWR)
+    take_byte(fd, INIT)
+    opened = []
+
+    def give():
+        time.sleep(0.1)
+        assert opened == []
+        os.close(fd)
+
+    run_threads(lambda: opened.append(open_table(path)), lambda: opened.append(table.owner()), give)
+    assert len(opened) == 2
+
+
+def test_paths(tmp_path):
+    native()
+    for path, error in [
+        (tmp_path / "missing" / "chunks", FileNotFoundError),
+        (tmp_path, OSError),
+        ("/dev/null", OSError),
+    ]:
+        with pytest.raises(error) as caught:
+            open_table(path)
+        assert caught.value.filename == str(path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError):
+        open_table(tmp_path / "fifo")
+    with pytest.raises(ValueError):
+        open_table(f"{tmp_path}/a\0b")
+    table = native().LockTable(tmp_path / "ä", timed_out=TimedOut, lost=Lost, forked=Forked)
+    assert table.owner().acquire("a") == ()
+
+
+def test_nothing_is_written_without_permission(path):
+    if os.getuid() != 0:
+        pytest.skip("needs root")
+    open_table(path, mode=0o600)
+    os.chmod(path.parent, 0o755)
+
+    def child():
+        try:
+            open_table(path)
+        except PermissionError as error:
+            return error.filename
+        return "it was opened"
+
+    assert in_child(child, user=NOBODY) == str(path)

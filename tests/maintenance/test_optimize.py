@@ -1,0 +1,311 @@
+"""Optimize: fewer and larger packs, one run, and nothing that anybody could notice."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.maintenance.upkeep import bytes_of_head, content, floor_of, put, rewrite, seqs, staged, tree
+from tests.transactions.faults import once, watch
+from txstore.maintenance import optimize
+
+
+def packs(repo: txstore.Repository) -> list[str]:
+    return [path for path in tree(repo) if path.startswith("packs/")]
+
+
+def test_nothing_to_do(repo):
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        repo.optimize()
+    put(repo, {"a": b"1"})
+    assert repo.optimize() is not None  # a commit file is no good place for a value that stays
+    before = tree(repo)
+    for _ in range(3):
+        assert repo.optimize() is None
+    assert tree(repo) == before
+
+
+@pytest.mark.parametrize("keys", [1, 2, 30])
+@pytest.mark.parametrize("size", [0, 1, 100, 1024, 5000])
+def test_it_is_done_once(open_repo, keys, size):
+    repo = open_repo(durability="none")
+    for number in range(keys):
+        put(repo, {f"a/{number}": bytes(size)})
+    repo.optimize()
+    assert repo.optimize() is None
+    repo.vacuum(keep=1)
+    assert repo.optimize() is None
+
+
+def test_content_seqs_history_and_views_are_the_same(open_repo):
+    repo = open_repo(durability="none")
+    model = rewrite(repo, 50)
+    put(repo, {"b/x": b"1", "b/y": b"2", "c": b"3"})
+    put(repo, {"b/": None, "c": None, "d": b""})
+    model |= {"d": b""}
+    log, before = [commit.id for commit in repo.log()], seqs(repo)
+    old = [(slot, content(repo, slot)) for slot in range(0, 52, 5)]
+    reader = repo.mapping()
+    view = reader.get_view("a/c/1")
+
+    made = repo.optimize()
+
+    assert made is not None
+    assert made.message == "optimize"
+    assert made.statistics == dict.fromkeys(made.statistics, 0)
+    assert content(repo) == model
+    assert seqs(repo) == before
+    assert [commit.id for commit in repo.log()] == [made.id, *log]
+    assert [(slot, content(repo, slot)) for slot, _ in old] == old
+    assert {key: bytes(reader[key]) for key in reader} == model
+    assert bytes(view) == model["a/c/1"]
+    assert len(packs(repo)) == 1
+    assert len(repo.mapping().run_names) == 1
+    # As whoever has never seen the repository finds it.
+    assert content(txstore.Repository(repo.url)) == model
+
+
+def test_zarr_arrays(repo):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(20), chunks=(5,))
+    live = zarr.open_array(repo.snapshot(), path="x", mode="r")
+    for i in range(20):
+        with repo.transaction() as store:
+            zarr.open_array(store, path="x")[i] = -i
+    repo.optimize()
+    assert live[:].tolist() == list(range(20))
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == [-i for i in range(20)]
+
+
+def test_a_transaction_that_is_open_across_it(repo):
+    put(repo, {"a": b"1", "b": b"1", "p/x": b"1"})
+    mine, conflicting, below = repo.begin(), repo.begin(), repo.begin()
+    mine["a"] = b"2"
+    conflicting["b"] = b"mine"
+    below["p/x"] = b"mine"
+    put(repo, {"b": b"theirs", "p/": None})
+    for _ in range(2):
+        repo.optimize()
+        for each in (conflicting, below):
+            with pytest.raises(txstore.ConflictError):
+                each.commit()
+    assert mine.commit().slot == repo.head().slot
+    assert content(repo) == {"a": b"2", "b": b"theirs"}
+    for each in (conflicting, below):
+        each.rollback()
+
+
+def test_a_session_goes_on(repo):
+    with txstore.TxStore(repo.url) as store:
+        z = zarr.create_array(store, name="x", shape=(0,), chunks=(3,), dtype="i4")
+        store.commit()
+        for i in range(12):
+            z.append(np.array([i], "i4"))
+            store.commit()
+            if i % 5 == 4:
+                repo.optimize()
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == list(range(12))
+
+
+def test_large_packs_are_left_alone(open_repo, monkeypatch):
+    repo = open_repo(durability="none")
+    monkeypatch.setattr(optimize, "SMALL_PACK", 10_000)
+    put(repo, {f"large/{i}": bytes([i]) * 5_000 for i in range(4)})
+    rewrite(repo, 10)
+    repo.optimize()
+    uses = optimize.uses_of(repo.mapping())
+    assert sorted(name.slot for name, use in uses.items() if name.branch is not None and use.values) == [0]
+    repo.vacuum(keep=1)
+    assert "commits/main/0000000000" in tree(repo)  # it holds values, and is no commit any more
+    assert len(content(repo)) == 14
+
+    # Until most of it is out of date.
+    put(repo, {f"large/{i}": b"" for i in range(3)})
+    repo.optimize()
+    repo.vacuum(keep=1)
+    assert "commits/main/0000000000" not in tree(repo)
+    assert len(content(repo)) == 14
+
+
+def test_new_packs_end_at_a_length(open_repo, monkeypatch):
+    repo = open_repo(durability="none")
+    monkeypatch.setattr(optimize, "PACK_LENGTH", 10_000)
+    monkeypatch.setattr(optimize, "SMALL_PACK", 9_000)
+    model = {f"a/{i:02}": bytes([i]) * 1_500 for i in range(40)}
+    for key, value in model.items():
+        put(repo, {key: value})
+    progress: list[tuple[int, int]] = []
+    repo.optimize(progress=lambda *at: progress.append(at))
+    assert [size for path, size in sorted(tree(repo).items()) if path.startswith("packs/") and size > 13_000] == []
+    assert len(packs(repo)) >= 5
+    assert content(repo) == model
+    assert progress == sorted(progress)
+    assert progress[-1][0] == progress[-1][1]
+    repo.vacuum(keep=1)
+    assert content(repo) == model
+    assert repo.optimize() is None
+
+
+def test_tombstones_are_forgotten_only_below_the_floor(repo):
+    """Whoever is based above the floor must still find that what it read was deleted."""
+    put(repo, {"a": b"1", "b": b"1", "p/x": b"1", "p/y": b"1", "q/x": b"1"})
+    put(repo, {"a": None, "q/": None})  # before the floor that comes
+    put(repo, {"z": b"1"})
+    base = repo.mapping()
+    open_ones = {key: repo.begin() for key in ("b", "p/x")}
+    for key, transaction in open_ones.items():
+        transaction[key] = b"mine"
+    put(repo, {"b": None, "p/": None})
+    repo.optimize()
+    repo.vacuum(keep=1)
+    assert floor_of(repo) == base.slot
+    repo.optimize()
+    put(repo, {"y": b"1"})
+    repo.optimize()
+    for key, transaction in open_ones.items():
+        with pytest.raises(txstore.ConflictError, match=key):
+            transaction.commit()
+        transaction.rollback()
+    assert content(repo) == {"z": b"1", "y": b"1"}
+
+    # When nobody is based on them any more, all are.
+    del base, open_ones, transaction
+    repo.vacuum(keep=1)
+    put(repo, {"y": b"2"})
+    repo.optimize()
+    (run,) = repo.mapping().runs._runs
+    assert run.entries == 2
+    assert run.prefixes == []
+
+
+def test_it_gets_on_beside_those_who_rewrite_everything(open_repo, monkeypatch):
+    """After each of their commits all runs are new: what was copied is looked for where it is now."""
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    model = rewrite(repo, 20)
+    overtaken = []
+    publish = optimize.Publisher.publish
+
+    def overtake(self, *args):
+        if self.message == "optimize":
+            model.update(rewrite(other, 3, keys=5, each=5, size=200 + 8 * len(overtaken)))
+            overtaken.append(None)
+        return publish(self, *args)
+
+    monkeypatch.setattr(optimize.Publisher, "publish", overtake)
+    assert repo.optimize() is not None
+    assert 1 <= len(overtaken) <= 3
+    assert content(repo) == model
+    uses = optimize.uses_of(repo.mapping())
+    (pack,) = [name for name in uses if name.branch is None]
+    assert uses[pack].values == 5  # those that were not written again
+    assert len(repo.mapping().run_names) == 1
+
+
+def test_it_gives_up_where_that_would_take_long(open_repo, monkeypatch):
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    model = rewrite(repo, 20)
+    monkeypatch.setattr(optimize, "MERGED_UNDER_LOCK", 4)
+    publish = optimize.Publisher.publish
+
+    def overtake(self, *args):
+        if self.message == "optimize":
+            model.update(rewrite(other, 2, each=10))
+        return publish(self, *args)
+
+    monkeypatch.setattr(optimize.Publisher, "publish", overtake)
+    assert repo.optimize() is None
+    assert content(repo) == model
+    assert packs(repo) == []
+    assert staged(repo) == []
+
+
+def test_damage_is_not_copied(open_repo, tmp_path):
+    repo = txstore.Repository(tmp_path / "damaged.tx")
+    put(repo, {"a": b"the value", "b": b"1"})
+    path = Path(repo.url, "commits/main/0000000000")
+    path.write_bytes(path.read_bytes().replace(b"the value", b"the valve"))
+    put(repo, {"c": b"1"})
+    with pytest.raises(txstore.CorruptionError, match="'a'"):
+        repo.optimize()
+    assert packs(repo) == []
+    assert staged(repo) == []
+
+
+def test_what_is_named_is_durable_first(repo):
+    """I1: the packs, their names, then the commit that refers to them."""
+    rewrite(repo, 4)
+    watched = watch(repo)
+    repo.optimize()
+    steps = watched.named("sync_file", "sync_directory", "link", "rename_noreplace", "file.sync")
+    (renamed,) = [i for i, step in enumerate(steps) if step[0] == "rename_noreplace"]
+    before = steps[:renamed]
+    (linked,) = [i for i, step in enumerate(before) if step[0] == "link"]
+    assert any(step[0] == "sync_file" for step in before[:linked])
+    after_link = [step[1] for step in before[linked:] if step[0] == "sync_directory"]
+    assert "packs" in after_link
+    assert any(directory.startswith("packs/") for directory in after_link)
+    assert "file.sync" in [step[0] for step in before[linked:]]
+    assert ("sync_directory", "commits/main") in steps[renamed:]
+
+
+def test_packs_of_commits_that_were_not_synced(open_repo):
+    """A durable commit on top of those of `durability="none"` syncs their packs, too."""
+    repo, durable = open_repo(durability="none"), open_repo()
+    rewrite(repo, 4)
+    repo.optimize()
+    (pack,) = packs(repo)
+    watched = watch(durable)
+    put(durable, {"z": b"1"})
+    synced = [call[1] for call in watched.named("sync_file", "sync_directory")]
+    assert {pack, pack.rpartition("/")[0], "packs"} <= set(synced)
+    assert synced.index(pack) < synced.index("commits/main")
+
+
+@pytest.mark.parametrize("failing", ["create", "link", "sync_file", "sync_directory", "rename_noreplace", "file.write"])
+def test_the_medium_fails(open_repo, failing):
+    repo = open_repo()
+    model = rewrite(repo, 10)
+    watched = watch(repo)
+    before = tree(repo)
+    watched.before[failing] = once(OSError(28, "No space left on device"))
+    with pytest.raises((OSError, txstore.CommitUnknownError)):
+        repo.optimize()
+    watched.before.clear()
+    assert staged(repo) == []
+    if failing != "sync_directory":
+        assert tree(repo) == before
+    assert content(repo) == model
+    assert repo.optimize() is not None
+    assert content(repo) == model
+
+
+def test_many_rewrites_leave_little(open_repo):
+    """1,000 commits that rewrite 100 chunks of 800 bytes; the whole number is a benchmark."""
+    repo = open_repo(durability="none")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(10_000.0), chunks=(100,), compressors=None)
+    generator = random.Random(1)
+    for number in range(1_000):
+        put(repo, {f"x/c/{generator.randrange(100)}": np.full(100, float(number)).tobytes()})
+    repo.optimize()
+    repo.vacuum(keep=1)
+    assert store.staged_count == 0  # a store whose block was left holds nothing back
+    files = tree(repo)
+    assert len(files) <= 10, sorted(files)
+    assert sum(files.values()) <= 1.05 * bytes_of_head(repo) + (64 << 10)
+
+
+@pytest.mark.parametrize("length", [1000, 1015, 1020, 1030, 1200, 2000])
+def test_a_second_time_finds_nothing_whatever_the_runs_weighed(tmp_path, length):
+    """A file that was worth keeping with its run may not be without it."""
+    repo = txstore.Repository(tmp_path / "data.tx", durability="none")
+    for value in (b"0", bytes(length)):
+        with repo.begin() as transaction:
+            transaction["a"] = value
+    assert repo.optimize() is not None
+    assert repo.optimize() is None

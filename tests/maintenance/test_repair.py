@@ -1,0 +1,463 @@
+"""What `verify(repair=True)` restores, what it can't, and that it harms nothing whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.maintenance import small
+from tests.maintenance.test_backup import Dying, Killed, contents_of, put
+from tests.system.bad_input.disk import tree
+from txstore.format import commitfile, encoding, names, packfile
+from txstore.format.packfile import PackName
+from txstore.history.commit import MAIN
+from txstore.history.commits import Commits
+from txstore.history.opening import open_storage
+from txstore.maintenance.repair import verify_and_repair
+from txstore.maintenance.report import Report
+from txstore.maintenance.verify import verify
+from txstore.storage.local import LocalStorage
+
+LAST = 5
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> tuple[Path, small.Contents]:
+    path = tmp_path_factory.mktemp("written") / "data.tx"
+    return path, small.build(path)
+
+
+@pytest.fixture
+def path(written, tmp_path) -> Path:
+    shutil.copytree(written[0], tmp_path / "data.tx")
+    commits = txstore.Repository(tmp_path / "data.tx").engine.commits
+    commits.write_hint(commits.head(), durable=True)
+    return tmp_path / "data.tx"
+
+
+def repaired(path: Path) -> Report:
+    return verify_and_repair(open_storage(path))
+
+
+def commit_file(path: Path, slot: int) -> Path:
+    return path / names.commit_path(MAIN, slot)
+
+
+def stored_in(path: Path, slot: int):
+    stored = Commits(open_storage(path)).read(MAIN, slot)
+    assert stored is not None
+    return stored
+
+
+def overwrite(file: Path, offset: int, content: bytes) -> None:
+    whole = file.read_bytes()
+    file.write_bytes(whole[:offset] + content + whole[offset + len(content) :])
+
+
+def quarantined(path: Path) -> dict[str, bytes]:
+    root = path / names.QUARANTINE
+    return {str(f.relative_to(root)): f.read_bytes() for f in root.rglob("*") if f.is_file()}
+
+
+def test_a_repository_that_is_well_is_not_changed(path):
+    def state() -> dict[str, tuple[int, int]]:
+        return {str(f): (f.stat().st_mtime_ns, f.stat().st_ino) for f in path.rglob("*")}
+
+    before = state(), tree(path)
+    report = txstore.Repository(path).verify(repair=True)
+    assert (report.ok, report.repairs, report.repaired) == (True, [], [])
+    assert (state(), tree(path)) == before
+
+
+def runs_of(path: Path) -> list[tuple[int, int, int]]:
+    return [
+        (slot, section.offset, section.length)
+        for slot in range(LAST + 1)
+        for section in stored_in(path, slot).header.sections
+    ]
+
+
+def test_every_run_is_rebuilt_byte_for_byte(written, path):
+    found = runs_of(path)
+    assert len(found) > LAST + 1  # merged ones, too
+    for slot, offset, length in found:
+        file = commit_file(path, slot)
+        whole = file.read_bytes()
+        overwrite(file, offset, bytes(length))
+        damaged = file.read_bytes()
+        report = repaired(path)
+        assert report.ok, (slot, offset)
+        assert [fault.part for fault in report.repaired] == ["run"]
+        assert file.read_bytes() == whole
+        assert damaged in quarantined(path).values()
+    assert contents_of(path) == written[1]
+
+
+def test_all_runs_at_once(written, path):
+    before = tree(path)
+    for slot, offset, length in runs_of(path):
+        overwrite(commit_file(path, slot), offset, b"\xff" * length)
+    assert repaired(path).ok
+    assert {name: content for name, content in tree(path).items() if not name.startswith("quarantine")} == before
+
+
+def test_a_fault_tells_the_commits_that_it_touches(path):
+    ids = [commit.id for commit in txstore.Repository(path).log()][::-1]
+    file = commit_file(path, 0)
+    overwrite(file, file.read_bytes().index(b"zero"), b"ZERO")  # a/c/0, which slot 1 writes anew
+    (fault,) = txstore.Repository(path).verify().faults
+    assert (fault.part, fault.key, fault.commits, fault.commit_count) == ("value", "a/c/0", (ids[0],), 1)
+    overwrite(file, file.read_bytes().index(b"oneone"), b"ONE")
+    second = txstore.Repository(path).verify().faults[1]
+    assert (second.key, second.commits, second.commit_count) == ("a/c/1", tuple(ids), LAST + 1)
+    overwrite(file, 8, b"\xff")  # the head: nothing in the pack can be read
+    assert max(fault.commit_count for fault in txstore.Repository(path).verify().faults) == LAST + 1
+
+
+def test_at_most_ten_commits_are_told(tmp_path):
+    repo = txstore.Repository(tmp_path / "data.tx", durability="none")
+    for number in range(30):
+        put(repo, "kept" if number == 0 else "other", b"%d" % number)
+    file = commit_file(tmp_path / "data.tx", 0)
+    overwrite(file, file.read_bytes().index(b"kept") + 4, b"X")
+    (fault,) = repo.verify().faults
+    assert (len(fault.commits), fault.commit_count) == (10, 30)
+    assert "20 more" in str(fault)
+
+
+def test_a_damaged_value_stays_an_error(written, path):
+    file = commit_file(path, 0)
+    overwrite(file, file.read_bytes().index(b"oneone"), b"ONE")
+    report = repaired(path)
+    assert [(fault.part, fault.key) for fault in report.faults] == [("value", "a/c/1")]
+    assert report.repairs == []
+    snapshot = txstore.Repository(path).mapping()
+    assert "a/c/1" in list(snapshot)
+    with pytest.raises(txstore.CorruptionError):
+        snapshot["a/c/1"]
+
+
+def test_a_run_and_a_value_of_one_pack(path):
+    """The run is rebuilt from frames; the value's checksum is in its frame, so the key stays, and is an error."""
+    file = commit_file(path, 0)
+    overwrite(file, file.read_bytes().index(b"oneone"), b"ONE")
+    section = stored_in(path, 0).header.sections[0]
+    overwrite(file, section.offset, bytes(section.length))
+    report = repaired(path)
+    assert [(fault.part, fault.key) for fault in report.faults] == [("value", "a/c/1")]
+    with pytest.raises(txstore.CorruptionError):
+        txstore.Repository(path).mapping()["a/c/1"]
+    assert bytes(txstore.Repository(path).mapping()["a/c/0"]) == b"nought"
+
+
+@pytest.mark.parametrize("how", ["head", "padding", "frame", "several frames"])
+def test_parts_of_packs(written, path, how):
+    file = commit_file(path, 0)
+    before = file.read_bytes()
+    first = packfile.HEAD_SIZE
+    if how == "head":
+        overwrite(file, 0, os.urandom(64))
+    elif how == "padding":
+        overwrite(file, before.index(b"oneone") - 3, b"abc")
+    elif how == "frame":
+        overwrite(file, first, os.urandom(40))
+    else:
+        second = packfile.decode_frame(memoryview(before), first).end
+        overwrite(file, first, os.urandom(40))
+        overwrite(file, second, os.urandom(33))
+    report = repaired(path)
+    assert report.ok
+    assert {fault.part for fault in report.repaired} == {how.split()[-1].removesuffix("s")}
+    assert contents_of(path) == written[1]
+    stored = stored_in(path, 0)
+    overwrite(file, stored.header.sections[0].offset, bytes(stored.header.sections[0].length))
+    assert repaired(path).ok  # the frames that were made anew are good for a run
+    assert contents_of(path) == written[1]
+
+
+def test_the_head_of_a_data_pack(written, path):
+    (file,) = (path / "packs").rglob("*/*")
+    before = file.read_bytes()
+    overwrite(file, 0, bytes(64))
+    assert repaired(path).ok
+    assert file.read_bytes() == before
+
+
+def _header_of(path: Path) -> tuple[int, int]:
+    footer = stored_in(path, LAST).footer
+    return footer.header_offset, footer.header_length
+
+
+def _cut_footer(file: Path, offset: int, length: int) -> None:
+    overwrite(file, offset + length, bytes(64))
+
+
+def _cut_short(file: Path, offset: int, length: int) -> None:
+    file.write_bytes(file.read_bytes()[: offset + length // 2])
+
+
+def _garble_header(file: Path, offset: int, length: int) -> None:
+    overwrite(file, offset, os.urandom(length))
+
+
+def _append(file: Path, offset: int, length: int) -> None:
+    file.write_bytes(file.read_bytes() + bytes(100))
+
+
+@pytest.mark.parametrize("damage", [_cut_footer, _cut_short, _garble_header, _append])
+def test_a_head_whose_end_is_damaged_is_rebuilt(written, path, damage: Callable[[Path, int, int], None]):
+    file = commit_file(path, LAST)
+    damage(file, *_header_of(path))
+    damaged = file.read_bytes()
+    with pytest.raises(txstore.CorruptionError):
+        txstore.Repository(path).mapping()
+    report = repaired(path)
+    assert report.ok
+    assert [repair.path for repair in report.repairs] == [names.commit_path(MAIN, LAST)]
+    assert contents_of(path) == written[1]
+    assert damaged in quarantined(path).values()
+    put(txstore.Repository(path), "more")
+    assert txstore.Repository(path).verify().ok
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 100, 130])
+def test_a_torn_head_is_moved_away(written, path, length):
+    file = commit_file(path, LAST)
+    file.write_bytes(file.read_bytes()[:length])
+    report = repaired(path)
+    assert ["was durable here" in fault.reason for fault in report.faults] == [True]  # it is lost: said once
+    assert f"the head is slot {LAST - 1} again" in report.repairs[0].action
+    assert verify(Commits(open_storage(path))).ok
+    assert contents_of(path) == written[1][:LAST]
+    assert f"commits/main/{LAST:010d}" in quarantined(path)
+
+
+def test_commits_that_a_power_loss_has_torn(tmp_path):
+    """With durability="none" any of the newest may be torn: the newest that is whole is the head again."""
+    path = tmp_path / "data.tx"
+    put(txstore.Repository(path), "durable")
+    repo = txstore.Repository(path, durability="none")
+    for number in range(4):
+        put(repo, f"key{number}")
+    file = commit_file(path, 2)
+    file.write_bytes(bytes(len(file.read_bytes())))
+    (path / "heads/main").unlink()
+    report = repaired(path)
+    assert report.ok
+    assert txstore.Repository(path).head().slot == 1
+    assert sorted(quarantined(path)) == [f"commits/main/{slot:010d}" for slot in (2, 3, 4)]
+
+
+def test_a_torn_run_of_a_commit_that_was_not_synced(tmp_path):
+    path = tmp_path / "data.tx"
+    put(txstore.Repository(path), "durable")
+    repo = txstore.Repository(path, durability="none")
+    for number in range(3):
+        put(repo, f"key{number}")
+    file, stored = commit_file(path, 2), stored_in(path, 2)
+    overwrite(file, packfile.HEAD_SIZE, bytes(stored.footer.header_offset - packfile.HEAD_SIZE))
+    report = repaired(path)
+    assert report.ok
+    assert txstore.Repository(path).head().slot == 1
+
+
+def test_a_synced_commit_is_not_given_up_for_a_damaged_one_below_it(written, path):
+    file, stored = commit_file(path, 2), stored_in(path, 2)
+    overwrite(file, packfile.HEAD_SIZE, bytes(stored.footer.header_offset - packfile.HEAD_SIZE))
+    report = repaired(path)
+    assert not report.ok
+    assert txstore.Repository(path).head().slot == LAST
+    for key, value in written[1][LAST].items():
+        with contextlib.suppress(txstore.CorruptionError):
+            assert bytes(txstore.Repository(path).mapping()[key]) == value
+
+
+def test_a_header_in_the_middle_that_is_lost(written, path):
+    offset, length = stored_in(path, 3).footer.header_offset, stored_in(path, 3).footer.header_length
+    overwrite(commit_file(path, 3), offset + 8, os.urandom(length - 8))
+    report = repaired(path)
+    assert [(fault.path, fault.part) for fault in report.faults] == [(names.commit_path(MAIN, 3), "header")]
+    assert {key: bytes(value) for key, value in txstore.Repository(path).mapping().items()} == written[1][LAST]
+
+
+def test_a_header_in_the_middle_is_restored_if_the_next_commit_proves_it(written, path):
+    file, footer = commit_file(path, 3), stored_in(path, 3).footer
+    before = file.read_bytes()
+    end = footer.header_offset + footer.header_length
+    overwrite(file, end, bytes(64))
+    assert repaired(path).ok
+    assert file.read_bytes() == before
+    overwrite(file, before.index(b"delete"), b"dElete")  # the message
+    overwrite(file, end, bytes(64))
+    report = repaired(path)
+    assert [(fault.path, fault.part) for fault in report.faults] == [(names.commit_path(MAIN, 3), "header")]
+    assert report.repairs == []
+
+
+def test_small_files(written, path):
+    contents = {name: (path / name).read_bytes() for name in ("format.json", "zarr.json", "heads/main", "tags/v1")}
+    (path / "format.json").unlink()
+    (path / "zarr.json").write_bytes(b"{}")
+    (path / "heads/main").write_bytes(b"x" * 64)
+    overwrite(path / "tags/v1", 12, b"\xff\xff")
+    report = repaired(path)
+    assert report.ok
+    for name in ("format.json", "zarr.json", "tags/v1"):
+        assert (path / name).read_bytes() == contents[name], name
+    assert {"zarr.json", "heads/main", "tags/v1"} <= set(quarantined(path))
+    assert contents_of(path) == written[1]
+
+
+def test_a_tag_of_which_nothing_is_left(path):
+    (path / "tags/v1").write_bytes(bytes(40))
+    assert [fault.part for fault in repaired(path).faults] == ["tag"]
+    with pytest.raises(txstore.CorruptionError):
+        txstore.Repository(path).mapping(tag="v1")
+
+
+def test_what_does_not_belong_here(written, path):
+    put(txstore.Repository(path), "orphan")
+    shutil.copy(commit_file(path, LAST + 1), path / "orphan")
+    commit_file(path, LAST + 1).unlink()
+    put(Fresh(path), "true")
+    overwrite(path / "orphan", 0, b"")
+    os.rename(path / "orphan", commit_file(path, LAST + 3))
+    for name in ("notes.txt", "commits/main/x", "tags/-", "packs/zz", "heads/other"):
+        (path / name).write_text("mine")
+    (path / "position").mkdir()
+    (path / "position/zarr.json").write_text("{}")
+    (path / ".nfs0001").write_text("")
+    report = repaired(path)
+    assert report.ok
+    assert list(quarantined(path)) == [f"commits/main/{LAST + 3:010}"]
+    strays = {"notes.txt", "commits/main/x", "tags/-", "packs/zz", "heads/other", "position", ".nfs0001"}
+    assert set(report.strays) == strays
+    assert all((path / name).exists() for name in strays)
+    assert bytes(txstore.Repository(path).mapping()["true"]) == b"value"
+
+
+def Fresh(path: Path) -> txstore.Repository:
+    return txstore.Repository(path)
+
+
+def test_runs_for_which_there_is_no_room_are_committed(written, path, monkeypatch):
+    """As if the run had been written by another version: it is as good, and longer or shorter."""
+    from txstore.maintenance import rebuild
+
+    section = stored_in(path, 0).header.sections[0]
+    overwrite(commit_file(path, 0), section.offset, bytes(section.length))
+    before = rebuild.own_run
+
+    def unsure(*arguments):
+        rebuilt = before(*arguments)
+        return rebuilt and rebuilt._replace(is_sure=False)
+
+    second = stored_in(path, LAST)
+    offsets = [run.offset for run in second.header.runs if run.pack is None]
+    overwrite(commit_file(path, LAST), offsets[0], b"\0" * 8)
+    monkeypatch.setattr(rebuild, "own_run", unsure)
+    report = repaired(path)
+    repo = txstore.Repository(path)
+    assert repo.head().slot == LAST + 1
+    assert "a new commit" in report.repairs[-1].action
+    assert {key: bytes(value) for key, value in repo.mapping().items()} == written[1][LAST]
+    assert {fault.part for fault in report.faults} == {"run"}  # the old commits still list what is damaged
+    with pytest.raises(txstore.CorruptionError):
+        list(repo.mapping(at=0))
+    again = repaired(path)  # what the head no longer lists is let be
+    assert again.repairs == []
+    monkeypatch.undo()
+    put(repo, "more")
+    assert {**written[1][LAST], "more": b"value"} == {k: bytes(v) for k, v in Fresh(path).mapping().items()}
+
+
+def test_a_newer_format_is_left_alone(path):
+    file = commit_file(path, LAST)
+    content = bytearray(file.read_bytes())
+    footer = commitfile.Footer.decode(bytes(content[-64:]))
+    header = bytearray(content[footer.header_offset : -64])
+    header[8] = 128  # a required feature
+    new = commitfile.Footer(
+        len(header), footer.header_offset, len(content), footer.pack_id, encoding.crc32c(bytes(header))
+    )
+    file.write_bytes(bytes(content[: footer.header_offset]) + bytes(header) + new.encode())
+    before = tree(path)
+    with pytest.raises(txstore.UnsupportedFormatError):
+        repaired(path)
+    assert tree(path) == before
+
+
+def test_a_disk_that_can_not_be_read_is_no_damage(path, monkeypatch):
+    before = tree(path)
+    real = LocalStorage.read_tail
+
+    def failing(self, name, length):
+        if name.endswith(f"{LAST}"):
+            raise OSError(5, "Input/output error", name)
+        return real(self, name, length)
+
+    monkeypatch.setattr(LocalStorage, "read_tail", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        repaired(path)
+    monkeypatch.undo()
+    assert tree(path) == before
+
+
+def test_a_repair_that_is_killed_is_run_again(written, path, tmp_path):
+    for slot, offset, length in runs_of(path):
+        overwrite(commit_file(path, slot), offset, bytes(length))
+    overwrite(commit_file(path, LAST), _header_of(path)[0] + sum(_header_of(path)), bytes(10))
+    overwrite(commit_file(path, 1), 0, bytes(64))
+    (path / "format.json").write_text("{")
+    (path / "notes").write_text("mine")
+    overwrite(path / "tags/v1", 9, b"\xff")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(path, damaged)
+    rounds = 0
+    for step in range(1000):
+        work = tmp_path / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(damaged, work)
+        Dying.left = 7 * step
+        try:
+            verify_and_repair(Dying(str(work)))
+        except Killed:
+            rounds += 1
+        else:
+            break
+        Dying.left = 1 << 60
+        for _ in range(2):
+            report = repaired(work)
+        assert report.ok, (step, [str(fault) for fault in report.faults])
+        assert contents_of(work) == written[1]
+    Dying.left = 1 << 60
+    assert rounds > 5
+
+
+def test_a_pack_that_another_commit_has_brought(written, path):
+    """The data pack of slot 2: frames that are damaged are read again from the run."""
+    pack = stored_in(path, 2).header.packs[0]
+    file = path / pack.name.path
+    before = file.read_bytes()
+    frames = []
+    position = packfile.HEAD_SIZE
+    while position < pack.end:
+        frames.append(packfile.decode_frame(memoryview(before), position))
+        position = frames[-1].end
+    value = next(frame for frame in frames if frame.kind == packfile.FRAME_VALUE)
+    start = value.offset - packfile.FRAME_SIZE - len(value.key)
+    overwrite(file, start, os.urandom(20))
+    report = repaired(path)
+    assert report.ok
+    assert file.read_bytes() == before
+    assert PackName(pack.name.id) == pack.name
+
+
+def test_verify_reads_a_repository_that_only_others_may_write(path):
+    assert verify(Commits(open_storage(path))).ok

@@ -1,0 +1,803 @@
+"""Vacuum: what nothing kept needs is gone, and nothing else; whoever still wants it is told, and never misled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.maintenance.upkeep import content, put, rewrite, staged, tree
+from tests.transactions.faults import Hook, once, watch
+from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
+from txstore.storage import local as storages
+from txstore.storage.local import LocalStorage
+
+
+def slots(repo: txstore.Repository) -> list[int]:
+    return sorted(repo.engine.commits.slots("main"))
+
+
+#: Every step is taken where the environment asks for it, else every third.
+STRIDE = 1 if "TXSTORE_VACUUM_ROUNDS" in os.environ else 3
+
+
+class Steps:
+    """Copies of a repository, each opened twice; before one more storage operation of the first, something happens."""
+
+    operations = 1  # that one step may stand for
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.repo = self.open("data.tx")
+        self.step = -STRIDE
+        self.count = 0  # operations in the last round
+        self.act: Callable[[], object] = self.end
+
+    def __iter__(self) -> Iterator[tuple[txstore.Repository, txstore.Repository]]:
+        while self.step < self.count:
+            self.step += STRIDE
+            name = f"{self.step}.tx"
+            self.copy(name)
+            watched, other = self.open(name), self.open(name)
+            self.count, self._is_over = 0, False
+            self.watch(watched)
+            yield watched, other
+            self.remove(name)
+
+    def open(self, name: str) -> txstore.Repository:
+        return txstore.Repository(self._folder / name, durability="none")
+
+    def copy(self, name: str) -> None:
+        shutil.copytree(self.repo.url, self._folder / name)
+
+    def remove(self, name: str) -> None:
+        shutil.rmtree(self._folder / name)
+
+    def watch(self, repo: txstore.Repository) -> None:
+        watch(repo).before = _Each(self.before_each)
+
+    def end(self) -> None:
+        self._is_over = True
+
+    def before_each(self, *_: object) -> None:
+        if not self._is_over:
+            self.count += 1
+            if self.count == self.step + 1:
+                self.act()
+
+
+class _Each(dict[str, Hook]):
+    def __init__(self, hook: Hook) -> None:
+        super().__init__()
+        self._hook = hook
+
+    def get(self, name: str, default: object = None) -> Hook:
+        return self._hook
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Steps:
+    return Steps(tmp_path)
+
+
+def hint_of(repo: txstore.Repository) -> bytes:
+    return Path(repo.url, "heads/main").read_bytes()
+
+
+# --- how far
+
+
+def test_nothing_to_do(repo):
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        repo.vacuum()
+    put(repo, {"a": b"1"})
+    before = tree(repo)
+    for options in ({}, {"keep": 1}, {"keep": 5}, {"older_than": timedelta(days=1)}):
+        report = repo.vacuum(**options)
+        assert (report.floor, report.expired, report.files) == (0, 0, 0)
+    assert tree(repo) == before
+
+
+@pytest.mark.parametrize("keep", [1, 2, 7])
+def test_keep(open_repo, keep):
+    repo = open_repo(durability="none")
+    model = rewrite(repo, 20)
+    log = [commit.id for commit in repo.log()]
+    kept = {slot: content(repo, slot) for slot in range(20 - keep, 20)}
+    report = repo.vacuum(keep=keep)
+    assert (report.floor, report.expired) == (20 - keep, 20 - keep)
+    assert [commit.id for commit in repo.log()][1:] == log[:keep]
+    assert repo.head().message == "vacuum"
+    assert {slot: content(repo, slot) for slot in kept} == kept
+    assert content(repo) == model
+    for slot in range(20 - keep):
+        with pytest.raises(SnapshotExpiredError, match=f"main@{slot}"):
+            repo.mapping(at=slot)
+    assert repo.vacuum(keep=keep + 1).expired == 0
+
+
+def test_older_than_and_both(open_repo):
+    repo = open_repo(durability="none")
+    rewrite(repo, 10)
+    times = {commit.slot: commit.time for commit in repo.log()}
+    assert repo.vacuum(older_than=timedelta(days=1), dry_run=True).floor == 0
+    assert repo.vacuum(older_than=times[4], dry_run=True).floor == 4
+    assert repo.vacuum(older_than=times[4] + timedelta(microseconds=1), dry_run=True).floor == 5
+    assert repo.vacuum(older_than=times[4], keep=2, dry_run=True).floor == 4
+    assert repo.vacuum(older_than=times[4], keep=8, dry_run=True).floor == 2
+    now = timedelta(seconds=-2 if repo.engine.storage.is_remote else 0)  # clocks of some servers tell whole seconds
+    assert repo.vacuum(older_than=now, dry_run=True).floor == 9
+    assert repo.vacuum(older_than=times[4]).floor == 4
+    assert [commit.slot for commit in repo.log()] == [10, 9, 8, 7, 6, 5, 4]
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_bad_options(repo, keep):
+    put(repo, {"a": b"1"})
+    with pytest.raises(ValueError, match="keep=1 is the least"):
+        repo.vacuum(keep=keep)
+    with pytest.raises(ValueError, match="has no time zone"):
+        repo.vacuum(older_than=datetime(2026, 1, 1))
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_be(open_repo, tmp_path):
+    repo = open_repo(durability="none")
+    rewrite(repo, 30)
+    repo.optimize()
+    rewrite(repo, 3)
+    before = tree(repo)
+    head = repo.head()
+    told = repo.vacuum(keep=2, dry_run=True)
+    assert told.dry_run
+    assert tree(repo) == before
+    assert repo.head() == head
+    assert content(repo, 0)
+    done = repo.vacuum(keep=2)
+    assert (done.floor, done.expired, done.files, done.bytes) == (told.floor, told.expired, told.files, told.bytes)
+    gone = before.keys() - tree(repo).keys()
+    assert len(gone) == done.files
+    assert sum(before[path] for path in gone) == done.bytes
+
+
+def test_what_is_left_is_what_is_needed(open_repo):
+    """The vacuum finds the same files whatever the order in which all was done."""
+    repo = open_repo(durability="none")
+    rewrite(repo, 30)
+    repo.optimize()
+    repo.vacuum(keep=1)
+    assert len([path for path in tree(repo) if path.startswith(("commits/", "packs/"))]) == 3
+    assert [path for path in tree(repo) if path.startswith("floor/")] == ["floor/main/0000000030"]
+    rewrite(repo, 1)
+    repo.optimize()
+    repo.vacuum(keep=1)
+    assert [path for path in tree(repo) if path.startswith("floor/")] == ["floor/main/0000000033"]
+    assert len([path for path in tree(repo) if path.startswith(("commits/", "packs/"))]) <= 4
+
+
+def test_orphans_and_what_the_dead_left(open_repo):
+    repo = open_repo(durability="none")
+    rewrite(repo, 3)
+    root = Path(repo.url)
+    (root / "packs" / "ab").mkdir()
+    (root / "packs" / "ab" / ("ab" * 16)).write_bytes(b"left by a commit that was never made")
+    (root / f"commits/main/0000000001.orphan-{'ab' * 16}").write_bytes(b"moved aside")
+    (root / ".staging" / ("cd" * 16 + ".0")).write_bytes(b"of a dead process")
+    report = repo.vacuum()
+    assert report.files == 3
+    assert report.staged == len(b"of a dead process")
+    assert staged(repo) == []
+    assert len(tree(repo)) == 6 + 0 * report.bytes
+
+
+# --- what is left alone
+
+
+def test_tags(open_repo):
+    repo = open_repo(durability="none")
+    rewrite(repo, 10)
+    tagged = repo.commit(4)
+    repo.tags["v1"] = 4
+    old = content(repo, 4)
+    report = repo.vacuum(keep=1)
+    assert (report.floor, report.expired) == (9, 8)
+    assert repo.tags["v1"] == tagged
+    assert {key: bytes(value) for key, value in repo.mapping(tag="v1").items()} == old
+    assert content(repo, 4) == old
+    assert content(repo, tagged.id) == old
+    assert [commit.slot for commit in repo.log()] == [10, 9]
+    repo.optimize()
+    repo.vacuum(keep=1)
+    assert content(repo, 4) == old
+    repo.tags["v1-too"] = tagged
+
+    del repo.tags["v1"]
+    repo.vacuum(keep=1)
+    assert content(repo, 4) == old
+    del repo.tags["v1-too"]
+    for ask in (lambda: repo.mapping(at=4), lambda: repo.mapping(at=tagged.id)):
+        with pytest.raises((SnapshotExpiredError, CommitNotFoundError)):
+            ask()
+    assert repo.vacuum().files > 0
+    assert 4 not in slots(repo)
+
+
+def test_a_tag_that_comes_too_late(open_repo):
+    repo = open_repo(durability="none")
+    rewrite(repo, 10)
+    repo.tags["v1"] = 4
+    commit = repo.commit(2)
+    repo.vacuum(keep=1)
+    for late in (commit, 2, 3):
+        with pytest.raises((SnapshotExpiredError, CommitNotFoundError)):
+            repo.tags["late"] = late
+    assert list(repo.tags) == ["v1"]
+
+
+def test_a_tag_is_written_while_a_vacuum_runs(steps, no_lock):
+    """At any step of the vacuum: either it is refused, or its commit stays."""
+    rewrite(steps.repo, 6)
+    old = content(steps.repo, 2)
+    written = refused = 0
+    for repo, other in steps:
+
+        def tag_now(other=other):
+            with contextlib.suppress(SnapshotExpiredError, CommitNotFoundError):
+                other.tags["v1"] = 2
+
+        steps.act = tag_now
+        repo.vacuum(keep=1)
+        if "v1" in other.tags:
+            written += 1
+            assert content(other, 2) == old
+        else:
+            refused += 1
+    assert written >= 2
+    assert refused >= 1
+
+
+def test_snapshots_in_this_process(open_repo):
+    repo = open_repo(durability="none")
+    rewrite(repo, 10)
+    store = repo.snapshot(at=3)
+    mapping = repo.mapping(at=5)
+    old = bytes(store["a/c/1"]), {key: bytes(value) for key, value in mapping.items()}
+    assert repo.vacuum(keep=1).floor == 3
+    assert content(repo, 3)
+    del store
+    assert repo.vacuum(keep=1).floor == 5
+    assert {key: bytes(value) for key, value in mapping.items()} == old[1]
+    del mapping
+    assert repo.vacuum(keep=1).floor == 11
+    with pytest.raises(SnapshotExpiredError):
+        repo.mapping(at=5)
+
+
+def test_another_repository_object_of_this_process(open_repo):
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    rewrite(repo, 10)
+    held = other.mapping(at=3)
+    assert repo.vacuum(keep=1).floor == 3
+    del held
+    assert repo.vacuum(keep=1).floor > 3
+
+
+def test_open_transactions(open_repo):
+    repo = open_repo(durability="none")
+    rewrite(repo, 5)
+    private = repo.begin()
+    private["mine"] = b"1"
+    rewrite(repo, 5, size=200)
+    assert repo.vacuum(keep=1).floor == 4
+    private.commit()
+    del private
+    assert repo.vacuum(keep=1).floor == 11
+    assert content(repo)["mine"] == b"1"
+
+
+def test_a_transaction_with_a_name_outlives_its_processes(open_repo):
+    repo = open_repo(durability="none")
+    rewrite(repo, 5)
+    with repo.transaction(name="run") as store:
+        store.mapping["mine"] = b"1"
+    del store
+    rewrite(repo, 5)
+    assert repo.vacuum(keep=1).floor == 4
+    assert repo.vacuum(older_than=timedelta(0)).floor == 4
+    repo.transaction(name="run").commit()
+    assert content(repo)["mine"] == b"1"
+    assert repo.vacuum(keep=1).floor > 4
+
+
+def test_the_name_is_being_ended(open_repo):
+    """While a record is renamed, neither of its names may be met; what was staged is."""
+    repo = open_repo(durability="none")
+    rewrite(repo, 5)
+    with repo.transaction(name="run") as store:
+        store.mapping["mine"] = b"1"
+    del store
+    rewrite(repo, 5)
+    (record,) = Path(repo.url, ".staging").glob("*.open")
+    sealed = record.with_suffix(".sealed")
+    watched = watch(repo)
+    listed = watched._real.list
+
+    def miss_it(path):
+        return [file for file in listed(path) if file not in (record.name, sealed.name)]
+
+    watched._real.list = miss_it
+    record.rename(sealed)
+    assert repo.vacuum(keep=1).floor == 4
+    sealed.rename(record)
+    assert repo.vacuum(keep=1).floor == 4
+    del watched._real.list
+    repo.transaction(name="run").rollback()
+
+
+def test_a_session_that_stands_at_an_old_commit(open_repo):
+    repo = open_repo(durability="none")
+    session = txstore.TxStore(repo.url, durability="none")
+    session.mapping["a"] = b"1"
+    session.commit()
+    rewrite(repo, 5)
+    session.mapping["b"] = b"1"
+    assert repo.vacuum(keep=1).floor == 0
+    session.commit()
+    assert repo.vacuum(keep=1).floor == 6
+    assert content(repo)["b"] == b"1"
+
+
+# --- those who come too late
+
+
+@pytest.fixture
+def no_pins(monkeypatch):
+    """File systems without byte locks: nothing holds a vacuum back."""
+    monkeypatch.setattr(LocalStorage, "open_pins", lambda self: None)
+
+
+@pytest.fixture
+def no_lock(monkeypatch):
+    """File systems on which the commit lock excludes nobody."""
+    monkeypatch.setattr(LocalStorage, "lock", lambda self, path, prepare=None: contextlib.nullcontext())
+
+
+def test_expired_for_all_who_ask(open_repo):
+    repo = open_repo(durability="none")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(20), chunks=(5,))
+    since = repo.head()
+    sent = pickle.dumps(repo.snapshot(at=0))
+    rewrite(repo, 5)
+    del store
+    before = repo.commit(1).time
+    repo.optimize()
+    repo.vacuum(keep=1)
+    asked = {
+        "at a slot": lambda: repo.mapping(at=0),
+        "through zarr": lambda: zarr.open_array(repo.snapshot(at=1), path="x", mode="r")[:],
+        "at a time": lambda: repo.mapping(at=before),
+        "pickled": lambda: zarr.open_array(pickle.loads(sent), path="x", mode="r")[:],
+        "since": lambda: next(repo.follow(since=1, timeout=0)),
+        "since a commit": lambda: next(repo.follow(since=since, timeout=0)),
+        "since the first": lambda: next(repo.follow(since=-1, timeout=0)),
+    }
+    for how, ask in asked.items():
+        with pytest.raises(SnapshotExpiredError, match="main"):
+            pytest.fail(f"{how}: {ask()}")
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == list(range(20))
+
+
+def test_a_reader_without_a_pin_gets_no_fill_values(open_repo, no_pins):
+    """As where there are no byte locks: the file goes while an array is open."""
+    repo, reader = open_repo(durability="none"), open_repo(durability="none")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=(20,), chunks=(1,), dtype="i4")
+    for value in (1, 2):
+        for i in range(20):
+            with repo.transaction() as store:
+                zarr.open_array(store, path="x")[i] = value
+    array = zarr.open_array(reader.snapshot(at=20), path="x", mode="r")
+    assert array[0] == 1
+    repo.optimize()
+    repo.vacuum(keep=1)
+    with pytest.raises(SnapshotExpiredError, match="main@20"):
+        array[:]
+
+
+def test_history_is_found_by_time_and_id(open_repo):
+    repo = open_repo(durability="none")
+    rewrite(repo, 10)
+    log = list(repo.log())
+    repo.vacuum(keep=4)
+    for commit in log[:4]:
+        assert repo.commit(commit.time) == commit
+        assert repo.commit(commit.id[:8]) == commit
+        assert repo.resolve(commit.id) == commit
+    assert repo.commit(datetime.now(UTC)) == repo.head()
+    assert repo.resolve(log[-1].id) is None
+
+
+# --- a writer that stands still meanwhile
+
+
+@pytest.mark.parametrize("durability", ["fsync", "none"])
+def test_a_writer_that_sleeps_right_before_its_rename(open_repo, no_lock, no_pins, durability):
+    """Its slot was taken and deleted meanwhile: the rename succeeds, and is no commit."""
+    repo, other = open_repo(durability=durability), open_repo(durability="none")
+    rewrite(repo, 3)
+    transaction = repo.begin("late")
+    transaction["late"] = b"1"
+    hint = []
+
+    def sleep(source, target):
+        if target == "commits/main/0000000003":
+            watched.before.clear()
+            rewrite(other, 5)
+            other.optimize()
+            other.vacuum(keep=1)
+            assert 3 not in slots(other)
+            hint.append(hint_of(other))
+
+    watched = watch(repo)
+    watched.before["rename_noreplace"] = sleep
+    with pytest.raises(SnapshotExpiredError):
+        transaction.commit()
+    assert hint == [hint_of(other)]
+    assert 3 not in slots(other)
+    assert "late" not in content(other)
+    assert "late" not in content(repo)
+    transaction.rollback()
+    assert "late" not in [commit.message for commit in repo.log()]
+    assert staged(repo) == []
+
+
+def test_it_is_killed_right_after_its_rename(open_repo, no_lock, no_pins):
+    """What it has left is nobody's head."""
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    rewrite(repo, 3)
+    transaction = repo.begin("late")
+    transaction["late"] = b"1"
+
+    def sleep(source, target):
+        watched.before.clear()
+        rewrite(other, 5)
+        other.optimize()
+        other.vacuum(keep=1)
+
+    watched = watch(repo)
+    watched.before["rename_noreplace"] = sleep
+    watched.after["rename_noreplace"] = once(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        transaction.commit()
+    assert 3 in slots(other)
+    anew = open_repo(durability="none")
+    assert "late" not in content(anew)
+    assert anew.head() == other.head()
+    with pytest.raises(SnapshotExpiredError):
+        anew.mapping(at=3)
+    with pytest.raises(SnapshotExpiredError):
+        next(anew.follow(since=-1, timeout=0))
+    put(anew, {"z": b"1"})
+    anew.vacuum()
+    assert 3 not in slots(other)
+
+
+def test_a_writer_whose_base_was_passed(open_repo, no_pins):
+    """What was deleted since its base may be forgotten: it can't be told that there is no conflict."""
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    put(repo, {"a": b"1", "b": b"1"})
+    repo.tags["v1"] = 0  # it can still be read
+    transaction = repo.begin()
+    transaction["a"] = b"mine"
+    put(other, {"a": None})
+    for _ in range(2):
+        put(other, {"c": b"1"})
+        other.optimize()
+        other.vacuum(keep=1)
+    with pytest.raises(SnapshotExpiredError, match="main@0"):
+        transaction.commit()
+    transaction.rollback()
+    # Who has all done again, does so at once.
+    assert repo.run(lambda store: store.mapping.update({"a": b"mine"})) is None
+    assert content(repo) == {"a": b"mine", "b": b"1", "c": b"1"}
+
+
+def test_run_begins_anew_when_a_vacuum_has_passed_it(open_repo, no_pins):
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    rewrite(repo, 2)
+    rounds = []
+
+    def change(store):
+        store.mapping["mine"] = b"1"
+        rounds.append(store.mapping.base.slot)
+        if len(rounds) == 1:
+            rewrite(other, 2, size=200)
+            other.vacuum(keep=1)
+
+    repo.run(change)
+    assert len(rounds) == 2
+    assert content(repo)["mine"] == b"1"
+
+
+# --- the search for the head
+
+
+def test_a_hint_that_was_written_late(open_repo):
+    """It names a commit that a tag has kept, above which there is a gap."""
+    repo = open_repo(durability="none")
+    rewrite(repo, 3)
+    repo.tags["v1"] = 2
+    late = hint_of(repo)
+    model = rewrite(repo, 5)
+    repo.optimize()
+    repo.vacuum(keep=1)
+    head = repo.head()
+    Path(repo.url, "heads/main").write_bytes(late)
+    anew = open_repo(durability="none")
+    assert anew.head() == head
+    assert content(anew) == model
+    put(anew, {"z": b"1"})
+    assert anew.head().slot == head.slot + 1
+
+
+def test_a_search_that_a_vacuum_overtakes(steps, no_lock):
+    """At each step: what was below the commit that it looks at goes while it walks down."""
+    rewrite(steps.repo, 4)
+    Path(steps.repo.url, "heads/main").unlink()
+    made = 0
+    for searching, other in steps:
+
+        def vacuum_now(other=other):
+            rewrite(other, 4, size=200)
+            other.optimize()
+            other.vacuum(keep=1)
+            Path(other.url, "heads/main").unlink()
+
+        steps.act = vacuum_now
+        with contextlib.suppress(SnapshotExpiredError):
+            with searching.begin("mine") as transaction:
+                transaction["mine"] = b"1"  # it must not take slot 0 for the first
+            made += 1
+            assert content(other)["mine"] == b"1"
+        assert len(content(other)) == 10 + ("mine" in content(other))
+    assert made > 3
+
+
+def test_a_floor_above_all_commits(tmp_path):
+    repo = txstore.Repository(tmp_path / "broken.tx", durability="none")
+    rewrite(repo, 3)
+    Path(repo.url, "floor/main/0000000009").write_bytes(b"")
+    with pytest.raises(CorruptionError, match="floor/main"):
+        repo.head()
+
+
+# --- interruptions
+
+
+def test_interrupted_at_every_step(steps):
+    """Whatever is left undone, the next one does; in between all reads as before."""
+    model = rewrite(steps.repo, 8)
+    steps.repo.optimize()
+    model |= rewrite(steps.repo, 1)
+    steps.repo.tags["v1"] = 3
+    old = content(steps.repo, 3)
+    left = set()
+    for repo, other in steps:
+
+        def fail():
+            raise OSError(5, "Input/output error")
+
+        steps.act = fail
+        with contextlib.suppress(OSError, txstore.TxStoreError):
+            repo.vacuum(keep=2)
+        steps.end()
+        assert content(other) == model
+        assert content(other, 3) == old
+        put(other, {"z": b"1"})
+        other.vacuum(keep=2)
+        other.vacuum(keep=1)
+        assert content(other) == {**model, "z": b"1"}
+        assert content(other, 3) == old
+        left.add(len([path for path in tree(other) if path.startswith(("commits/", "packs/", "floor/"))]))
+        assert staged(other) == []
+    assert max(left) - min(left) <= 2
+    assert steps.count > 40 // steps.operations
+
+
+def test_two_at_once(steps, no_lock):
+    """The second goes further, and deletes what the first is about to look at, at each of its steps."""
+    model = rewrite(steps.repo, 8)
+    for repo, other in steps:
+
+        def vacuum_too(other=other):
+            other.optimize()
+            other.vacuum(keep=1)
+
+        steps.act = vacuum_too
+        repo.vacuum(keep=4)
+        assert content(other) == model
+        assert other.verify().faults == []
+    assert steps.count > 30 // steps.operations
+
+
+def test_a_commit_at_every_step_of_a_vacuum(steps, no_lock):
+    """Those of one process and of several: what they have made is not taken for left over."""
+    first = rewrite(steps.repo, 5)
+    for repo, other in steps:
+        model = dict(first)
+        open_one = other.begin("open")
+        open_one["open"] = b"1"
+
+        def commit_now(other=other, model=model):
+            with other.transaction(name="named") as store:
+                store.mapping["named"] = b"1"
+            other.transaction(name="named").commit()
+            model.update(rewrite(other, 2, size=200), named=b"1")
+
+        steps.act = commit_now
+        repo.vacuum(keep=1)
+        steps.end()
+        assert content(other) == model
+        open_one.commit()
+        assert content(other) == model | {"open": b"1"}
+        assert other.verify().faults == []
+    assert steps.count > 30 // steps.operations
+
+
+def test_a_vacuum_at_every_step_of_a_commit(steps, no_lock):
+    """Also of one of several processes, whose packs have names in `packs/` before it is made."""
+    first = rewrite(steps.repo, 5)
+    for repo, other in steps:
+        model = dict(first)
+        steps.act = lambda other=other: (put(other, {"z": b"1"}), other.vacuum(keep=1))
+        with repo.transaction(name="run") as store:
+            store.mapping["mine"] = b"1"
+        repo.transaction(name="run").commit()
+        if "z" in other.mapping():
+            model["z"] = b"1"
+        assert content(other) == model | {"mine": b"1"}
+        assert other.verify().faults == []
+    assert steps.count > 15 // steps.operations
+
+
+def test_a_reader_that_comes_at_every_step_of_a_vacuum(steps, no_lock):
+    """Either it is told at once, or all that it reads stays."""
+    rewrite(steps.repo, 6)
+    old = content(steps.repo, 2)
+    told = read = 0
+    for repo, other in steps:
+        readers = []
+
+        def open_one(other=other, readers=readers):
+            with contextlib.suppress(SnapshotExpiredError):
+                readers.append(other.mapping(at=2))
+
+        steps.act = open_one
+        repo.vacuum(keep=1)
+        steps.end()
+        for reader in readers:
+            repo.optimize()
+            repo.vacuum(keep=1)
+            assert {key: bytes(reader[key]) for key in reader} == old
+        read += len(readers)
+        told += not readers
+    assert read > 3 // steps.operations
+    assert told
+
+
+def test_a_vacuum_that_comes_right_after_the_look_for_the_floor(open_repo):
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    rewrite(repo, 6)
+    old = content(repo, 2)
+    watched = watch(other)
+
+    def vacuum_now(path):
+        if path == "floor/main":
+            watched.after.clear()
+            assert repo.vacuum(keep=1).floor == 2
+
+    watched.after["list"] = vacuum_now
+    reader = other.mapping(at=2)
+    assert not watched.after
+    assert {key: bytes(reader[key]) for key in reader} == old
+
+
+def test_the_newest_is_found_while_a_vacuum_passes(steps, no_lock):
+    """Whoever asks for the head gets one, at whatever step of the search it moves, and what was found goes."""
+    rewrite(steps.repo, 4)
+    for repo, other in steps:
+        steps.act = lambda other=other: (rewrite(other, 4, size=200), other.optimize(), other.vacuum(keep=1))
+        assert len(repo.mapping()) == 10
+        assert len(repo.begin()) == 10
+        assert len(repo.snapshot().mapping) == 10
+    assert steps.count > 5 // steps.operations
+
+
+def test_a_vacuum_between_the_search_and_the_pin(open_repo):
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    rewrite(repo, 4)
+    watched = watch(other)
+
+    def vacuum_now(path):
+        if path == "floor/main":
+            watched.after.clear()
+            rewrite(repo, 4, size=200)
+            repo.optimize()
+            assert repo.vacuum(keep=1).floor > 4
+
+    watched.after["list"] = vacuum_now
+    assert len(other.mapping()) == 10
+    assert not watched.after
+
+
+def test_a_vacuum_right_before_a_tag_is_written(open_repo):
+    """Its commit is pinned by then: who died right after writing it would leave a tag that leads nowhere."""
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    rewrite(repo, 6)
+    old = content(repo, 2)
+    watched = watch(other)
+
+    def vacuum_now(path, *_):
+        if path == "tags/v1":
+            assert repo.vacuum(keep=1).floor == 2
+
+    watched.before["write_once"] = vacuum_now
+    other.tags["v1"] = 2
+    repo.vacuum(keep=1)
+    assert content(repo, 2) == old
+
+
+def test_what_is_left_in_part_is_asked_for(open_repo):
+    """A vacuum was interrupted; while the next one looks, somebody has pinned what it is about to be refused."""
+    repo, other = open_repo(durability="none"), open_repo(durability="none")
+    model = rewrite(repo, 12)
+    repo.optimize()
+    watched = watch(repo)
+    watched.before["delete"] = once(OSError(5, "Input/output error"), lambda path: path.startswith("commits/"))
+    with pytest.raises(OSError):
+        repo.vacuum(keep=1)
+    for slot in range(0, 12, 2):
+        Path(repo.url, f"commits/main/{slot:010}").unlink(missing_ok=True)  # whose runs the others need
+    for slot in range(12):
+        asking = Asking()
+        other.engine.snapshots.pins.hold(asking, slot + 1)
+        repo.vacuum()
+        del asking
+    repo.vacuum()
+    assert slots(repo) == [12, 13]
+    assert content(repo) == model
+
+
+class Asking:
+    """Who pins, and has not looked yet."""
+
+
+def test_a_copy_of_the_directory_has_no_locks(open_repo, tmp_path):
+    repo = open_repo(durability="none")
+    model = rewrite(repo, 5)
+    shutil.copytree(repo.url, tmp_path / "copy.tx", ignore=shutil.ignore_patterns("locks"))
+    (tmp_path / "copy.tx/locks").mkdir()
+    copy = open_repo("copy.tx", durability="none")
+    held = copy.mapping()
+    copy.vacuum(keep=1)
+    assert content(copy) == model == {key: bytes(held[key]) for key in held}
+
+
+def test_where_pins_are_no_matter_of_this_system(open_repo, monkeypatch):
+    monkeypatch.setattr(storages.sys, "platform", "elsewhere")
+    monkeypatch.setattr(LocalStorage, "lock", lambda self, path, prepare=None: contextlib.nullcontext())
+    repo = open_repo(durability="none")
+    rewrite(repo, 5)
+    held = repo.mapping(at=2)
+    assert repo.vacuum(keep=1).floor == 2  # this process knows its own
+    del held
+    assert repo.vacuum(keep=1).floor > 2

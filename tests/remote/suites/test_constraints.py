@@ -1,3 +1,0 @@
-"""`tests/conflicts/test_constraints.py`, on what `conftest.py` says."""
-
-from tests.conflicts.test_constraints import *

@@ -1,3 +1,0 @@
-"""`tests/bad_input/test_states.py`, on what `conftest.py` says."""
-
-from tests.bad_input.test_states import *

@@ -1,0 +1,322 @@
+"""The disk fills up in the middle of a write: nothing is published, and after a rollback the process goes on."""
+
+import errno
+import os
+import pickle
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.system.bad_input.disk import tree
+from txstore.storage.local import LocalStagedFile, LocalStorage
+
+
+@pytest.fixture(params=["512k"])
+def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A disk of 512 KiB, in memory."""
+    if os.name != "posix" or os.getuid() != 0:
+        pytest.skip("mounting needs root")
+    path = Path(tempfile.mkdtemp())
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", path]
+    done = subprocess.run(mount, capture_output=True, check=False)
+    if done.returncode:
+        path.rmdir()
+        pytest.skip("mounting is not allowed here")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)  # what was read is still mapped
+    path.rmdir()
+
+
+def fill(path: Path, leave: int = 0) -> Path:
+    """Take all the room that there is, but for some bytes."""
+    ballast = path / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+        file.truncate(max(file.tell() - leave, 0))
+    return ballast
+
+
+def assert_told(error: OSError, disk: Path) -> None:
+    """The message says which file there was no room for, and what has become of the transaction."""
+    assert error.filename.startswith(f"{disk}/data.tx/")
+    assert error.filename in str(error)
+    assert "nothing was published" in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def published(repo: txstore.Repository) -> list[str]:
+    return [commit.message for commit in repo.log()]
+
+
+def test_a_large_value_does_not_fit(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    with repo.transaction("first") as store:
+        store["a"] = b"1"
+    session = txstore.TxStore(repo)
+    session["b"] = b"2"
+    with pytest.raises(OSError, match="No space left") as caught:
+        session["a"] = bytes(1 << 20)
+    assert_told(caught.value, small_disk)
+    with pytest.raises(txstore.TransactionStateError, match=r"No space left.*rollback\(\)"):
+        session.commit()
+    session.rollback()
+    assert published(repo) == ["first"]
+    assert list((small_disk / "data.tx/.staging").iterdir()) == []
+    session["a"] = b"3"
+    session.commit("second")
+    assert published(repo) == ["second", "first"]
+    assert repo.snapshot()["a"] == b"3"
+    assert repo.verify().faults == []
+
+
+def test_the_commit_does_not_fit(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    with repo.transaction("first") as store:
+        store["a"] = b"1"
+    session = txstore.TxStore(repo)
+    session["a"] = b"2" * 10_000
+    ballast = fill(small_disk)
+    with pytest.raises(OSError, match="No space left") as caught:
+        session.commit("second")
+    assert_told(caught.value, small_disk)
+    assert published(repo) == ["first"]
+    ballast.unlink()
+    session.rollback()
+    assert session["a"] == b"1"
+    session["a"] = b"3"
+    session.commit("third")
+    assert published(repo) == ["third", "first"]
+    assert list((small_disk / "data.tx/.staging").iterdir()) == []
+    assert repo.verify().faults == []
+
+
+def test_a_block_that_does_not_fit_leaves_nothing_behind(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    with repo.transaction("first") as store:
+        store["a"] = b"1"
+    before = tree(small_disk / "data.tx")
+    fill(small_disk, leave=4096)
+    with pytest.raises(OSError, match="No space left"), repo.transaction("second") as store:
+        zarr.create_array(store, name="x", data=np.random.default_rng(1).random(1 << 16), chunks=(1 << 12,))
+    assert tree(small_disk / "data.tx") == before
+
+
+def test_there_is_no_room_to_create_a_repository(small_disk):
+    ballast = fill(small_disk)
+    repo = txstore.Repository(small_disk / "data.tx")
+    with pytest.raises(OSError, match="No space left"), repo.transaction() as store:
+        store["a"] = b"1"
+    ballast.unlink()
+    assert not repo.exists
+    with repo.transaction() as store:
+        store["a"] = b"2"
+    assert repo.verify().faults == []
+
+
+# --- making room
+
+
+MEDIUM = pytest.mark.parametrize("small_disk", ["24m"], indirect=True)
+
+
+def overwrite(repo: txstore.Repository, key: str, size: int, times: int) -> None:
+    with repo.begin() as transaction:
+        for number in range(times):
+            transaction[key] = bytes([number]) * size
+
+
+@MEDIUM
+def test_optimize_takes_no_more_room_than_what_it_copies(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    overwrite(repo, "a", 5 << 20, 3)
+    fill(small_disk, leave=6 << 20)
+    repo.optimize()
+    before = repo.usage()
+    repo.vacuum(keep=1)
+    assert before.total - repo.usage().total > 14 << 20
+    assert repo.snapshot()["a"] == bytes([2]) * (5 << 20)
+
+
+@MEDIUM
+def test_a_transaction_takes_no_more_room_than_it_writes(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    fill(small_disk, leave=6 << 20)
+    overwrite(repo, "a", 5 << 20, 1)
+    assert repo.snapshot()["a"] == bytes(5 << 20)
+
+
+@MEDIUM
+def test_optimize_does_what_there_is_room_for(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    for key in ("a", "b"):
+        overwrite(repo, key, 4 << 20, 2)
+    fill(small_disk, leave=5 << 20)
+    with pytest.warns(RuntimeWarning, match=r"room to copy 1 of 2 packs: vacuum\(keep=1\), then optimize again"):
+        repo.optimize()
+    repo.vacuum(keep=1)
+    repo.optimize()
+    repo.vacuum(keep=1)
+    usage = repo.usage()
+    assert usage.overwritten == 0
+    assert usage.total < 9 << 20
+    assert {key: repo.snapshot()[key] for key in ("a", "b")} == dict.fromkeys("ab", bytes([1]) * (4 << 20))
+
+
+@MEDIUM
+def test_optimize_says_how_much_room_it_takes(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    for key in ("a", "b"):
+        overwrite(repo, key, 4 << 20, 2)
+    head = repo.head()
+    fill(small_disk, leave=1 << 20)
+    with pytest.raises(OSError, match=r"to begin takes 4,\d{3},\d{3} bytes, to copy all of it 8,.* are free") as caught:
+        repo.optimize()
+    assert "nothing was published" in str(caught.value)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, repo.url)
+    assert repo.head() == head
+    assert list((small_disk / "data.tx/.staging").iterdir()) == []
+
+
+def test_optimize_that_meets_a_full_disk_says_so(small_disk, monkeypatch):
+    repo = txstore.Repository(small_disk / "data.tx")
+    overwrite(repo, "a", 100_000, 2)
+    fill(small_disk, leave=50_000)
+    monkeypatch.setattr(LocalStorage, "free", lambda self: None)  # somebody else has taken it meanwhile
+    with pytest.raises(OSError, match=r"No space left.*nothing was published") as caught:
+        repo.optimize()
+    assert_told(caught.value, small_disk)
+    assert list((small_disk / "data.tx/.staging").iterdir()) == []
+
+
+# --- each single call of the storage fails in its turn
+
+
+class FullFile(LocalStagedFile):
+    """A staged file whose writes, truncations or syncs fail when its storage says so."""
+
+    def __init__(self, inner, storage):
+        self.__dict__ = inner.__dict__
+        self._storage = storage
+
+    def write(self, offset, parts):
+        self._storage.count("write")
+        super().write(offset, parts)
+
+    def truncate(self, length):
+        self._storage.count("truncate")
+        super().truncate(length)
+
+    def sync(self):
+        self._storage.count("sync")
+        super().sync()
+
+
+class FullStorage(LocalStorage):
+    """A local storage whose n-th call that needs room says that there is none."""
+
+    def __init__(self, root: str, fail_at: int) -> None:
+        super().__init__(root)
+        self.left = fail_at
+        self.failed: str | None = None
+
+    def count(self, what: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.failed = what
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), what)
+
+    def create(self, path, **options):
+        self.count("create")
+        return FullFile(super().create(path, **options), self)
+
+    def rename_noreplace(self, source, target):
+        self.count("rename")
+        super().rename_noreplace(source, target)
+
+    def write_in_place(self, path, content):
+        self.count("write_in_place")
+        super().write_in_place(path, content)
+
+
+def with_storage(repo: txstore.Repository, storage: LocalStorage) -> txstore.Repository:
+    repo.engine.storage = repo.engine.commits.storage = storage
+    return repo
+
+
+def test_whatever_call_fails_the_commit_is_there_or_it_is_not(open_repo):
+    """The second of two commits fails at each of its calls; what `commit` says is true each time."""
+    failed = set()
+    for fail_at in range(1, 100):
+        repo = open_repo(f"{fail_at}.tx")
+        with repo.transaction("first") as store:
+            store["a"] = b"1"
+        storage = FullStorage(repo.url, fail_at)
+        session = txstore.TxStore(with_storage(open_repo(f"{fail_at}.tx"), storage))
+        raised = None
+        try:
+            session["a"] = b"2" * 200_000
+            session.commit("second")
+        except OSError as error:
+            raised = error
+            session.rollback()
+        assert raised is None or (raised.errno == errno.ENOSPC and "nothing was published" in str(raised))
+        assert (raised is None) == (published(repo) == ["second", "first"])
+        assert tree(Path(repo.url) / ".staging") == {}
+        storage.left = 0
+        session["a"] = b"3"
+        session.commit("third")
+        assert published(repo)[0] == "third"
+        if storage.failed is None:
+            break
+        failed.add(storage.failed)
+    assert failed >= {"create", "write", "sync", "rename", "write_in_place"}
+
+
+def no_room(source: str, target: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+
+
+def test_a_commit_that_failed_can_be_tried_again(open_repo):
+    """A rename that failed for lack of room has published nothing and lost nothing: no rollback is needed."""
+    repo = open_repo()
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    storage = LocalStorage(repo.url)
+    tx = with_storage(open_repo(), storage).begin()
+    tx["a"] = b"2"
+    storage.rename_noreplace = no_room
+    with pytest.raises(OSError, match="No space left"):
+        tx.commit()
+    del storage.rename_noreplace
+    tx["b"] = b"3"
+    tx.commit()
+    assert dict(repo.mapping()) == {"a": b"2", "b": b"3"}
+
+
+@pytest.mark.parametrize("length", [*range(1, 9), 1017, 1024, 1030])
+@pytest.mark.parametrize("first", [b"1", b"1" * 200_000])
+def test_an_attempt_to_commit_leaves_nothing_in_the_pack(open_repo, length, first):
+    """What follows the frames is written again by each attempt; frames that are appended between must hide it."""
+    repo = open_repo()
+    tx = repo.begin(message="m" * 3000, properties={"x": "y" * 3000})
+    tx["a"] = first
+    with repo.transaction() as store:
+        store["other"] = b"1"
+    repo.engine.commits.storage.rename_noreplace = no_room  # the first attempt comes up to the rename
+    with pytest.raises(OSError, match="No space left"):
+        tx.commit()
+    del repo.engine.commits.storage.rename_noreplace
+    for i in range(4):
+        tx[f"b/{i}"] = b"2" * length
+    tx.commit("m")
+    assert repo.verify().faults == []

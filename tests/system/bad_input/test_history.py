@@ -1,0 +1,144 @@
+"""Commits, branches, tags and dates that do not exist, or that are not even names."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import txstore
+from tests.maintenance.upkeep import staged, tree
+from tests.transactions.faults import watch
+
+
+@pytest.fixture
+def history(repo) -> txstore.Repository:
+    for slot in range(3):
+        with repo.transaction(f"commit {slot}") as store:
+            store["a"] = b"%d" % slot
+    return repo
+
+
+@pytest.mark.parametrize("at", [3, -1, 1 << 70, "0" * 32, "abc", "", "main", "../../etc", "ü" * 5])
+def test_an_unknown_commit(history, at):
+    for look in (lambda: history.snapshot(at=at), lambda: history.mapping(at=at), lambda: history.commit(at)):
+        with pytest.raises(txstore.CommitNotFoundError) as caught:
+            look()
+        assert str(at) in str(caught.value)
+        assert "repo.log()" in str(caught.value) or "slots 0 to 2" in str(caught.value)
+
+
+def test_resolve_says_that_a_commit_was_never_made(history):
+    assert history.resolve("0" * 32) is None
+    assert history.resolve(history.head().id) == history.head()
+
+
+def test_the_first_digits_of_several_commits(history, monkeypatch):
+    first = history.head().id[:3]
+    with pytest.raises(txstore.CommitNotFoundError, match="no such commit"):  # too few digits to mean anything
+        history.commit(first)
+
+
+def test_a_date_before_the_first_commit(history):
+    with pytest.raises(txstore.CommitNotFoundError, match=r"the first commit is later; see repo\.log\(\)"):
+        history.snapshot(at=history.commit(0).time - timedelta(microseconds=1))
+
+
+def test_a_date_means_the_newest_commit_that_is_not_later(history):
+    for slot in range(3):
+        assert history.commit(history.commit(slot).time).slot == slot
+    assert history.commit(datetime.max.replace(tzinfo=UTC)).slot == 2
+
+
+def test_a_naive_date(history):
+    with pytest.raises(ValueError, match=r"no time zone.*astimezone\(\)"):
+        history.snapshot(at=datetime(2024, 1, 1))
+
+
+@pytest.mark.parametrize("at", [True, 1.0, b"abcd", [0], object(), timedelta(0)])
+def test_at_of_the_wrong_type(history, at):
+    with pytest.raises(TypeError, match="at= takes a slot, a commit id or a datetime, not"):
+        history.snapshot(at=at)
+
+
+def test_at_and_tag_together(history):
+    history.tags["v1"] = 1
+    for look in (history.snapshot, history.mapping, lambda **names: txstore.TxStore(history, **names)):
+        with pytest.raises(ValueError, match="give at= or tag=, not both"):
+            look(at=1, tag="v1")
+
+
+def test_an_unknown_branch(history):
+    for look in (
+        lambda: history.snapshot(branch="dev"),
+        lambda: history.mapping(branch="dev"),
+        lambda: list(history.log("dev")),
+        lambda: history.head("dev"),
+        lambda: history.commit(0, branch="dev"),
+        lambda: history.transaction(branch="dev"),
+        lambda: history.begin(branch="dev"),
+        lambda: txstore.TxStore(history, branch="dev"),
+    ):
+        before = tree(history)
+        with pytest.raises(txstore.CommitNotFoundError, match=r"branch 'dev'.*'main'"):
+            look()
+        assert tree(history) == before
+
+
+def test_an_unknown_branch_of_a_repository_to_be(repo):
+    with pytest.raises(txstore.CommitNotFoundError, match="branch 'dev'"), repo.transaction(branch="dev") as store:
+        store["a"] = b"1"
+    assert not repo.exists
+
+
+def test_an_unknown_tag(history):
+    with pytest.raises(txstore.CommitNotFoundError, match=r"tag 'v1'.*see repo\.tags"):
+        history.snapshot(tag="v1")
+    with pytest.raises(KeyError, match="v1"):
+        history.tags["v1"]
+    assert "v1" not in history.tags
+
+
+def test_a_tag_is_written_once(history):
+    history.tags["v1"] = 1
+    for commit in (0, 1, history.commit(2)):
+        with pytest.raises(ValueError, match=r"tag 'v1' exists.*choose another name"):
+            history.tags["v1"] = commit
+    assert history.tags["v1"] == history.commit(1)
+    assert list(history.tags) == ["v1"]
+    assert staged(history) == []
+
+
+def test_a_tag_is_deleted_durably(history):
+    history.tags["v1"] = 1
+    watched = watch(history)
+    del history.tags["v1"]
+    assert watched.named("delete", "sync_directory") == [("delete", "tags/v1"), ("sync_directory", "tags")]
+    assert list(history.tags) == []
+    with pytest.raises(KeyError):
+        del history.tags["v1"]
+    history.tags["v1"] = 2  # the name is free again
+    assert history.tags["v1"] == history.commit(2)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".v1", "-v1", "a/b", "../v1", "a b", "v1\n", "ü", "x" * 101, "a\0", 5])
+def test_bad_names_of_tags(history, name):
+    before = tree(history)
+    with pytest.raises(txstore.KeyFormatError, match=r"tag .*: use 1 to 100 letters, digits"):
+        history.tags[name] = 0
+    with pytest.raises(txstore.KeyFormatError, match=r"tag .*: use 1 to 100 letters, digits"):
+        history.snapshot(tag=name)
+    assert tree(history) == before
+
+
+def test_a_tag_for_a_commit_that_does_not_exist(history):
+    for commit in (7, "0" * 32):
+        with pytest.raises(txstore.CommitNotFoundError):
+            history.tags["v1"] = commit
+    assert list(history.tags) == []
+
+
+def test_a_tag_of_a_commit_whose_slot_is_another_commits_now(history, open_repo):
+    other = open_repo("other.tx")
+    with other.transaction() as store:
+        store["a"] = b"1"
+    with pytest.raises(txstore.CommitNotFoundError):
+        history.tags["v1"] = other.head()

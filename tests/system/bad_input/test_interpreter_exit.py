@@ -1,0 +1,189 @@
+"""Interpreters and forked children that end with a transaction open."""
+
+import os
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.system.bad_input.disk import in_child, run_python, said, tree
+
+STAGE = """
+import sys, txstore
+repo = txstore.Repository(sys.argv[1])
+store = repo.transaction()
+for i in range(5):
+    store[f"b/{i}"] = bytes(100_000)
+"""
+
+
+@pytest.fixture
+def filled(repo) -> txstore.Repository:
+    with repo.transaction("first") as store:
+        store["a"] = b"1"
+    return repo
+
+
+def test_staged_writes_at_exit_warn(filled):
+    before = tree(Path(filled.url))
+    done = run_python(STAGE, filled.url)
+    assert done.returncode == 0
+    assert "UncommittedChangesWarning" in done.stderr
+    assert "5 staged writes were NOT COMMITTED" in done.stderr
+    assert tree(Path(filled.url)) == before
+
+
+@pytest.mark.parametrize("error", ["raise RuntimeError('stop')", "sys.exit(3)"])
+def test_staged_writes_and_an_error_at_exit(filled, error):
+    before = tree(Path(filled.url))
+    done = run_python(STAGE + error, filled.url)
+    assert done.returncode != 0
+    assert "NOT COMMITTED" in done.stderr
+    assert tree(Path(filled.url)) == before
+
+
+def test_an_error_in_a_block_rolls_back_without_a_warning(filled):
+    before = tree(Path(filled.url))
+    code = "import sys, txstore\nwith txstore.TxStore(sys.argv[1]) as store:\n    store['b'] = b'2'\n    sys.exit(3)\n"
+    done = run_python(code, filled.url)
+    assert done.returncode == 3
+    assert done.stderr == ""
+    assert tree(Path(filled.url)) == before
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_no_warning_at_exit_after_the_end(filled, end):
+    done = run_python(STAGE + f"store.{end}()", filled.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(filled.log())) == (2 if end == "commit" else 1)
+
+
+def test_a_warning_that_is_an_error_still_cleans_up(filled):
+    before = tree(Path(filled.url))
+    done = run_python("import warnings; warnings.simplefilter('error')\n" + STAGE, filled.url)
+    assert "NOT COMMITTED" in done.stderr
+    assert tree(Path(filled.url)) == before
+
+
+# --- fork
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+def outcome(use) -> str:
+    try:
+        return repr(use())
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return said(error)
+
+
+def stage_in_a_block(writer) -> None:
+    with writer:  # leaving it says that the work is done: these children end by os._exit, as if killed
+        writer["c"] = b"2"
+        del writer["a"]
+
+
+@forks
+def test_a_child_stages_into_an_inherited_transaction_and_does_not_end_it(filled):
+    tx, session = filled.begin(), txstore.TxStore(filled)
+    for writer in (tx, session):
+        writer["b"] = b"1"
+        assert in_child(lambda w=writer: outcome(lambda: stage_in_a_block(w))) == "None"
+        assert in_child(lambda w=writer: outcome(lambda: w["c"])) == "b'2'"
+        for end in (writer.commit, writer.rollback):
+            answer = in_child(lambda end=end: outcome(end))
+            assert answer.startswith("TransactionStateError: this transaction is ")
+            assert "by the process that began it" in answer
+        assert "a" not in writer
+    assert tx.changes()["set"] == session.changes()["set"] == ["b", "c"]
+    tx.commit()
+    session.rollback()
+    assert filled.snapshot()["c"] == b"2"
+
+
+@forks
+def test_a_child_reads_what_the_parent_committed_and_writes_a_transaction_of_its_own(filled):
+    snapshot = filled.snapshot()
+
+    def child():
+        with filled.transaction("by the child") as store:
+            store["c"] = b"3"
+        return snapshot["a"], "c" in snapshot
+
+    assert in_child(child) == (b"1", False)
+    assert filled.snapshot()["c"] == b"3"
+
+
+def shared_tree(repo):
+    in_child(lambda: None)  # a fork shares what is open
+    return tree(Path(repo.url))
+
+
+@forks
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_the_end_of_a_child_is_not_the_end_of_the_parents_transaction(filled, size):
+    tx, session = filled.begin(), txstore.TxStore(filled)
+    tx["b"] = session["c"] = b"x" * size
+    staged = shared_tree(filled)
+
+    def child():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tx._finalizer()
+            session._session.transaction._finalizer()
+        return [str(warning.message) for warning in caught]
+
+    assert in_child(child) == []
+    assert tree(Path(filled.url)) == staged
+    tx.commit()
+    session.commit()
+    assert len(filled.snapshot()["b"]) == len(filled.snapshot()["c"]) == size
+
+
+@forks
+@pytest.mark.parametrize("how", ["os._exit(0)", "sys.exit(0)", "pass", "raise SystemExit", "1 / 0"])
+def test_a_forked_interpreter_that_ends_inside_the_block(filled, how):
+    """However the child leaves, the parent's block is whole, and only the parent commits."""
+    code = f"""
+import os, sys, txstore
+with txstore.Repository(sys.argv[1]).transaction("by the parent") as store:
+    store["b"] = bytes(200_000)
+    store["c"] = b"2"
+    child = os.fork()
+    if child == 0:
+        {how}
+    else:
+        os.waitpid(child, 0)
+        store["d"] = b"3"
+if child == 0:
+    sys.exit(0)
+"""
+    done = run_python(code, filled.url)
+    assert done.returncode == 0
+    assert "NOT COMMITTED" not in done.stderr
+    assert [commit.message for commit in filled.log()] == ["by the parent", "first"]
+    assert sorted(filled.snapshot()) == ["a", "b", "c", "d"]
+    assert list(Path(filled.url, ".staging").iterdir()) == []
+
+
+@forks
+def test_a_lock_is_not_held_by_a_child_that_was_forked_meanwhile(filled):
+    """The child has the description of the lock file open; that must not keep others from committing."""
+    code = """
+import os, sys, time, txstore
+repo = txstore.Repository(sys.argv[1])
+with repo.engine.storage.lock("locks/commit"):
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+with repo.transaction("second") as store:
+    store["b"] = b"1"
+print("committed", flush=True)
+os.killpg(0, 9)
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(txstore.__file__).parents[1])}
+    command = [os.sys.executable, "-c", code, filled.url]
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True)
+    assert child.communicate(timeout=30)[0] == b"committed\n"

@@ -1,0 +1,246 @@
+"""What is not a repository: the message says what it is, and nothing is created, changed or lost."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.system.bad_input.disk import run_python, tree
+
+
+def refused(path: Path, match: str) -> None:
+    """Every way in is refused, and leaves the disk as it was."""
+    before = tree(path.parent)
+    for open_it in (
+        lambda: txstore.Repository(path),
+        lambda: txstore.Repository(path, create=False),
+        lambda: txstore.TxStore(path),
+        lambda: txstore.TxStore(path, create=False),
+        lambda: txstore.TxStore(path, read_only=True),
+    ):
+        with pytest.raises(txstore.RepositoryNotFoundError, match=match) as caught:
+            open_it()
+        assert str(path) in str(caught.value)
+    assert tree(path.parent) == before
+
+
+def test_a_file(tmp_path):
+    path = tmp_path / "data.tx"
+    path.write_bytes(b"something dear")
+    refused(path, "this is a file")
+
+
+def test_a_path_below_a_file(tmp_path):
+    (tmp_path / "file").write_bytes(b"something dear")
+    with pytest.raises(txstore.RepositoryNotFoundError, match="this is a file"):
+        txstore.Repository(tmp_path / "file" / "data.tx")
+    assert tree(tmp_path) == {"file": b"something dear"}
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("kind", ["group", "array", "consolidated"])
+def test_plain_zarr(tmp_path, zarr_format, kind):
+    path = tmp_path / "data.zarr"
+    if kind == "array":
+        zarr.create_array(path, data=np.arange(4), zarr_format=zarr_format)
+    else:
+        zarr.open_group(path, mode="w", zarr_format=zarr_format).create_array("x", data=np.arange(4))
+        if kind == "consolidated":
+            zarr.consolidate_metadata(path)
+    refused(path, "plain Zarr.*txstore import")
+
+
+def test_a_directory_that_holds_something_else(tmp_path):
+    path = tmp_path / "photographs"
+    path.mkdir()
+    (path / "cat.jpg").write_bytes(b"meow")
+    refused(path, "something else.*cat.jpg")
+    for write in (txstore.Repository, txstore.TxStore):
+        with pytest.raises(txstore.RepositoryNotFoundError, match="choose an empty or a new one"):
+            write(path)
+    for read in (
+        lambda: txstore.Repository(path, create=False),
+        lambda: txstore.TxStore(path, create=False),
+        lambda: txstore.TxStore(path, read_only=True),
+        lambda: txstore.TxStore(path, at=0),
+    ):
+        with pytest.raises(txstore.RepositoryNotFoundError, match="look at the path"):
+            read()
+
+
+def test_an_empty_directory_becomes_a_repository(tmp_path):
+    (tmp_path / "data.tx").mkdir()
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    assert repo.snapshot()["a"] == b"1"
+
+
+def test_what_a_killed_creator_left_becomes_a_repository(tmp_path):
+    whole = txstore.Repository(tmp_path / "whole.tx")
+    with whole.transaction() as store:
+        store["a"] = b"1"
+    path = tmp_path / "data.tx"
+    (path / ".staging").mkdir(parents=True)
+    (path / "zarr.json").write_bytes((tmp_path / "whole.tx" / "zarr.json").read_bytes())
+    repo = txstore.Repository(path)
+    assert not repo.exists
+    with repo.transaction() as store:
+        store["a"] = b"2"
+    assert repo.verify().faults == []
+
+
+def test_nothing_there_is_an_error_to_who_reads(tmp_path):
+    path = tmp_path / "no" / "data.tx"
+    repo = txstore.Repository(path)
+    assert repo.exists is False
+    assert repo.head() is None
+    session = txstore.TxStore(path)
+    assert "a" not in session  # a writer sees an empty repository
+    assert list(session) == []
+    for read in (
+        repo.snapshot,
+        lambda: repo.snapshot(at=0),
+        lambda: repo.snapshot(tag="v1"),
+        lambda: txstore.TxStore(path, read_only=True),
+        lambda: txstore.TxStore(repo, read_only=True),
+        lambda: txstore.TxStore(path, at=0),
+        lambda: txstore.TxStore(path, create=False),
+        lambda: txstore.TxStore(repo, create=False),
+        lambda: txstore.Repository(path, create=False),
+        repo.mapping,
+        lambda: list(repo.log()),
+        lambda: repo.commit(0),
+        lambda: repo.tags,
+        lambda: repo.branches,
+        repo.verify,
+        lambda: repo.id,
+        lambda: repo.resolve("0" * 32),
+    ):
+        with pytest.raises(txstore.RepositoryNotFoundError, match="look at the path"):
+            read()
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("read", [zarr.open, zarr.open_group, zarr.open_array])
+def test_zarr_on_nothing_says_so_and_creates_nothing(tmp_path, read):
+    with pytest.raises(FileNotFoundError, match=r"data\.tx"):
+        read(txstore.TxStore(tmp_path / "data.tx"), mode="r")
+    assert tree(tmp_path) == {}
+
+
+def test_what_is_there_is_opened_without_creating_anything(repo):
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    assert repo.exists is True
+    again = txstore.Repository(repo.url, create=False)
+    with again.transaction() as store:
+        store["a"] = b"2"
+    session = txstore.TxStore(repo.url, create=False)
+    session["a"] = b"3"
+    session.commit()
+    assert repo.snapshot()["a"] == b"3"
+
+
+def test_a_transaction_without_writes_creates_nothing(tmp_path):
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.transaction() as store:
+        assert store.base is None
+    assert store.base is None
+    session = txstore.TxStore(tmp_path / "data.tx")
+    assert session.commit() is None
+    session.rollback()
+    assert tree(tmp_path) == {}
+
+
+def test_a_url_that_nobody_knows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for open_it in (txstore.Repository, txstore.TxStore):
+        with pytest.raises(ValueError, match=r"nosuch"):
+            open_it("nosuch://bucket/data.tx")
+    assert tree(tmp_path) == {}
+
+
+def test_a_file_url_is_a_path(tmp_path):
+    assert txstore.Repository(f"file://{tmp_path}/data.tx") == txstore.Repository(tmp_path / "data.tx")
+
+
+def test_unknown_storage_options(tmp_path):
+    for open_it in (txstore.Repository, txstore.TxStore):
+        with pytest.raises(ValueError, match=r"anon.*leave it out"):
+            open_it(tmp_path / "data.tx", storage_options={"anon": True})
+
+
+@pytest.mark.parametrize("durability", ["fsynk", "", None, True])
+def test_a_typo_in_durability(tmp_path, durability):
+    for open_it in (txstore.Repository, txstore.TxStore):
+        with pytest.raises(ValueError, match=r"durability is one of \('fsync', 'none'\)"):
+            open_it(tmp_path / "data.tx", durability=durability)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"data.tx"])
+def test_what_is_not_a_path(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError):
+        txstore.Repository(path)
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a"])
+def test_zarr_on_the_bare_path_shows_how_to_open_it(repo, mode):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(4))
+    before = tree(Path(repo.url))
+    for read in (zarr.open, zarr.open_group):
+        with pytest.raises(Exception, match=r"open it with txstore\.TxStore\(path\)"):
+            read(repo.url, mode=mode)
+    assert tree(Path(repo.url)) == before
+
+
+BY_MISTAKE = {
+    "open": lambda path: zarr.open(path, mode="w"),
+    "open_group": lambda path: zarr.open_group(path, mode="w"),
+    "create_array": lambda path: zarr.create_array(path, shape=(2,), dtype="i4", overwrite=True),
+    "to_zarr": lambda path: xarray_dataset().to_zarr(path, mode="w", consolidated=False),
+}
+
+
+def xarray_dataset():
+    return pytest.importorskip("xarray").Dataset({"t": ("x", [1.0, 2.0])})
+
+
+@pytest.mark.parametrize("call", BY_MISTAKE)
+def test_a_link_to_the_repository_can_not_be_overwritten(tmp_path, call):
+    """docs/maintenance.md, "Guards". Nothing inside of the repository could prevent it: rmtree comes first."""
+    (tmp_path / "data.tx").symlink_to("data.tx.d")
+    (tmp_path / "data.tx.d").mkdir()
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    before = tree(tmp_path / "data.tx.d")
+    with pytest.raises(OSError):
+        BY_MISTAKE[call](repo.url)
+    assert tree(tmp_path / "data.tx.d") == before
+    with repo.transaction() as store:
+        store["a"] = b"2"
+    assert repo.verify().faults == []
+
+
+@pytest.mark.parametrize("mode", [None, "w-"])
+def test_xarray_on_the_bare_path_changes_nothing(repo, mode):
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    before = tree(Path(repo.url))
+    with pytest.raises(FileExistsError):
+        xarray_dataset().to_zarr(repo.url, mode=mode, consolidated=False)
+    assert tree(Path(repo.url)) == before
+
+
+def test_the_message_of_an_uncaught_error_is_one_sentence_at_the_end(tmp_path):
+    (tmp_path / "data.tx").write_bytes(b"")
+    done = run_python("import sys, txstore; txstore.Repository(sys.argv[1])", tmp_path / "data.tx")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("txstore.errors.RepositoryNotFoundError: ")
+    assert done.stderr.rstrip().endswith("this is a file; a repository is a directory")

@@ -1,0 +1,152 @@
+"""Directories that the user may not write, or not even read. Root may do everything: a child drops that first."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.system.bad_input.disk import NOBODY, in_child, said, tree
+from tests.system.bad_input.test_paths import BY_MISTAKE
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
+USER = NOBODY if os.name == "posix" and os.getuid() == 0 else None
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that others can reach, as they can't pytest's."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    for directory in [path, *(found for found in path.rglob("*") if found.is_dir())]:
+        directory.chmod(0o755)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def repository(folder) -> Path:
+    path = folder / "data.tx"
+    with txstore.Repository(path).transaction("first") as store:
+        store["a/b"] = b"1"
+    for found in [path, *path.rglob("*")]:
+        found.chmod(0o555 if found.is_dir() else 0o444)
+    return path
+
+
+def test_a_read_only_repository_can_be_read(repository):
+    def read():
+        repo = txstore.Repository(repository)
+        faults = repo.verify().faults
+        return repo.snapshot()["a/b"], [commit.message for commit in repo.log()], list(repo.tags), faults
+
+    before = tree(repository)
+    assert in_child(read, user=USER) == (b"1", ["first"], [], [])
+    assert tree(repository) == before
+
+
+@pytest.mark.parametrize("call", BY_MISTAKE)
+def test_a_repository_of_ones_own_that_is_read_only_can_not_be_overwritten(repository, call):
+    """docs/maintenance.md, "Guards"."""
+    if USER is not None:
+        for found in [repository, *repository.rglob("*")]:
+            os.chown(found, USER, USER)
+    before = tree(repository)
+    assert isinstance(in_child(lambda: BY_MISTAKE[call](str(repository)), user=USER), PermissionError)
+    assert tree(repository) == before
+
+
+def test_a_write_to_a_read_only_repository_names_the_file(repository):
+    def write():
+        try:
+            with txstore.Repository(repository).transaction() as store:
+                store["a/b"] = b"2"
+        except OSError as error:
+            return type(error), error.filename
+
+    before = tree(repository)
+    kind, name = in_child(write, user=USER)
+    assert kind is PermissionError
+    assert name.startswith(str(repository))
+    assert tree(repository) == before
+
+
+def test_a_tag_in_a_read_only_repository(repository):
+    def tag():
+        txstore.Repository(repository).tags["v1"] = 0
+
+    assert isinstance(in_child(tag, user=USER), PermissionError)
+    assert list(txstore.Repository(repository).tags) == []
+
+
+def test_a_session_goes_on_when_it_may_write_again(folder):
+    path = folder / "data.tx"
+    with txstore.Repository(path).transaction() as store:
+        store["a"] = b"1"
+    if USER is not None:
+        for found in [path, *path.rglob("*")]:
+            os.chown(found, USER, USER)
+
+    def write():
+        session = txstore.TxStore(path)
+        (path / ".staging").chmod(0o555)
+        failures = []
+        for attempt in (lambda: session.__setitem__("a", b"2"), session.commit, lambda: session.__setitem__("a", b"2")):
+            try:
+                attempt()
+            except (OSError, txstore.TxStoreError) as error:
+                failures.append(type(error).__name__)
+        (path / ".staging").chmod(0o755)
+        session.rollback()
+        session["a"] = b"3"
+        session.commit()
+        return failures, session["a"]
+
+    failures, value = in_child(write, user=USER)
+    assert failures[0] in ("PermissionError", "TransactionStateError")
+    assert "PermissionError" in failures
+    assert value == b"3"
+    assert len(list(txstore.Repository(path).log())) == 2
+    assert txstore.Repository(path).verify().faults == []
+
+
+def test_creating_where_one_may_not(folder):
+    folder.chmod(0o555)
+
+    def create():
+        with txstore.Repository(folder / "data.tx").transaction() as store:
+            store["a"] = b"1"
+
+    error = in_child(create, user=USER)
+    assert isinstance(error, PermissionError)
+    assert str(folder) in said(error)
+    assert tree(folder) == {}
+
+
+def test_a_repository_that_may_not_be_read(repository):
+    repository.chmod(0)
+    for open_it in (txstore.Repository, txstore.TxStore):
+        error = in_child(lambda open_it=open_it: open_it(repository), user=USER)
+        assert isinstance(error, PermissionError)
+        assert str(repository) in said(error)
+
+
+def test_one_commit_file_that_may_not_be_read(repository):
+    (repository / "commits/main/0000000000").chmod(0)
+    error = in_child(lambda: txstore.Repository(repository).snapshot()["a/b"], user=USER)
+    assert isinstance(error, PermissionError)
+    assert "commits/main/0000000000" in said(error)
+
+
+def test_verify_reports_a_commit_file_that_may_not_be_read(repository):
+    with_two = repository.parent / "two.tx"
+    repo = txstore.Repository(with_two)
+    for value in (b"1", b"2"):
+        with repo.transaction() as store:
+            store["a"] = value
+    (with_two / "commits/main/0000000000").chmod(0)
+    faults = in_child(lambda: [fault.path for fault in txstore.Repository(with_two).verify().faults], user=USER)
+    assert "commits/main/0000000000" in faults

@@ -1,0 +1,314 @@
+"""The end of a transaction of several processes, whenever and however it comes: everything is published, or nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.system.processes.members import get, join_in_this_process, members, put, seal
+from tests.system.processes.steps import BeforeEach, forked, status_of
+from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT
+from tests.transactions.faults import watch
+from txstore.store import TxStore
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills and stops processes")
+
+
+def stage_until_refused(store: TxStore, number: int, pipe: Any) -> None:
+    staged = 0
+    try:
+        for i in range(10_000_000):
+            store[f"{number}/{i}"] = b"%d" % i
+            staged = i + 1
+            if i == 20:
+                pipe.send("under way")
+    except txstore.TransactionStateError as error:
+        pipe.send((staged, error.state, str(error)))
+
+
+def writers(store: TxStore, count: int, stack: ExitStack) -> list[Any]:
+    pipes = []
+    for number in range(count):
+        mine, theirs = QUICK.Pipe(duplex=False)
+        process = QUICK.Process(target=stage_until_refused, args=(store, number, theirs), daemon=True)
+        process.start()
+        stack.callback(process.join, TIMEOUT)
+        stack.callback(process.kill)
+        pipes.append(mine)
+    for pipe in pipes:
+        assert pipe.poll(TIMEOUT)
+        pipe.recv()
+    return pipes
+
+
+def test_a_commit_while_children_write(repo, store):
+    with ExitStack() as stack:
+        pipes = writers(store, 2, stack)
+        store.commit()
+        found = repo.mapping()
+        for number, pipe in enumerate(pipes):
+            assert pipe.poll(TIMEOUT)
+            staged, state, _ = pipe.recv()
+            assert state in ("committing", "ended")
+            keys = list(found.keys_below(str(number)))
+            # Of the one that was refused, it is not said; all before it are there, and none after it.
+            assert staged <= len(keys) <= staged + 1
+            assert all(found[f"{number}/{i}"] == b"%d" % i for i in range(len(keys)))
+    assert repo.verify().faults == []
+
+
+def test_a_rollback_while_children_write(repo, store):
+    with ExitStack() as stack:
+        pipes = writers(store, 2, stack)
+        store.rollback()
+        for pipe in pipes:
+            assert pipe.poll(TIMEOUT)
+            assert pipe.recv()[1] in ("committing", "ended")
+    assert len(list(repo.log())) == 1
+    assert not os.listdir(Path(repo.url, ".staging"))
+
+
+@pytest.mark.parametrize("call", ["file.sync", "lock", "link", "sync_file"])
+def test_what_comes_during_the_commit_is_not_a_part_of_it(repo, call):
+    """A frame that is appended after the seal must not get into the run: it lies behind what the header says counts."""
+    with repo.transaction() as store:
+        store["a"] = b"1"
+    watched = watch(repo)
+    store = repo.transaction()
+    store["owner"] = bytes(2 << 20)
+    with members(store, 1) as (worker,):
+        worker.do(put, "early", b"1")
+
+        def write(*_: object) -> None:
+            watched.before.clear()
+            with pytest.raises(txstore.TransactionStateError):
+                worker.do(put, "late", b"2")
+            assert get(store, "late") is None
+
+        def sealed(*_: object) -> None:
+            watched.after.clear()
+            watched.before[call] = write
+
+        watched.after["rename_noreplace"] = sealed
+        store.commit()
+    assert sorted(repo.mapping()) == ["a", "early", "owner"]
+    assert repo.verify().faults == []
+
+
+def test_who_ends_because_the_commit_has_refused_it_is_not_lost(repo, store):
+    watched = watch(repo)
+    store = repo.transaction()
+    with members(store, 1) as (worker,):
+        worker.do(put, "early", b"1")
+
+        def refuse(*_: object) -> None:
+            watched.after.clear()
+            with pytest.raises(txstore.TransactionStateError, match="is being committed"):
+                worker.do(put, "late", b"1")
+            worker.leave()
+
+        watched.after["rename_noreplace"] = refuse
+        store.commit()
+    assert "early" in repo.mapping()  # and the other may be: it was appended, and then refused
+
+
+def test_a_commit_that_conflicts_leaves_all_as_it_was(repo, store):
+    with members(store, 1) as (worker,):
+        worker.do(put, "key", b"1")
+        with repo.transaction() as other:
+            other["key"] = b"other"
+        with pytest.raises(txstore.ConflictError, match="key"):
+            store.commit()
+        worker.do(put, "more", b"1")  # the transaction goes on
+        assert get(store, "more") == b"1"
+        assert not any(files for _, _, files in os.walk(Path(repo.url, "packs")))
+    store.rollback()
+
+
+def test_a_conflict_that_is_found_at_the_last_moment_leaves_all_as_it_was(repo, store):
+    watched = watch(repo)
+    store = repo.transaction()
+    with members(store, 1) as (worker,):
+        worker.do(put, "key", b"1")
+
+        def commit_another(*_: object) -> None:
+            watched.before.clear()
+            with txstore.Repository(repo.url).transaction() as other:
+                other["key"] = b"other"
+
+        watched.before["link"] = commit_another
+        with pytest.raises(txstore.ConflictError, match="key"):
+            store.commit()
+        assert not any(files for _, _, files in os.walk(Path(repo.url, "packs")))
+        worker.do(put, "more", b"1")
+        assert get(store, "more") == b"1"
+    store.rollback()
+    assert repo.mapping()["key"] == b"other"
+
+
+def test_a_stopped_child_is_neither_waited_for_nor_lost(repo, store):
+    with members(store, 1) as (worker,):
+        worker.do(put, "before", b"1")
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        try:
+            worker.begin(put, "after", b"2")
+            store.commit()
+        finally:
+            os.kill(worker.process.pid, signal.SIGCONT)
+        with pytest.raises(txstore.TransactionStateError, match="has ended"):
+            worker.answer()
+        assert get(repo.snapshot(), "before") == b"1"
+        assert get(repo.snapshot(), "after") is None
+
+
+def test_the_child_can_end_nothing(repo, store):
+    with members(store, 1) as (worker,):
+        worker.do(put, "key", b"1")
+        for end in (TxStore.commit, TxStore.rollback):
+            with pytest.raises(txstore.TransactionStateError, match="by the process that began it: here, just return"):
+                worker.do(end)
+    store.commit(allow_lost=True)
+    assert repo.mapping()["key"] == b"1"
+
+
+# --- the owner dies
+
+
+def own(url: str, pipe: Any) -> None:
+    store = txstore.Repository(url).transaction()
+    store["owner"] = b"1"
+    pipe.send(store)
+    pipe.recv()
+
+
+def test_a_child_that_outlives_its_owner(repo, store):
+    mine, theirs = SPAWN.Pipe()
+    owner = SPAWN.Process(target=own, args=(repo.url, theirs), daemon=True)
+    owner.start()
+    assert mine.poll(TIMEOUT)
+    inherited = mine.recv()
+    inherited["child"] = b"1"
+    assert inherited["owner"] == b"1"
+    with members(inherited, 1) as (sibling,):
+        sibling.do(put, "sibling", b"1")
+        owner.kill()
+        owner.join(TIMEOUT)
+        with pytest.raises(txstore.TransactionStateError, match="began this transaction has died"):
+            sibling.do(put, "late", b"1")
+    with pytest.raises(txstore.TransactionStateError, match="began this transaction has died"):
+        inherited["late"] = b"1"
+    assert len(list(repo.log())) == 1
+    store["new"] = b"1"
+    store.commit()
+    assert repo.mapping()["new"] == b"1"
+
+
+def commit_with_a_signal(url: str, step: int) -> None:
+    """Own a transaction, and be killed before the n-th thing that its commit does with the storage."""
+    repo = txstore.Repository(url)
+    steps = iter(range(step))
+
+    def kill_at_last(*_: object) -> None:
+        if next(steps, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    watched = watch(repo)
+    store = repo.transaction()
+    store["owner"] = b"%d" % step
+    child = os.fork()
+    if child == 0:
+        store["child"] = b"%d" % step
+        seal(store)
+        os._exit(0)
+    os.waitpid(child, 0)
+    watched.before = BeforeEach(kill_at_last)
+    store.commit()
+
+
+def test_the_owner_is_killed_at_each_step_of_its_commit(repo):
+    with repo.transaction() as store:
+        store["owner"] = store["child"] = b"base"
+    step, whole, none = 0, 0, 0
+    while True:
+        before = dict(repo.mapping())
+        with forked(commit_with_a_signal, repo.url, step) as owner:
+            status = status_of(owner)
+        found = dict(txstore.Repository(repo.url).mapping())
+        if found == before:
+            none += 1
+        else:
+            assert found == {"owner": b"%d" % step, "child": b"%d" % step}
+            whole += 1
+        assert repo.verify().faults == []
+        with txstore.Repository(repo.url).transaction() as store:  # and the next one is not disturbed
+            store["owner"] = b"next"
+        if not os.WIFSIGNALED(status):
+            break
+        step += 1
+    assert whole > 1
+    assert none > 10
+
+
+class Crash(BaseException):
+    """No `except Exception` hides it."""
+
+
+@pytest.mark.parametrize("error", [Crash(), OSError(5, "the medium has failed")], ids=["crash", "error"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_fault_at_each_step_of_the_commit(open_repo, error, when):
+    step = 0
+    while fault_at(open_repo(f"{step}.tx"), step, error, when):
+        step += 1
+    assert step > 20
+
+
+def fault_at(repo: txstore.Repository, step: int, error: BaseException, when: str) -> bool:
+    """Fail at the n-th thing that a commit does with the storage; return whether it does that many."""
+    with repo.transaction() as store:
+        store["owner"] = store["child"] = b"base"
+    watched = watch(repo)
+    owner = repo.begin()
+    owner["owner"] = b"1"
+    child = join_in_this_process(repo, owner.share())
+    child["child"] = b"1"
+    steps = iter(range(step))
+    happened = []
+
+    def fail_once(*arguments: object) -> None:
+        if next(steps, None) is None and not happened:
+            happened.append(arguments)
+            raise error
+
+    setattr(watched, when, BeforeEach(fail_once))
+    outcome = "committed"
+    try:
+        owner.commit()
+    except txstore.CommitUnknownError:
+        outcome = "unknown"
+    except type(error):
+        outcome = "failed"
+    finally:
+        watched.before, watched.after = {}, {}
+    found = dict(txstore.Repository(repo.url).mapping())
+    base, whole = {"owner": b"base", "child": b"base"}, {"owner": b"1", "child": b"1"}
+    assert found in (base, whole), happened
+    if outcome == "committed":
+        assert found == whole, happened
+    if outcome == "failed" and isinstance(error, OSError):
+        assert found == base, happened
+        child["more"] = b"1"  # the transaction goes on, unless a sync has failed
+        if owner.state == "open":
+            owner.commit()
+            assert dict(repo.mapping()) == {**whole, "more": b"1"}
+    assert repo.verify().faults == []
+    child._staging.close()
+    if owner.state in ("open", "poisoned"):
+        owner.rollback()
+    return bool(happened)

@@ -1,0 +1,98 @@
+"""Followers beside writers that commit flat out, and beside writers that are killed: no commit missed, none twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import islice
+
+import pytest
+
+import txstore
+from tests.system.processes.steps import commit_with_signal, forked, status_of
+from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
+from txstore._native import watch_twin
+from txstore.history import follow
+
+pytestmark = pytest.mark.long
+
+WRITERS = 4
+
+
+def follow_by(way: str) -> None:
+    if way == "poll":
+        follow.watch.open_watch = watch_twin.open_watch
+
+
+def commit_flat_out(barrier, path, number: int, commits: int, durability: str) -> None:
+    repo = txstore.Repository(path, durability=durability)
+    barrier.wait()
+    for i in range(commits):
+        with repo.begin(f"{number}/{i}") as transaction:
+            transaction[f"{number}/{i}"] = b"1"
+
+
+def follow_all(barrier, path, way: str, total: int) -> list[tuple[int, str, str]]:
+    """Follow a repository that does not exist yet; return what was seen, and what comes after it."""
+    follow_by(way)
+    commits = txstore.Repository(path).follow(timeout=TIMEOUT)
+    barrier.wait()
+    found = [*islice(commits, total)]
+    found += txstore.Repository(path).follow(since=found[-1] if found else None, timeout=0)
+    return [(commit.slot, commit.id, commit.message) for commit in found]
+
+
+@pytest.mark.parametrize(("commits", "durability"), [(250, "none"), (25, "fsync")])
+def test_no_commit_is_missed(repo, commits, durability):
+    total = WRITERS * commits
+    barrier = SPAWN.Barrier(WRITERS + 2, timeout=TIMEOUT)
+    followers = [Worker(follow_all, barrier, repo.url, way, total) for way in ("watch", "poll")]
+    writers = [Worker(commit_flat_out, barrier, repo.url, number, commits, durability) for number in range(WRITERS)]
+    with ended(*followers, *writers):
+        for writer in writers:
+            writer.result()
+        log = [(commit.slot, commit.id, commit.message) for commit in repo.log()][::-1]
+        assert len(log) == total
+        for follower in followers:
+            assert follower.result() == log
+
+
+def tell(path, way: str, pipe) -> None:
+    """Tell of each commit, from the first on, until killed."""
+    follow_by(way)
+    for commit in txstore.Repository(path).follow(since=-1):
+        pipe.send((commit.slot, commit.id, commit.message))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("way", ["watch", "poll"])
+@pytest.mark.parametrize("durability", ["fsync", "none"])
+def test_a_writer_killed_at_each_step(repo, durability, way):
+    """Of a commit that was made the follower is told, though nobody is left to tell it; of others it never is."""
+    reading, writing = SPAWN.Pipe(duplex=False)
+    follower = SPAWN.Process(target=tell, args=(repo.url, way, writing), daemon=True)
+    follower.start()
+    writing.close()
+    told: list[tuple[int, str, str]] = []
+    kept: list[bool] = []  # the commit, for each step before which the writer was killed
+    try:
+        for step in range(200):
+            with forked(commit_with_signal, repo.url, step, signal.SIGKILL, durability) as writer:
+                status = status_of(writer)
+            log = list(txstore.Repository(repo.url).log())[::-1] if repo.exists else []
+            while len(told) < len(log):
+                assert reading.poll(TIMEOUT), f"not told of slot {len(told)} after a kill at step {step}"
+                told.append(reading.recv())
+            assert told == [(commit.slot, commit.id, commit.message) for commit in log]
+            if not os.WIFSIGNALED(status):
+                break
+            assert os.WTERMSIG(status) == signal.SIGKILL
+            kept.append(any(commit.message == f"step {step}" for commit in log))
+        assert os.WIFEXITED(status)
+        assert os.WEXITSTATUS(status) == 0
+        assert not reading.poll(0.1)
+    finally:
+        follower.kill()
+        follower.join()
+    assert len(kept) > 8
+    assert set(kept) == {True, False}  # killed before the rename, and between it and the end

@@ -1,0 +1,489 @@
+"""Stores, snapshots and transactions that were there before a fork work in both processes afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.system.processes.members import clear, committed, fill, get, put, seal
+from tests.system.processes.steps import forked, status_of
+from tests.system.processes.workers import TIMEOUT
+from tests.waiting import wait_until
+from txstore import processes
+from txstore.store import TxStore
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+
+
+def in_child(function: Callable[..., object], *arguments: Any) -> None:
+    """Run a function in a forked child, and wait until it has ended well."""
+    with forked(function, *arguments) as child:
+        assert status_of(child) == 0
+
+
+def staged(repo: txstore.Repository) -> list[str]:
+    return os.listdir(Path(repo.url, ".staging"))
+
+
+def test_a_child_stages_into_the_transaction_that_it_inherits(repo, store):
+    def work() -> None:
+        fill(store, "x", 0, 8, 1)
+        assert zarr.open_array(store, path="x")[:].tolist() == [1] * 8 + [0] * 24
+        seal(store)
+
+    store["owner"] = b"1"
+    in_child(work)
+    assert get(store, "x/c/0") is not None
+    store.commit()
+    assert committed(repo)[:9] == [1] * 8 + [0]
+
+
+@pytest.mark.parametrize("used", ["not at all", "read", "written"])
+def test_in_a_block_it_does_not_matter_whether_it_was_used_before(repo, store, used):
+    with repo.transaction() as block:
+        if used == "read":
+            assert get(block, "x/zarr.json")
+        elif used == "written":
+            block["owner"] = b"1"
+        in_child(lambda: (put(block, "child", b"1"), seal(block)))
+    assert repo.mapping()["child"] == b"1"
+
+
+def test_a_plain_mapping_is_shared_too(repo, store):
+    with repo.begin() as transaction:
+        transaction["owner"] = b"1"
+        in_child(lambda: (transaction.set("child", b"1"), transaction.seal()))
+        assert dict(transaction)["child"] == b"1"
+    assert repo.mapping()["child"] == b"1"
+
+
+def test_leaving_the_parents_block_in_a_child_ends_nothing(repo, store):
+    """A child that goes on after the `with` statement, as `os.fork()` in a script does."""
+    with repo.transaction() as block:
+        block["owner"] = b"1"
+
+        def leave() -> None:
+            block["child"] = b"1"
+            block.__exit__(ValueError, None, None)
+            block["child after"] = b"1"  # and so its part is not what an exception has left
+            seal(block)
+
+        in_child(leave)
+        block["after"] = b"1"
+    assert repo.mapping().keys() >= {"after", "child", "child after"}
+
+
+def test_leaving_the_parents_mapping_in_a_child_ends_nothing(repo, store):
+    with repo.begin() as transaction:
+        transaction["owner"] = b"1"
+        in_child(lambda: (transaction.set("half", b"1"), transaction.__exit__(None, None, None)))
+        with pytest.raises(txstore.ParticipantLostError):  # nothing says that the child was done
+            transaction.commit()
+        transaction["half"] = b"whole"
+    assert repo.mapping()["half"] == b"whole"
+
+
+@pytest.mark.parametrize("how", ["exit", "garbage", "kill"])
+def test_the_end_of_an_idle_child_ends_nothing(repo, store, how):
+    transactions = [repo.begin(), repo.begin()]
+    for number, transaction in enumerate(transactions):
+        transaction[f"{number}"] = bytes(2 << 20)
+    in_child(lambda: (transactions[0].set("part", b"1"), transactions[0].seal()))
+    del transaction
+
+    def end() -> None:
+        if how == "garbage":
+            transactions.clear()
+            gc.collect()
+        elif how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with forked(end) as child:
+        status_of(child)
+    for transaction in transactions:
+        transaction.commit()
+    assert len(repo.mapping()["0"]) == len(repo.mapping()["1"]) == 2 << 20
+    assert repo.mapping()["part"] == b"1"
+
+
+def test_a_script_whose_child_ends_by_the_end_of_the_script(repo, store):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, repo.url], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["child", "committed"]
+    assert repo.mapping()["child"] == b"1"
+
+
+SCRIPT = """
+import os, sys, txstore, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+repo = txstore.Repository(sys.argv[1])
+with repo.transaction() as store:
+    child = os.fork()
+    if child == 0:
+        store["child"] = b"1"
+        print("child", flush=True)
+    else:
+        os.waitpid(child, 0)
+if child:
+    print("committed")
+"""
+
+BROKEN = """
+import os, sys, txstore, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+repo = txstore.Repository(sys.argv[1])
+store = repo.transaction()
+child = os.fork()
+if child == 0:
+    store["half"] = b"1"
+    raise RuntimeError("half-way")
+os.waitpid(child, 0)
+try:
+    store.commit()
+except txstore.ParticipantLostError as error:
+    print("lost", *error.keys)
+store.rollback()
+"""
+
+
+def test_a_script_whose_child_breaks_off(repo, store):
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN, repo.url], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert done.stdout.split() == ["lost", "half"]
+    assert "half-way" in done.stderr
+
+
+def test_snapshots_and_repositories_work_in_both(repo, store):
+    snapshot, mapping = repo.snapshot(), repo.mapping()
+    reader = zarr.open_array(snapshot, path="x", mode="r")
+    assert reader[0] == 0
+
+    def work() -> None:
+        assert reader[:].tolist() == [0] * 32
+        assert "x/zarr.json" in mapping
+        assert len(list(repo.log())) == 1
+        with repo.transaction() as mine:  # its own: it was begun after the fork
+            mine["child"] = b"1"
+        assert reader[:].tolist() == [0] * 32
+
+    in_child(work)
+    assert get(repo.snapshot(), "child") == b"1"
+    assert reader[:].tolist() == [0] * 32
+    assert "child" not in mapping
+    with repo.transaction() as mine:
+        mine["parent"] = b"1"
+    assert len(list(repo.log())) == 3
+
+
+def test_what_was_buffered_is_there_for_the_child(repo, store):
+    for i in range(1000):
+        store[f"small/{i}"] = b"%d" % i
+    store["big"] = bytes(3 << 20)
+
+    def work() -> None:
+        assert len(list(store.mapping.keys_below("small"))) == 1000
+        assert store["small/999"] == b"999"
+        assert store["big"] == bytes(3 << 20)
+
+    in_child(work)
+
+
+def test_children_of_children(repo, store):
+    def child() -> None:
+        store["child"] = b"1"
+        in_child(grandchild)
+        assert os.path.exists(repo.url)
+        seal(store)
+
+    def grandchild() -> None:
+        assert store["child"] == b"1"
+        store["grandchild"] = b"1"
+        seal(store)
+
+    in_child(child)
+    store.commit()
+    assert {"child", "grandchild"} <= repo.mapping().keys()
+
+
+def test_a_child_that_outlives_the_transaction_is_told(repo, store):
+    read, write = os.pipe()
+
+    def late() -> None:
+        store["early"] = b"1"
+        seal(store)
+        os.read(read, 1)
+        with pytest.raises(txstore.TransactionStateError, match="has ended"):
+            store["late"] = b"1"
+
+    with forked(late) as child:
+        wait_until(lambda: get(store, "early") is not None)
+        store.commit()
+        store["next"] = b"1"
+        os.write(write, b"1")
+        assert status_of(child) == 0
+    store.commit()
+    assert repo.mapping().keys() >= {"early", "next"}
+    assert "late" not in repo.mapping()
+
+
+def test_an_owner_is_dead_though_a_child_of_it_lives(repo, store):
+    told, here = os.pipe()
+    up, forked_too = os.pipe()  # of its own: what is said in one pipe may arrive at once
+    kept, wait = os.pipe()
+
+    def own() -> None:
+        mine = repo.transaction()
+        mine["owner"] = b"1"
+        os.write(here, pickle.dumps(mine))
+        if os.fork() == 0:
+            os.close(wait)
+            os.write(forked_too, b"child")
+            os.read(kept, 1)  # lives as long as the test
+            os._exit(0)
+        time.sleep(TIMEOUT)
+
+    try:
+        with forked(own) as owner:
+            os.close(kept)
+            joined = pickle.loads(os.read(told, 1 << 16))
+            joined["child"] = b"1"
+            assert os.read(up, 100) == b"child"
+            os.kill(owner, signal.SIGKILL)
+            assert os.WIFSIGNALED(status_of(owner))
+            with pytest.raises(txstore.TransactionStateError, match="began this transaction has died"):
+                joined["late"] = b"1"
+    finally:
+        for descriptor in (told, here, up, forked_too, wait):
+            os.close(descriptor)
+
+
+def test_where_nothing_can_be_shared_the_child_is_told(repo):
+    store = repo.transaction()  # there is no repository
+
+    def work() -> None:
+        with pytest.raises(txstore.TransactionStateError, match="before you fork"):
+            store["child"] = b"1"
+
+    in_child(work)
+    assert not repo.exists
+    store["owner"] = b"1"
+    store.commit()
+
+
+def test_a_pool_of_children_outlives_transactions(repo):
+    """Each task is of the transaction that the store was in when it was pickled, not when the pool was forked."""
+    with repo.transaction() as first:
+        first["a"] = b"1"
+    store = TxStore(repo.url)
+    reads, writes = os.pipe(), os.pipe()
+
+    def serve() -> None:
+        with os.fdopen(reads[0], "rb") as tasks:
+            for key in (b"first", b"second"):
+                told = pickle.load(tasks)
+                told[key.decode()] = key
+                seal(told)
+                del told
+                os.write(writes[1], b"1")
+
+    with forked(serve) as child, os.fdopen(reads[1], "wb") as tasks:
+        for key in ("first", "second"):
+            store[f"owner of {key}"] = b"1"
+            pickle.dump(store, tasks)
+            tasks.flush()
+            assert os.read(writes[0], 1) == b"1"
+            store.commit()
+            assert repo.mapping()[key] == key.encode()
+        assert status_of(child) == 0
+    os.close(writes[0])
+    os.close(writes[1])
+    os.close(reads[0])
+
+
+def test_array_objects_that_were_opened_before_the_fork(repo, store):
+    z = zarr.open_array(store, path="x")
+
+    def work() -> None:
+        z[0:4] = 1
+        seal(store)
+
+    in_child(work)
+    z[4:8] = 2
+    store.commit()
+    assert committed(repo)[:9] == [1, 1, 1, 1, 2, 2, 2, 2, 0]
+
+
+def test_an_append_to_what_the_parent_has_appended_to_meanwhile(repo, store):
+    z = zarr.open_array(store, path="x")
+
+    def work() -> None:
+        z.append(np.ones(2, "i8"))
+        seal(store)
+
+    in_child(work)
+    z.append(np.ones(2, "i8"))  # knows nothing of the child's
+    with pytest.raises(txstore.ConflictError, match=r"x/zarr\.json"):
+        store.commit()
+
+
+def test_an_array_that_another_has_cleared_is_not_brought_back(repo, store):
+    z = zarr.open_array(store, path="x")
+
+    def work() -> None:
+        clear(store, "x")
+        seal(store)
+
+    in_child(work)
+    get(store, "unrelated")
+    with pytest.raises(txstore.StaleArrayError, match="'x'"):
+        z.attrs["by"] = "the parent, who still holds the array"
+    store.commit()
+    assert "x/zarr.json" not in repo.mapping()
+
+
+# --- threads
+
+
+def test_a_lock_that_a_thread_holds_is_free_in_the_child():
+    lock, again = processes.new_lock(), processes.new_rlock()
+    threading.Thread(target=again.acquire).start()
+    with lock:
+        in_child(lambda: [each.acquire(timeout=TIMEOUT) or pytest.fail("it is held") for each in (lock, again)])
+
+
+def test_things_are_told_of_a_fork_also_if_another_thread_adds_one():
+    class Told:
+        def __init__(self) -> None:
+            self.before = 0
+
+        def before_fork(self) -> None:
+            self.before += 1
+
+        def after_fork_in_child(self) -> None:
+            self.before += 1
+
+    class Changing(weakref.WeakSet):
+        """As when another thread adds something meanwhile."""
+
+        left = 2
+
+        def __iter__(self):
+            if self.left:
+                self.left -= 1
+                raise RuntimeError("Set changed size during iteration")
+            return super().__iter__()
+
+    told = Told()
+    things = Changing([told])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "_objects", things)
+        in_child(lambda: told.before == 2 or pytest.fail("the child was not told"))
+    assert told.before == 1
+
+
+def test_many_threads_write_one_store_while_children_do(repo, store):
+    def write(name: str) -> None:
+        for i in range(200):
+            store[f"{name}/{i}"] = bytes([i]) * (i * 50)
+            assert store[f"{name}/{i}"] == bytes([i]) * (i * 50)
+
+    threads = [threading.Thread(target=write, args=(f"thread {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(3):
+        in_child(lambda number=number: (write(f"child {number}"), seal(store)))
+    for thread in threads:
+        thread.join(TIMEOUT)
+    store.commit()
+    assert len(repo.mapping()) == 7 * 200 + len(["zarr.json", "x/zarr.json"])
+
+
+def test_forks_while_other_threads_begin_and_end_transactions(repo, store, monkeypatch):
+    """A child inherits locks that threads hold which it does not have, and lists that they are changing."""
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    over = threading.Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            transaction = repo.begin()
+            transaction["key"] = b"1"
+            assert transaction["key"] == b"1"
+            transaction.rollback()
+
+    threads = [threading.Thread(target=churn) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(40):
+            mine = repo.begin()
+            mine["owner"] = b"%d" % number
+
+            def work(mine=mine, number=number) -> None:
+                signal.alarm(TIMEOUT)
+                mine[f"child {number}"] = b"1"
+                mine.seal()
+
+            in_child(work)
+            mine.commit()
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join(TIMEOUT)
+    assert unraisable == []
+    assert len([key for key in repo.mapping() if key.startswith("child")]) == 40
+    store.rollback()
+    assert not staged(repo)
+
+
+def test_a_fork_while_another_thread_commits(repo, store):
+    """The child has no part in that commit: it is told so, or it was before."""
+    store["owner"] = bytes(1 << 20)
+    children = []
+    real = os.fdatasync
+
+    def work() -> None:
+        with pytest.raises(txstore.TransactionStateError) as caught:
+            store["child"] = b"1"
+        assert caught.value.state == "committing"
+
+    def fork_in_it(descriptor: int) -> None:
+        if not children:
+            children.append(0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                thread = threading.Thread(target=lambda: in_child(work))
+                thread.start()
+                thread.join(TIMEOUT)
+                assert not thread.is_alive()
+        real(descriptor)
+
+    os.fdatasync = fork_in_it
+    try:
+        store.commit()
+    finally:
+        os.fdatasync = real
+    assert children
+    assert "child" not in repo.mapping()

@@ -1,0 +1,352 @@
+"""The lock table between processes: what a killed, stopped, interrupted or forked one leaves to the others."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system.bad_input.disk import in_child
+from tests.system.processes.lock_clients import (
+    INIT,
+    TIMEOUT,
+    Client,
+    Lost,
+    TimedOut,
+    clients,
+    descriptors_of,
+    native,
+    open_table,
+    take_byte,
+)
+from tests.system.processes.workers import run_together
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
+
+
+@pytest.fixture
+def path(tmp_path):
+    native()
+    return tmp_path / "chunks"
+
+
+@pytest.fixture
+def owner(path):
+    return open_table(path).owner()
+
+
+def sleeps(pid):
+    """Is the process's main thread in a system call that waits? Then it waits for the lock that it was told to take."""
+    with open(f"/proc/{pid}/wchan") as file:
+        return "futex" in file.read()
+
+
+def blocked(client, *arguments, **named):
+    """Let a client ask for what it will have to wait for."""
+    client.start("acquire", *arguments, **named)
+    wait_until(lambda: sleeps(client.pid))
+
+
+# ---- Exclusion -----------------------------------------------------------------------------------------------------
+
+
+def add_to_files(barrier, path, folder, seed, rounds):
+    table = open_table(path)
+    owner = table.owner()
+    barrier.wait()
+    for i in range(rounds):
+        names = [f"n/c/{(seed + i) % 5}", f"n/c/{seed * i % 5}"]
+        owner.acquire(names, 60)
+        for name in set(names):
+            file = Path(folder, name.replace("/", "."))
+            before = int(file.read_text() or "0") if file.exists() else 0
+            file.write_text(str(before + 1))
+        owner.release(names)
+    return sum(len({(seed + i) % 5, seed * i % 5}) for i in range(rounds))
+
+
+def test_processes_exclude_each_other(path, tmp_path):
+    """They open the file at once, too."""
+    folder = tmp_path / "numbers"
+    folder.mkdir()
+    added = run_together(add_to_files, *((str(path), str(folder), seed, 100) for seed in range(4)))
+    assert sum(int(file.read_text()) for file in folder.iterdir()) == sum(added)
+
+
+def test_a_holder_is_named_and_wakes_who_waits(path, owner):
+    with clients(path, 1) as [client]:
+        owner.acquire("a")
+        with pytest.raises(TimedOut) as caught:
+            client.acquire(["a", "b"], 0.05)
+        assert (caught.value.keys, caught.value.holder) == (["a"], os.getpid())
+        blocked(client, "a")
+        owner.release("a")
+        assert client.finish() == ()
+        with pytest.raises(TimedOut) as caught:
+            owner.acquire("a", 0)
+        assert caught.value.holder == client.pid
+
+
+def test_parking_between_processes(path):
+    with clients(path, 3) as [one, sibling, foreign]:
+        parked = sibling.parked()
+        one.acquire(["a", "b", "c"])
+        blocked(foreign, ["a", "c"], 30)
+        blocked(sibling, "b", 30, [one.parked()])
+        one.park("b")
+        assert sibling.finish() == ()
+        one.park("a", parked)
+        assert sibling.acquire("a", 0) == ()
+        sibling.park("a")
+        one.park("c")
+        sibling.kill()  # what was parked for it is dirty; what it held, too
+        one.close()
+        assert foreign.finish() == ("a",)
+        assert foreign.acquire("b", 0) == ("b",)
+
+
+# ---- Killed --------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_holder_of_3000_locks(path):
+    keys = [f"position/c/{i}" for i in range(3000)]
+    with clients(path, 3) as [holder, waiter, other]:
+        holder.acquire(keys)
+        waiter.acquire("of the living")
+        blocked(waiter, ["of nobody", *keys])
+        os.kill(holder.pid, signal.SIGKILL)
+        assert sorted(waiter.finish()) == sorted(keys)
+        with pytest.raises(TimedOut):
+            other.acquire("of the living", 0)
+        waiter.release(keys)
+        assert other.acquire(keys, 0) == ()  # told once
+
+
+def test_trying_recovers_too(path):
+    with clients(path, 2) as [holder, other]:
+        holder.acquire("a")
+        holder.kill()
+        assert other.acquire(["a", "b"], 0) == ("a",)
+
+
+def test_a_dirty_word_stays_dirty_when_its_new_holder_gives_up(path):
+    with clients(path, 2) as [holder, other]:
+        holder.acquire("x/c/0")
+        other.acquire("x/c/1")
+        holder.kill()
+        waiter = open_table(path).owner()
+        for timeout in (0, 0.05):
+            with pytest.raises(TimedOut):
+                waiter.acquire(["x/c/0", "x/c/1"], timeout)
+        assert waiter.acquire("x/c/0") == ("x/c/0",)
+
+
+def test_a_recoverer_killed_in_the_middle(path):
+    """It took the byte of the dead, and is no more: here by a description of our own, closed without a word."""
+    with clients(path, 2) as [holder, waiter]:
+        holder.acquire(["a", "b"])
+        member = holder.member()
+        holder.kill()
+        fd = os.open(path, os.O_RDWR)
+        take_byte(fd, INIT + member)
+        blocked(waiter, ["a", "b"], 30)
+        with pytest.raises(TimedOut):
+            open_table(path).owner().acquire("a", 0.05)  # as good as alive
+        os.close(fd)
+        assert sorted(waiter.finish()) == ["a", "b"]
+
+
+def test_places_of_the_killed(path):
+    with clients(path, 2) as [one, other]:
+        one.acquire("a")
+        other.acquire("b")
+        assert {pid for _, pid, _ in other.members()} == {one.pid, other.pid}
+        member = one.member()
+        one.kill()
+        assert [pid for _, pid, _ in open_table(path).members()] == [other.pid]
+        with open(path, "rb") as file:
+            file.seek(4096 + 64 * member)
+            assert struct.unpack("<I", file.read(4)) == (0,)  # not in use: swept
+        assert {pid for _, pid, _ in other.members()} == {other.pid}
+
+
+def test_a_place_taken_anew_is_swept(path):
+    """The locks of a dead member are not those of the process that gets its number."""
+    with clients(path, 1) as [holder]:
+        holder.acquire("a")
+        member = holder.member()
+        holder.kill()
+    fd = os.open(path, os.O_RDWR)
+    for place in range(1, 2048):
+        if place != member:
+            take_byte(fd, INIT + place)
+    table = open_table(path)
+    owner = table.owner()
+    assert table.member == member
+    assert owner.acquire("a", 0) == ("a",)
+    os.close(fd)
+
+
+# ---- Stopped, interrupted ------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_holder_is_alive(path, owner):
+    with clients(path, 1) as [holder]:
+        holder.acquire("a")
+        os.kill(holder.pid, signal.SIGSTOP)
+        for timeout in (0, 0.1):
+            with pytest.raises(TimedOut) as caught:
+                owner.acquire("a", timeout)
+            assert caught.value.holder == holder.pid
+        os.kill(holder.pid, signal.SIGCONT)
+        holder.release("a")
+        assert owner.acquire("a", 0) == ()
+
+
+def test_control_c(path, owner):
+    owner.acquire("x/c/1")
+    with clients(path, 1) as [client]:
+        blocked(client, ["x/c/0", "x/c/1", "x/c/2"])
+        os.kill(client.pid, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            client.finish()
+        assert owner.acquire(["x/c/0", "x/c/2"], 0) == ()
+        owner.release(["x/c/0", "x/c/1", "x/c/2"])
+        assert client.acquire("x/c/1", 0) == ()
+
+
+def handle_and_wait(table, owner):
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append(table.member))
+    owner.acquire("a", 60)
+    return len(seen)
+
+
+def test_a_signal_with_a_handler_does_not_end_the_wait(path, owner):
+    owner.acquire("a")
+    with clients(path, 1, act=handle_and_wait) as [client]:
+        client.start("act")
+        wait_until(lambda: sleeps(client.pid))
+        os.kill(client.pid, signal.SIGUSR1)
+        assert not client.answered(0.1)
+        owner.release("a")
+        assert client.finish() == 1
+
+
+def test_control_c_while_opening(path):
+    open_table(path)
+    fd = os.open(path, os.O_RDWR)
+    take_byte(fd, INIT)
+    try:
+        client = Client(path)
+        wait_until(lambda: descriptors_of(path, client.pid))  # before that, a child of the fork server may ignore it
+        os.kill(client.pid, signal.SIGINT)
+        client.process.join(TIMEOUT)
+        assert client.process.exitcode not in (None, 0)
+    finally:
+        os.close(fd)
+
+
+# ---- Forked --------------------------------------------------------------------------------------------------------
+
+
+def fork_a_child(table, owner, lasting):
+    """A child that lives on and does not care."""
+    owner.acquire("a")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        os.write(writing, b"up")
+        time.sleep(TIMEOUT if lasting else 0)
+        os._exit(0)
+    os.read(reading, 2)
+    return child
+
+
+def test_a_child_does_not_keep_its_parents_locks(path, owner):
+    with clients(path, 1, act=fork_a_child) as [parent]:
+        child = parent.act(True)
+        try:
+            with pytest.raises(TimedOut):
+                owner.acquire("a", 0)
+            parent.kill()
+            assert owner.acquire("a", 30) == ("a",)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_childs_end_does_not_free_its_parents_locks(path, owner):
+    with clients(path, 1, act=fork_a_child) as [parent]:
+        parent.act(False)
+        with pytest.raises(TimedOut):
+            owner.acquire("a", 0.1)
+        parent.fence()
+
+
+def use_a_program(table, owner):
+    owner.acquire("a")
+    done = subprocess.run(["ls", "-l", "/proc/self/fd"], check=True, capture_output=True, text=True, timeout=60)
+    owner.fence()
+    return done.stdout
+
+
+def test_programs_that_are_started_change_nothing(path, owner):
+    with clients(path, 1, act=use_a_program) as [client]:
+        assert "chunks" not in client.act()
+        with pytest.raises(TimedOut):
+            owner.acquire("a", 0)
+
+
+# ---- The file ------------------------------------------------------------------------------------------------------
+
+
+def test_another_process_replaces_the_file(path):
+    with clients(path, 1) as [client]:
+        client.acquire("a")
+        path.unlink()
+        assert open_table(path).owner().acquire("a", 0) == ()
+        with pytest.raises(Lost) as caught:
+            client.fence()
+        assert caught.value.keys == ["a"]
+
+
+def test_a_full_disk_is_an_error():
+    native()
+    if os.getuid() != 0:
+        pytest.skip("mounting needs root")
+    folder = Path(tempfile.mkdtemp())
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        folder.rmdir()
+        pytest.skip("mounting is not allowed here")
+
+    def child():
+        try:
+            open_table(folder / "chunks")
+        except OSError as error:
+            full = error.errno, error.filename
+        table = open_table(folder / "chunks", slots=4096)
+        with open(folder / "ballast", "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(4096)):
+                    pass
+            except OSError:
+                pass
+        keys = [f"a/c/{i}" for i in range(4096)]
+        owner = table.owner()
+        owner.acquire(keys)
+        owner.release(keys)
+        return full
+
+    try:
+        assert in_child(child) == (28, str(folder / "chunks"))
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+        folder.rmdir()

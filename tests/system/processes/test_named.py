@@ -1,0 +1,448 @@
+"""Transactions with a name: processes that share nothing but the disk stage into one, and any of them ends it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.system.processes.ranks import NAME, Refused, assert_tidy, content, named, ranks, stage, value_of
+from tests.system.processes.steps import forked, status_of
+from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT, Worker, ended
+from txstore import TransactionStateError
+
+ROOT = Path(__file__).parents[3]
+
+#: A job of its own, as a batch system starts it; it dies half-way if it is told to.
+RANK = """
+import os, signal, sys
+import txstore, zarr
+url, rank, dies = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "dies"
+with txstore.Repository(url).transaction(name="run-17") as store:
+    x = zarr.open_array(store, path="x")
+    for chunk in range(10):
+        if dies and chunk == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x[100 * rank + 10 * chunk : 100 * rank + 10 * chunk + 10] = rank + 1
+"""
+
+
+def run_ranks(repo: txstore.Repository, *which: int, dies: int | None = None) -> list[int]:
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, repo.url, str(rank), "dies" if rank == dies else "lives"], cwd=ROOT
+        )
+        for rank in which
+    ]
+    try:
+        return [job.wait(TIMEOUT) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+
+
+def create_x(repo: txstore.Repository, **more: Any) -> None:
+    with repo.transaction("create") as store:
+        zarr.create_array(store, name="x", **{"shape": (400,), "chunks": (10,), "dtype": "i4", **more})
+
+
+# --- what it is for
+
+
+def test_four_ranks_and_a_restart(repo: txstore.Repository) -> None:
+    create_x(repo)
+    assert run_ranks(repo, 0, 1, 2, 3, dies=2) == [0, 0, -9, 0]
+    assert not np.any(zarr.open_array(repo.snapshot(), path="x")[:])
+    with pytest.raises(txstore.ParticipantLostError) as lost:
+        repo.transaction(name=NAME).commit()
+    assert lost.value.keys == tuple(f"x/c/{20 + chunk}" for chunk in range(5))
+    assert len(lost.value.participants) == 1
+    assert run_ranks(repo, 2) == [0]
+    assert not np.any(zarr.open_array(repo.snapshot(), path="x")[:])
+    assert repo.transaction(name=NAME).commit("all of it").message == "all of it"
+    assert list(zarr.open_array(repo.snapshot(), path="x")[:]) == [1 + i // 100 for i in range(400)]
+    assert [commit.message for commit in repo.log()] == ["all of it", "create"]
+    assert_tidy(repo)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_it_survives_its_creator(repo: txstore.Repository, dies: bool) -> None:
+    with ranks(2, repo) as (creator, other):
+        created = creator.do("join")
+        creator.do("put", "a", "b")
+        if not dies:
+            creator.do("leave")
+        creator.kill()
+        assert other.do("join") == created
+        other.do("put", "a", "b", "c")  # and all that was lost
+        assert other.do("commit") == created
+    assert content(repo) == ["a", "b", "c"]
+    assert_tidy(repo)
+
+
+@pytest.mark.parametrize("end", ["leave", "drop"])
+def test_all_have_gone_and_somebody_commits(repo: txstore.Repository, end: str) -> None:
+    with ranks(3, repo) as all_ranks:
+        for number, rank in enumerate(all_ranks):
+            rank.do("join")
+            rank.do("put", str(number), f"{number}/{number}")
+            rank.do(end)
+    assert named(repo) == [NAME]
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == ["0", "0/0", "1", "1/1", "2", "2/2"]
+    assert_tidy(repo)
+
+
+def test_all_have_died(repo: txstore.Repository) -> None:
+    with ranks(2, repo) as all_ranks:
+        for number, rank in enumerate(all_ranks):
+            rank.do("join")
+            rank.do("put", str(number))
+    for _ in range(2):
+        with pytest.raises(txstore.ParticipantLostError):
+            repo.transaction(name=NAME).commit()
+    store = repo.transaction(name=NAME)
+    store["0"] = value_of("0")
+    with pytest.raises(txstore.ParticipantLostError) as lost:
+        store.commit()
+    assert lost.value.keys == ("1",)
+    store["1"] = value_of("1")
+    store.commit()
+    assert content(repo) == ["0", "1"]
+
+
+def test_what_the_dead_have_staged_can_be_taken(repo: txstore.Repository) -> None:
+    with ranks(1, repo) as (rank,):
+        rank.do("join")
+        rank.do("put", "a")
+    repo.transaction(name=NAME).commit(allow_lost=True)
+    assert content(repo) == ["a"]
+    assert_tidy(repo)
+
+
+def test_what_power_loss_has_taken_of_the_dead_is_not_committed(repo: txstore.Repository) -> None:
+    """Frames that were never synced may be there without their values."""
+    with ranks(1, repo) as (rank,):
+        transaction = rank.do("join")
+        rank.do("put", "a", "b", "c")
+    (part,) = Path(repo.url, ".staging").glob(f"{transaction}.*[0-9]")
+    with part.open("r+b") as file:
+        file.seek(part.read_bytes().rindex(value_of("b")))
+        file.write(bytes(50))
+    with pytest.raises(txstore.ParticipantLostError) as lost:
+        repo.transaction(name=NAME).commit(allow_lost=True)
+    assert lost.value.keys == ("b",)
+    stage(repo, "a", "b", "c")  # all of it: nothing of the damaged file goes into the commit
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == ["a", "b", "c"]
+
+
+def test_who_died_with_nothing_staged_is_not_missed(repo: txstore.Repository) -> None:
+    with ranks(1, repo) as (rank,):
+        rank.do("join")
+    stage(repo, "a")
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == ["a"]
+
+
+# --- beginning
+
+
+def join_in_rounds(barrier: Any, url: str, number: int, rounds: int) -> list[str]:
+    repo, found = txstore.Repository(url, durability="none"), []
+    for i in range(rounds):
+        barrier.wait()
+        with repo.transaction(name=f"round-{i}") as store:
+            store[f"{i}/{number}"] = value_of(f"{i}/{number}")
+            found.append(store.mapping.id)
+    return found
+
+
+def test_two_begin_at_once(open_repo: Any) -> None:
+    """One transaction, also when the repository is created by the same race."""
+    repo, rounds = open_repo(durability="none"), 60
+    barrier = QUICK.Barrier(2, timeout=TIMEOUT)
+    workers = [Worker(join_in_rounds, barrier, repo.url, number, rounds, context=QUICK) for number in range(2)]
+    with ended(*workers):
+        one, other = [worker.result() for worker in workers]
+    assert one == other
+    assert len(set(one)) == rounds
+    assert sorted(named(repo)) == sorted(f"round-{i}" for i in range(rounds))
+    for i in range(rounds):
+        repo.transaction(name=f"round-{i}").commit()
+    assert content(repo) == sorted(f"{i}/{number}" for i in range(rounds) for number in range(2))
+    assert_tidy(repo)
+
+
+def join_and_commit(url: str, number: int, count: int) -> list[str]:
+    """Stage keys one at a time under one name, which others commit all the time; return those that were staged."""
+    repo = txstore.Repository(url, durability="none")
+    staged = []
+    for i in range(count):
+        key = f"{number}/{i}"
+        while key not in staged:
+            try:
+                with repo.transaction(name=NAME) as store:
+                    store[key] = value_of(key)
+                    staged.append(key)
+                repo.transaction(name=NAME).commit()
+            except TransactionStateError as error:
+                if error.state not in ("open", "committing", "ended"):
+                    raise
+    return staged
+
+
+def test_a_name_that_is_committed_and_begun_anew_all_the_time(open_repo: Any) -> None:
+    """What a `with` block has staged without an error is committed, once, whoever does it."""
+    repo = open_repo(durability="none")
+    workers = [Worker(join_and_commit, repo.url, number, 25, context=QUICK) for number in range(3)]
+    with ended(*workers):
+        staged = [key for worker in workers for key in worker.result()]
+    if named(repo):
+        repo.transaction(name=NAME).commit()
+    assert content(repo) == sorted(staged)
+    ids = [commit.id for commit in repo.log()]
+    assert len(ids) == len(set(ids))
+    assert_tidy(repo)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_name_is_used_again(repo: txstore.Repository, end: str) -> None:
+    ids = []
+    for key in ("a", "b"):
+        store = repo.transaction(name=NAME)
+        ids.append(store.mapping.id)
+        assert "a" not in store or end == "commit"
+        store[key] = value_of(key)
+        getattr(store, end)()
+        assert named(repo) == []
+        assert_tidy(repo)
+    assert ids[0] != ids[1]
+    if end == "commit":
+        assert content(repo) == ["a", "b"]
+    else:
+        assert repo.head() is None
+
+
+def test_it_sees_what_was_staged_when_it_joined(repo: txstore.Repository) -> None:
+    stage(repo, "a")
+    with repo.transaction(name=NAME) as store:
+        assert store["a"] == value_of("a")
+        assert store.changes()["set"] == ["a"]
+    assert NAME not in repo.snapshot()
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "../a", "a\0", "ä", "a" * 101, 7])
+def test_bad_names(repo: txstore.Repository, name: Any) -> None:
+    with pytest.raises(txstore.KeyFormatError, match="transaction"):
+        repo.transaction(name=name)
+    assert not repo.exists
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a" * 100,
+        "a.open",
+        "a.sealed",
+        "a.new",
+        "0123456789abcdef0123456789abcdef.1",
+        "named-a",
+        "abcdefghijklmnopqrstuvwxyz.0",
+    ],
+)
+def test_names_that_look_like_other_files(repo: txstore.Repository, name: str) -> None:
+    stage(repo, "a", name=name)
+    with txstore.Repository(repo.url).transaction() as store:  # tidies up first
+        store["b"] = value_of("b")
+    assert named(repo) == [name]
+    repo.transaction(name=name).commit()
+    assert content(repo) == ["a", "b"]
+    assert_tidy(repo)
+
+
+def test_a_name_and_locks_for_its_whole_life(repo: txstore.Repository) -> None:
+    create_x(repo)
+    with pytest.raises(ValueError, match=r"store\.lock"):
+        repo.transaction(name=NAME, lock=["x"])
+    assert named(repo) == []
+
+
+# --- leaving
+
+
+def test_leaving_by_an_exception_seals(repo: txstore.Repository) -> None:
+    with pytest.raises(ZeroDivisionError), repo.transaction(name=NAME) as store:
+        store["a"] = value_of("a")
+        1 / 0  # noqa: B018
+    (participant,) = repo.transactions()[0].participants
+    assert (participant.sealed, participant.alive) == (True, False)
+    assert not repo.head()
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == ["a"]
+
+
+def test_a_part_with_a_failed_write_is_not_complete(repo: txstore.Repository) -> None:
+    with repo.transaction(name=NAME) as store:
+        store["a"] = value_of("a")
+        with pytest.raises(TypeError):
+            store["b"] = 3.5
+        with pytest.raises(txstore.KeyFormatError):
+            store["/"] = b""
+        real, store.mapping._staging.writer.append = store.mapping._staging.writer.append, failing
+        with pytest.raises(OSError, match="full"):
+            store["b"] = b""
+        store.mapping._staging.writer.append = real
+    with pytest.raises(txstore.ParticipantLostError) as lost:
+        repo.transaction(name=NAME).commit()
+    assert lost.value.keys == ("a",)
+    stage(repo, "a", "b")
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == ["a", "b"]
+
+
+def failing(*_: Any, **__: Any) -> None:
+    raise OSError(28, "full")
+
+
+def test_a_part_with_a_failed_write_beside_another_of_its_process(repo: txstore.Repository) -> None:
+    one, other = repo.transaction(name=NAME), repo.transaction(name=NAME)
+    one["a"] = value_of("a")
+    one.mapping._staging.writer.append = failing
+    with pytest.raises(OSError, match="full"):
+        one["b"] = b""
+    with pytest.raises(TransactionStateError, match="of this process"):
+        other.commit()
+    with one:
+        pass
+    with pytest.raises(txstore.ParticipantLostError):
+        other.commit()
+    other.rollback()
+
+
+def test_after_the_block_nothing_can_be_staged(repo: txstore.Repository) -> None:
+    with repo.transaction(name=NAME) as store:
+        x = zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="i4")
+    with pytest.raises(TransactionStateError, match="goes on"):
+        x[:] = 1
+    with pytest.raises(TransactionStateError, match="goes on"):
+        store.commit()
+    repo.transaction(name=NAME).commit()
+    assert not np.any(zarr.open_array(repo.snapshot(), path="x")[:])
+
+
+def test_leaving_waits_for_the_writes_of_other_threads(repo: txstore.Repository) -> None:
+    store = repo.transaction(name=NAME)
+    transaction = store.mapping
+    staging, entered, go_on = transaction._staging, threading.Event(), threading.Event()
+    real = staging.stage
+
+    def slow(*arguments: Any) -> None:
+        entered.set()
+        assert go_on.wait(TIMEOUT)
+        real(*arguments)
+
+    staging.stage = slow
+    writer = threading.Thread(target=transaction.set, args=("a", value_of("a")), daemon=True)
+    leaver = threading.Thread(target=transaction.leave, daemon=True)
+    writer.start()
+    assert entered.wait(TIMEOUT)
+    leaver.start()
+    leaver.join(0.05)
+    assert leaver.is_alive()
+    go_on.set()
+    for thread in (writer, leaver):
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == ["a"]
+
+
+# --- children of a rank
+
+
+def stage_in_child(store: Any, key: str) -> int:
+    store[key] = value_of(key)
+    return os.getpid()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_children_that_are_sent_the_store(repo: txstore.Repository, method: str) -> None:
+    keys = [str(i) for i in range(6)]
+    with repo.transaction(name=NAME) as store:
+        store["mine"] = value_of("mine")
+        with ProcessPoolExecutor(2, SPAWN if method == "spawn" else QUICK) as pool:
+            pids = set(pool.map(stage_in_child, [store] * 6, keys))  # several in one process
+    assert pids.isdisjoint({os.getpid()})
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == sorted([*keys, "mine"])
+    assert_tidy(repo)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_that_inherits_the_store(repo: txstore.Repository) -> None:
+    with repo.transaction(name=NAME) as store:
+        store["mine"] = value_of("mine")
+
+        def child() -> None:
+            with pytest.raises(TransactionStateError, match="have left"):
+                store.commit()
+            store["child"] = value_of("child")
+            store.mapping._staging.seal()
+
+        with forked(child) as pid:
+            assert status_of(pid) == 0
+    repo.transaction(name=NAME).commit()
+    assert content(repo) == ["child", "mine"]
+    assert_tidy(repo)
+
+
+# --- locks among ranks
+
+
+def test_ranks_take_turns_at_a_chunk(repo: txstore.Repository) -> None:
+    create_x(repo, shape=(4,), chunks=(4,))
+    with ranks(3, repo) as all_ranks:
+        for rank in all_ranks:
+            rank.do("join")
+        for _ in range(4):
+            for number, rank in enumerate(all_ranks):
+                rank.begin("add", "x", number, 1, lock=True)
+            for rank in all_ranks:
+                rank.answer()
+        for rank in all_ranks:
+            rank.do("leave")
+    repo.transaction(name=NAME).commit()
+    assert list(zarr.open_array(repo.snapshot(), path="x")[:]) == [4, 4, 4, 0]
+
+
+def test_without_a_lock_nothing_is_lost_silently(repo: txstore.Repository) -> None:
+    create_x(repo, shape=(4,), chunks=(4,))
+    with ranks(2, repo) as all_ranks:
+        for rank in all_ranks:
+            rank.do("join")
+        for number, rank in enumerate(all_ranks):
+            rank.do("add", "x", number, 1, lock=False)
+        for rank in all_ranks:
+            rank.do("leave")
+    with pytest.raises(txstore.ConflictError) as conflict:
+        repo.transaction(name=NAME).commit()
+    assert conflict.value.keys == ("x/c/0",)
+    repo.transaction(name=NAME).rollback()
+    assert_tidy(repo)
+
+
+def test_refused_is_told(repo: txstore.Repository) -> None:
+    with ranks(1, repo) as (rank,):
+        rank.do("join")
+        with pytest.raises(Refused, match="KeyFormatError"):
+            rank.do("put", "/")

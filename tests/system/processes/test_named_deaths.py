@@ -1,0 +1,295 @@
+"""Whoever ends a transaction with a name dies, or its disk fails, at each step: it is committed once, or all there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.system.processes.ranks import (
+    KEYS,
+    NAME,
+    assert_tidy,
+    content,
+    is_committed,
+    named,
+    stage,
+    stage_all,
+    value_of,
+)
+from tests.system.processes.steps import BeforeEach, forked, status_of
+from tests.transactions.faults import once, watch
+from txstore import TransactionStateError
+from txstore.format import names
+
+pytestmark = pytest.mark.long
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+class BeforeEachCall(BeforeEach):
+    """The same hook before every call but `close`, which closes also where it fails."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return (lambda *_: None) if name == "file.close" else super().get(name, default)
+
+
+class BeforeEachChange(BeforeEach):
+    """The same hook before every call but those that only look."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        looks = ("read", "exists", "list", "is_held", "are_held", "map", "file.read")
+        return (lambda *_: None) if name.startswith(looks) else super().get(name, default)
+
+
+def end_and_die(url: str, end: str, step: int) -> None:
+    """End the transaction, and be killed before step `step`, counted from 0."""
+    repo = txstore.Repository(url)
+    steps = itertools.count()
+
+    def kill(*_: Any) -> None:
+        if next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    watch(repo).before = BeforeEachChange(kill)
+    transaction = repo.engine.existing(NAME) if end == "rollback" else repo.transaction(name=NAME)
+    getattr(transaction, end)()
+
+
+def die_while(repo: txstore.Repository, end: str, step: int) -> bool:
+    """Return whether the process was killed: else it has fewer steps, and has ended the transaction."""
+    with forked(end_and_die, repo.url, end, step) as child:
+        status = status_of(child)
+    assert status == 0 or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+    return status != 0
+
+
+def tidy_up(repo: txstore.Repository) -> None:
+    """Write as the next process does, which deletes what the dead have left."""
+    with txstore.Repository(repo.url).transaction() as store:
+        store["next"] = value_of("next")
+    assert_tidy(repo)
+
+
+RECOVERIES = ["commit", "rollback", "join"]
+
+
+@needs_fork
+def test_the_committer_is_killed_at_each_step(open_repo: Any) -> None:
+    """Then it was committed, or all of it is still there: to be committed, rolled back, or gone on with."""
+    outcomes = []
+    for step, recovery in zip(range(300), itertools.cycle(RECOVERIES), strict=False):
+        repo = open_repo(f"{step}.tx")
+        transaction = stage_all(repo)
+        killed = die_while(repo, "commit", step)
+        committed = is_committed(repo, transaction)
+        assert named(repo) == ([] if committed else [NAME])
+        outcomes.append(committed)
+
+        store = txstore.Repository(repo.url).transaction(name=NAME)
+        assert (store.mapping.id == transaction) != committed
+        assert store.changes()["set"] == ([] if committed else KEYS)
+        if recovery == "join":
+            store["more"] = value_of("more")
+        if recovery == "rollback":
+            store.rollback()
+        else:
+            store.commit()
+        assert is_committed(repo, transaction) == (committed or recovery != "rollback")
+        tidy_up(repo)
+        expected = KEYS if committed or recovery != "rollback" else []
+        assert content(repo) == sorted([*expected, "next", *(["more"] if recovery == "join" else [])])
+        if not killed:
+            break
+    assert not killed
+    assert outcomes == sorted(outcomes)  # from one step on, it is committed
+    assert outcomes.count(False) > 10
+    assert outcomes.count(True) > 5
+
+
+@needs_fork
+def test_the_one_who_rolls_back_is_killed_at_each_step(open_repo: Any) -> None:
+    """All of it is still there, or nothing."""
+    outcomes = []
+    for step in range(300):
+        repo = open_repo(f"{step}.tx")
+        transaction = stage_all(repo)
+        killed = die_while(repo, "rollback", step)
+        there = named(repo) == [NAME]
+        outcomes.append(not there)
+        store = txstore.Repository(repo.url).transaction(name=NAME)
+        assert (store.mapping.id == transaction) == there
+        assert store.changes()["set"] == (KEYS if there else [])
+        store.commit()
+        tidy_up(repo)
+        assert content(repo) == [*(KEYS if there else []), "next"]
+        if not killed:
+            break
+    assert not killed
+    assert outcomes == sorted(outcomes)
+    assert outcomes.count(False) > 5
+    assert outcomes.count(True) > 5
+
+
+@needs_fork
+def test_those_who_go_on_are_killed_too(open_repo: Any) -> None:
+    """Three in a row die at steps by chance, while they commit, or roll back."""
+    chance = random.Random("named")
+    for number in range(30):
+        repo = open_repo(f"{number}.tx")
+        transaction = stage_all(repo)
+        rolled_back = False
+        for _ in range(3):
+            if [each.id for each in txstore.Repository(repo.url).transactions()] != [transaction]:
+                break
+            end = chance.choice(["commit", "commit", "rollback"])
+            rolled_back = end == "rollback"
+            die_while(repo, end, chance.randrange(10 if rolled_back else 35))
+        committed = is_committed(repo, transaction)
+        store = txstore.Repository(repo.url).transaction(name=NAME)
+        there = store.mapping.id == transaction
+        assert store.changes()["set"] == (KEYS if there else [])
+        assert [committed, there, rolled_back].count(True) == 1 or (there and rolled_back)
+        store.commit()
+        tidy_up(repo)
+        assert content(repo) == [*(KEYS if committed or there else []), "next"]
+
+
+@needs_fork
+def test_one_who_was_attached_learns_of_a_commit(repo: txstore.Repository) -> None:
+    """The committer died right after its commit: what it has committed is not committed again, and it is said."""
+    transaction = stage_all(repo)
+    storage = watch(repo)
+    late = repo.engine.existing(NAME)
+    with forked(end_and_die_after_commit, repo.url) as child:
+        status_of(child)
+    assert is_committed(repo, transaction)
+    with pytest.raises(TransactionStateError, match="no transaction"):
+        repo.engine.existing(NAME)
+    with pytest.raises(TransactionStateError, match=f"has committed it, as main@0 .{transaction}") as error:
+        late.commit()
+    assert error.value.state == "ended"
+    # I1: the directory was not synced by the one who died, and the packs are only deleted after it is.
+    order = [call[:2] for call in storage.calls]
+    synced = order.index(("sync_directory", names.commits_directory("main")))
+    deleted = [i for i, call in enumerate(order) if call[0] == "delete" and call[1].startswith(names.STAGING)]
+    assert synced < min(deleted)
+    assert is_committed(repo, transaction)
+    assert named(repo) == []
+    stage(repo, "d")
+    repo.transaction(name=NAME).commit()
+    assert_tidy(repo)
+
+
+def end_and_die_after_commit(url: str) -> None:
+    repo = txstore.Repository(url)
+    watch(repo).before["sync_directory"] = die_if(lambda path: path == names.commits_directory("main") and repo.head())
+    repo.engine.existing(NAME).commit()
+
+
+def die_if(when: Callable[..., Any]) -> Callable[..., None]:
+    def hook(*arguments: Any) -> None:
+        if when(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+def test_a_disk_that_fails_at_each_step(open_repo: Any) -> None:
+    """An error instead of a death: then another process may try again."""
+    for step in itertools.count():
+        repo = open_repo(f"{step}.tx")
+        transaction = stage_all(repo)
+        failing = txstore.Repository(repo.url)
+        storage = watch(failing)
+        store = failing.transaction(name=NAME)
+        steps = itertools.count()
+        storage.before = BeforeEachChange(
+            once(OSError(5, "broken"), lambda *_, steps=steps, at=step: next(steps) == at)
+        )
+        refused = unknown = False
+        try:
+            store.commit()
+        except txstore.CommitUnknownError:
+            unknown = True
+        except OSError:
+            refused = True
+        done = next(steps) < step
+        committed = is_committed(repo, transaction)
+        assert unknown or committed != refused
+        assert committed or unknown or named(repo) == [NAME]
+        del store
+        storage.calls.clear()  # the commit is among their arguments
+        made = txstore.Repository(repo.url).transaction(name=NAME).commit(allow_lost=True)
+        assert made is not None
+        assert is_committed(repo, transaction)
+        tidy_up(repo)
+        assert content(repo) == [*KEYS, "next"]
+        if done:
+            break
+    assert step > 15
+
+
+@needs_fork
+def test_taking_over_on_a_disk_that_fails_at_each_step(open_repo: Any) -> None:
+    """Who can't tell whether a dead process has committed it neither opens it again nor commits it again."""
+    for step in itertools.count():
+        repo = open_repo(f"{step}.tx")
+        transaction = stage_all(repo)
+        failing = txstore.Repository(repo.url)
+        storage = watch(failing)
+        late = failing.engine.existing(NAME)
+        with forked(end_and_die_after_commit, repo.url) as child:
+            status_of(child)
+        steps = itertools.count()
+        storage.before = BeforeEachCall(once(OSError(5, "broken"), lambda *_, steps=steps, at=step: next(steps) == at))
+        with pytest.raises((OSError, TransactionStateError)):
+            late.commit()
+        done = next(steps) < step
+        assert is_committed(repo, transaction)
+        assert named(repo) == []
+        storage.before = {}
+        with pytest.raises(TransactionStateError, match="has ended"):
+            late.commit()
+        txstore.Repository(repo.url).transaction(name=NAME).commit()
+        tidy_up(repo)
+        assert is_committed(repo, transaction)
+        assert content(repo) == [*KEYS, "next"]
+        if done:
+            break
+    assert step > 15
+
+
+@needs_fork
+def test_beginning_on_a_disk_that_fails_at_each_step(open_repo: Any) -> None:
+    """The name is free, since its transaction was committed; but that has to be found out, and tidied up, first."""
+    for step in itertools.count():
+        repo = open_repo(f"{step}.tx")
+        transaction = stage_all(repo)
+        with forked(end_and_die_after_commit, repo.url) as child:
+            status_of(child)
+        failing = txstore.Repository(repo.url)
+        storage = watch(failing)
+        steps = itertools.count()
+        storage.before = BeforeEachCall(once(OSError(5, "broken"), lambda *_, steps=steps, at=step: next(steps) == at))
+        with suppress(OSError):
+            failing.transaction(name=NAME)
+        done = next(steps) < step
+        storage.before = {}
+        store = txstore.Repository(repo.url).transaction(name=NAME)
+        assert store.mapping.id != transaction
+        assert sorted(store) == KEYS
+        store.commit()
+        tidy_up(repo)
+        assert is_committed(repo, transaction)
+        assert content(repo) == [*KEYS, "next"]
+        if done:
+            break
+    assert step > 20

@@ -1,0 +1,416 @@
+"""Several processes in one transaction: what they stage, in which order, and who sees it; the owner commits it all."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import sys
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.system.processes.members import Member, append, clear, committed, fill, get, locked, members, put, remove
+from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT
+from tests.waiting import wait_until
+from txstore.store import TxStore
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills and stops processes")
+
+METHODS = ["spawn", "forkserver", "fork"]
+BIG = 3 << 20
+
+
+# --- every way to start a process
+
+
+def fill_region(store: TxStore, number: int) -> None:
+    fill(store, "x", 8 * number, 8 * number + 8, number + 1)
+
+
+def with_executor(context: Any, store: TxStore) -> None:
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        list(pool.map(fill_region, [store] * 4, range(4), timeout=TIMEOUT))
+
+
+def with_pool(context: Any, store: TxStore) -> None:
+    with context.Pool(2) as pool:
+        pool.starmap_async(fill_region, [(store, number) for number in range(4)]).get(TIMEOUT)
+        pool.close()
+        pool.join()
+
+
+def with_living_pool(context: Any, store: TxStore) -> None:
+    """Its processes live until the test ends: they need not have ended for the commit."""
+    pool = context.Pool(2)
+    pool.starmap_async(fill_region, [(store, number) for number in range(4)]).get(TIMEOUT)
+    with_living_pool.pools.append(pool)
+
+
+with_living_pool.pools = []
+
+
+def with_processes(context: Any, store: TxStore) -> None:
+    processes = [context.Process(target=fill_region, args=(store, number), daemon=True) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(TIMEOUT)
+        assert process.exitcode == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("crew", [with_executor, with_pool, with_living_pool, with_processes])
+def test_workers_fill_one_array(repo, store, crew, method):
+    crew(multiprocessing.get_context(method), store)
+    assert committed(repo) == [0] * 32
+    changes = store.changes()
+    assert changes["set"] == [f"x/c/{i}" for i in range(8)]
+    staged = changes["participants"]
+    assert sorted(key for keys in staged.values() for key in keys) == changes["set"]
+    assert all(who.startswith("process ") and "this one" not in who for who in staged)
+    store.commit("by workers")
+    assert committed(repo) == [number // 8 + 1 for number in range(32)]
+    assert len(list(repo.log())) == 2
+    assert not os.listdir(Path(repo.url, ".staging"))
+    while with_living_pool.pools:
+        with with_living_pool.pools.pop() as pool:
+            pool.close()
+            pool.join()
+
+
+def test_joblib_workers_fill_one_array(repo, store):
+    joblib = pytest.importorskip("joblib")
+    joblib.Parallel(n_jobs=2, backend="loky", timeout=TIMEOUT)(
+        joblib.delayed(fill_region)(store, number) for number in range(4)
+    )
+    store.commit()
+    assert committed(repo) == [number // 8 + 1 for number in range(32)]
+    from joblib.externals.loky import get_reusable_executor
+
+    get_reusable_executor().shutdown(wait=True)
+
+
+def test_dask_processes_fill_one_array(repo, store):
+    z = zarr.open_array(store, path="x")
+    with dask.config.set(num_workers=2, **{"multiprocessing.context": "spawn"}):
+        dask.array.arange(32, chunks=4).store(z, lock=False, scheduler="processes")
+    assert z[:].tolist() == list(range(32))
+    store.commit()
+    assert committed(repo) == list(range(32))
+    assert len(list(repo.log())) == 2
+
+
+# --- two that write one chunk
+
+
+def test_halves_of_one_chunk_under_a_lock(repo, store):
+    with members(store, 2) as (first, second):
+        first.do(locked, "x", np.s_[0:2], fill, "x", 0, 2, 1)
+        second.do(locked, "x", np.s_[2:4], fill, "x", 2, 4, 2)
+        first.do(locked, "x", np.s_[1:3], fill, "x", 1, 3, 3)  # what it had read before is not what it writes back
+    with pytest.raises(txstore.ParticipantLostError):
+        store.commit()  # the two were killed
+    store.commit(allow_lost=True)
+    assert committed(repo)[:4] == [1, 3, 3, 2]
+
+
+def fill_when_told(store: TxStore, start: int, stop: int, value: int, directory: str) -> None:
+    Path(directory, "held").touch()
+    wait_until(Path(directory, "go on").exists)
+    fill(store, "x", start, stop, value)
+
+
+def test_who_had_to_wait_for_a_lock_sees_what_was_written_under_it(repo, store, tmp_path):
+    with members(store, 2) as (first, second):
+        first.begin(locked, "x", np.s_[0:2], fill_when_told, 0, 2, 1, str(tmp_path))
+        wait_until((tmp_path / "held").exists)
+        second.begin(locked, "x", np.s_[2:4], fill, "x", 2, 4, 2)
+        time.sleep(0.05)  # so that it waits already, as a rule
+        (tmp_path / "go on").touch()
+        for member in (first, second):
+            member.answer()
+            member.leave()
+    store.commit()
+    assert committed(repo)[:4] == [1, 1, 2, 2]
+
+
+def test_halves_of_one_chunk_without_a_lock(repo, store):
+    with members(store, 2) as (first, second):
+        first.do(fill, "x", 4, 6, 1)
+        second.do(fill, "x", 6, 8, 2)
+        with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
+            store.commit()
+        assert caught.value.keys == ("x/c/1",)
+        said = str(caught.value)
+        assert "align the work with the chunks" in said
+        assert "reads and writes its part within `with store.lock(path, selection)`" in said
+        assert "repo.run" not in said  # nobody else's commit is in the way
+        assert "latest()" not in said
+    assert committed(repo) == [0] * 32
+
+
+def read(store: TxStore, path: str, start: int, stop: int) -> None:
+    zarr.open_array(store, path=path)[start:stop]
+
+
+def read_then_lock(store: TxStore, start: int, stop: int, value: int) -> None:
+    z = zarr.open_array(store, path="x")
+    z[start:stop]
+    with store.lock("x", np.s_[start:stop]):
+        z[start:stop] = value
+
+
+def test_what_was_read_before_the_lock_is_to_be_read_under_it(repo, store):
+    with members(store, 2) as (first, second):
+        second.do(read, "x", 6, 8)
+        first.do(read_then_lock, 4, 6, 1)
+        second.do(locked, "x", np.s_[6:8], put, "x/c/1", bytes(32))  # made of what it had read, for all one can tell
+        with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
+            store.commit()
+        assert caught.value.keys == ("x/c/1",)
+        said = str(caught.value)
+        assert "Roll back, and let each read under the lock what it changes there" in said
+        assert "align" not in said  # they have taken turns
+    store.rollback()
+
+
+def test_appends_by_siblings_conflict(repo, store):
+    with members(store, 2) as (first, second):
+        first.do(append, "x", 1)
+        second.do(append, "x", 2)
+        with pytest.raises(txstore.ConflictError) as caught:
+            store.commit()
+        assert "x/zarr.json" in caught.value.keys
+
+
+def test_equal_appends_by_siblings_conflict_too(repo, store):
+    with members(store, 2) as (first, second):
+        first.do(append, "x", 1)
+        second.do(append, "x", 1)
+        with pytest.raises(txstore.ConflictError, match=r"x/zarr\.json"):
+            store.commit()
+
+
+def test_appends_under_a_lock(repo, store):
+    with members(store, 2) as crew:
+        for round_ in range(3):
+            for number, member in enumerate(crew):
+                member.do(locked, "x", txstore.APPEND, append, "x", 10 * round_ + number)
+        for member in crew:
+            member.leave()
+    store.commit()
+    assert committed(repo)[32:] == [0, 0, 1, 1, 10, 10, 11, 11, 20, 20, 21, 21]
+
+
+def append_with_old_array(store: TxStore, path: str, pipe: Any) -> None:
+    z = zarr.open_array(store, path=path)
+    pipe.send("opened")
+    assert pipe.poll(TIMEOUT)
+    with store.lock(path, txstore.APPEND):
+        try:
+            z.append(np.full(2, 2, "i8"))
+        except txstore.StaleArrayError:
+            append(store, path, 2)
+
+
+def test_an_array_that_was_opened_before_the_lock_is_to_be_opened_again(repo, store):
+    mine, theirs = QUICK.Pipe()
+    store.mapping.share()
+    late = QUICK.Process(target=append_with_old_array, args=(store, "x", theirs), daemon=True)
+    late.start()
+    assert mine.poll(TIMEOUT)
+    with members(store, 1) as (first,):
+        first.do(locked, "x", txstore.APPEND, append, "x", 1)
+        first.leave()
+    mine.send("go on")
+    late.join(TIMEOUT)
+    store.commit()
+    assert committed(repo)[32:] == [1, 1, 2, 2]
+
+
+# --- what is staged
+
+
+def stage_by_threads(store: TxStore, name: str, count: int, size: int) -> None:
+    def stage(thread: int) -> None:
+        for i in range(count):
+            store[f"{name}/{thread}/{i}"] = bytes([i % 256]) * size
+
+    threads = [threading.Thread(target=stage, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+
+
+@pytest.mark.parametrize(("count", "size"), [(4, BIG), (2000, 20), (50, 5000)])
+def test_values_of_all_sizes_from_threads_of_children(repo, store, count, size):
+    with members(store, 2) as crew:
+        for number, member in enumerate(crew):
+            member.begin(stage_by_threads, f"m{number}", count, size)
+        stage_by_threads(store, "owner", count, size)
+        for member in crew:
+            member.answer()
+        assert store["m1/2/1"] == bytes([1]) * size  # the owner reads what children have staged
+        for member in crew:
+            member.leave()
+    store.commit()
+    snapshot = repo.mapping()
+    for name in ("m0", "m1", "owner"):
+        assert len(list(snapshot.keys_below(name))) == 3 * count
+        for thread in range(3):
+            assert snapshot[f"{name}/{thread}/{count - 1}"] == bytes([(count - 1) % 256]) * size
+
+
+def test_deletions_in_children_and_owner_take_turns(repo, store):
+    for key in ("d/1", "d/2", "d/e/3", "f"):
+        store[key] = b"owner"
+    with members(store, 2) as (first, second):
+        first.do(remove, "d/1")
+        first.do(put, "g", b"first")
+        assert get(store, "d/1") is None
+        clear(store, "d/e")
+        store["d/e/4"] = b"owner again"
+        second.do(clear, "d")  # it knows of nothing that was staged since it joined
+        with pytest.raises(txstore.ConflictError) as caught:
+            store.commit()
+        assert caught.value.keys == ("d/1", "d/e/3", "d/e/4")
+
+
+def test_a_deletion_by_one_who_knows_all_deletes_all(repo, store):
+    before = set(repo.mapping())
+    store["d/1"] = b"owner"
+    with members(store, 2) as (first, second):
+        second.do(put, "d/2", b"second")
+        third = Member(store)
+        third.do(clear, "d")
+        third.leave()
+        first.do(put, "e", b"first")
+        clear(store, "e")
+        store["e/1"] = b"owner"
+        first.leave()
+        second.leave()
+    store.commit()
+    assert sorted(repo.mapping().keys() - before) == ["e", "e/1"]
+
+
+def test_what_is_written_anew_below_a_deleted_path_is_kept(repo, store):
+    # The one who writes has the lower number: its frames are read before those that it builds on.
+    with members(store, 2) as (first, second):
+        first.do(put, "other", b"1")
+        second.do(put, "d/x", b"second")
+        second.do(clear, "d")
+        first.do(locked, "x", np.s_[0:1], put, "d/x", b"first")
+        first.leave()
+        second.leave()
+    store.commit()
+    assert repo.mapping()["d/x"] == b"first"
+
+
+def create_node(store: TxStore, path: str, overwrite: bool) -> None:
+    group = zarr.open_group(store, mode="a")
+    node = group.create_group(path, overwrite=overwrite)
+    node.create_array("y", shape=(4,), chunks=(2,), dtype="i8", overwrite=overwrite)
+    node.attrs["by"] = path
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_groups_and_attributes_in_children(repo, overwrite):
+    with repo.transaction() as store:
+        zarr.open_group(store, mode="w").attrs["by"] = "the owner"
+        with members(store, 4) as crew:
+            for number, member in enumerate(crew[:2]):
+                member.begin(create_node, f"g{number}", overwrite)
+            for member in crew[:2]:
+                member.answer()
+                member.leave()
+            late = Member(store)
+            late.do(fill, "g0/y", 0, 4, 5)  # below what a sibling has created, below what the owner has cleared
+            late.leave()
+    group = zarr.open_group(repo.snapshot(), mode="r")
+    assert dict(group.attrs) == {"by": "the owner"}
+    assert sorted(group.group_keys()) == ["g0", "g1"]
+    assert group["g1"].attrs["by"] == "g1"
+    assert group["g0/y"][:].tolist() == [5] * 4
+
+
+def start_one_more(store: TxStore, key: str) -> None:
+    child = Member(store, SPAWN)
+    child.do(put, key, b"grandchild")
+    assert child.do(get, "staged by its parent") == b"1"
+    child.leave()
+
+
+def test_a_child_of_a_child(repo, store):
+    child = QUICK.Process(target=_serve_not_daemonic, args=(store,))
+    child.start()
+    child.join(TIMEOUT)
+    assert child.exitcode == 0
+    store.commit()
+    assert repo.mapping()["below"] == b"grandchild"
+
+
+def _serve_not_daemonic(store: TxStore) -> None:
+    store["staged by its parent"] = b"1"
+    start_one_more(store, "below")
+
+
+def write_to(store: TxStore, key: str) -> None:
+    store[key] = b"1"
+
+
+def test_read_only_copies_see_what_is_staged_and_stage_nothing(repo, store):
+    store["staged"] = b"1"
+    with members(store.with_read_only(True), 1) as (reader,):
+        assert reader.do(get, "staged") == b"1"
+        with pytest.raises(ValueError, match="read-only"):
+            reader.do(write_to, "key")
+    assert store.changes()["set"] == ["staged"]
+    store.commit()
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_pickle_that_is_used_after_the_end(repo, store, end):
+    store["key"] = b"1"
+    with members(store, 2) as (early, late):
+        early.do(put, "early", b"1")
+        getattr(store, end)()
+        for member in (early, late):
+            with pytest.raises(txstore.TransactionStateError, match="this transaction has ended") as caught:
+                member.do(put, "late", b"1")
+            assert caught.value.state == "ended"
+    assert ("early" in repo.mapping()) is (end == "commit")
+    assert "late" not in repo.mapping()
+
+
+def test_a_worker_that_sees_another_disk_at_the_same_path(repo, store, tmp_path):
+    store["key"] = b"1"
+    elsewhere = tmp_path / "elsewhere"
+    with members(store, 2, joined=False) as (first, second):
+        os.rename(repo.url, elsewhere)
+        with pytest.raises(txstore.RepositoryNotFoundError, match="is not there: does this process see the same disk"):
+            first.do(put, "late", b"1")
+        assert not os.path.exists(repo.url)
+        with txstore.Repository(repo.url).transaction() as other:
+            other["other"] = b"1"
+        with pytest.raises(txstore.RepositoryNotFoundError, match="another repository than the store was made for"):
+            second.do(put, "late", b"1")
+        assert dict(txstore.Repository(repo.url).mapping()) == {"other": b"1"}
+        shutil.rmtree(repo.url)
+        os.rename(elsewhere, repo.url)
+    store.commit()
+    assert repo.mapping()["key"] == b"1"

@@ -1,0 +1,433 @@
+"""A commit behind one that does not end: it says for whom it waits, and ends when it was told to, with nothing lost."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.system.processes.steps import forked, status_of
+from tests.waiting import TIMEOUT, wait_until
+from txstore.storage import turns
+from txstore.storage.turns import this_user
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere another library takes the locks")
+
+HOLD = """
+import sys
+from txstore.storage.local import LocalStorage
+with LocalStorage(sys.argv[1]).lock(sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+Committed = Callable[[], None]
+
+
+class Holder:
+    """Another process that has a lock until it is told to go on."""
+
+    def __init__(self, url: str, path: str = "locks/commit") -> None:
+        told = os.environ | {"PYTHONPATH": str(Path(txstore.__file__).parents[1])}
+        command = [sys.executable, "-c", HOLD, url, path]
+        self.process = subprocess.Popen(command, env=told, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"held\n"
+
+    def stop(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def release(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.process.communicate(b"\n", timeout=TIMEOUT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=TIMEOUT)
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[..., Holder]]:
+    holders: list[Holder] = []
+
+    def hold(*arguments: str) -> Holder:
+        holders.append(Holder(*arguments))
+        return holders[-1]
+
+    yield hold
+    for holder in holders:
+        holder.kill()
+
+
+@pytest.fixture
+def impatient(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
+    """A repository with a commit, of which commits wait for others for a moment only."""
+    with open_repo().begin() as transaction:
+        transaction["first"] = b"1"
+    return open_repo(commit_timeout=0.05)
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What those who wait are told, at once."""
+    monkeypatch.setattr(turns, "WARN_AFTER", 0.01)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        messages: list[str] = []
+        monkeypatch.setattr(warnings, "showwarning", lambda message, *_: messages.append(str(message)))
+        yield messages
+    del caught
+
+
+@contextlib.contextmanager
+def committing(repo: txstore.Repository, key: str = "mine") -> Iterator[threading.Thread]:
+    def commit() -> None:
+        with repo.begin() as transaction:
+            transaction[key] = b"1"
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    yield thread
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
+    assert repo.snapshot()[key] == b"1"
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "txstore lock"]
+
+
+# --- the warning
+
+
+@pytest.mark.parametrize("end", ["release", "kill"])
+def test_who_waits_is_told_for_whom(
+    repo: txstore.Repository, hold: Callable[..., Holder], warned: list[str], end: str
+) -> None:
+    with repo.begin() as transaction:
+        transaction["first"] = b"1"
+    holder = hold(repo.url)
+    holder.stop()
+    with committing(repo):
+        wait_until(lambda: warned)
+        if end == "kill":
+            holder.kill()
+        else:
+            holder.release()
+    assert len(warned) == 1  # once
+    for told in (repo.url, "locks/commit", f"process {holder.process.pid} of {this_user()} since 20", "end it"):
+        assert told in warned[0]
+
+
+def test_who_is_the_next_is_named_where_nobody_has_the_turn(repo: txstore.Repository, warned: list[str]) -> None:
+    with repo.begin() as transaction:
+        transaction["first"] = b"1"
+    with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
+        assert turns.try_lock(file.fileno(), turns.NEXT)
+        os.pwrite(file.fileno(), b'{"pid": 7, "who": "ana@lab", "since": 0}', 64 + 256)
+        with committing(repo):
+            wait_until(lambda: warned)
+            file.close()
+    assert "process 7 of ana@lab" in warned[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b'{"pid": 1}',
+        b'{"pid": "x", "who": 3, "since": null}',
+        b'{"pid": 1, "who": "a", "since": 1e999}',
+        b'{"pid": 1, "who": "a", "since": NaN}',
+        b"[" * 256,
+        b"\xff" * 256,
+    ],
+)
+def test_what_a_holder_says_may_be_anything(repo: txstore.Repository, warned: list[str], content: bytes) -> None:
+    with repo.begin() as transaction:
+        transaction["first"] = b"1"
+    with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
+        assert turns.try_lock(file.fileno(), turns.TURN)
+        os.pwrite(file.fileno(), content.ljust(256, b"\0"), 64)
+        with committing(repo):
+            wait_until(lambda: warned)
+            file.close()
+    assert "a process that does not say who it is" in warned[0]
+
+
+def test_a_holder_does_not_steer_a_terminal(repo: txstore.Repository, warned: list[str]) -> None:
+    with repo.begin() as transaction:
+        transaction["first"] = b"1"
+    with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
+        assert turns.try_lock(file.fileno(), turns.TURN)
+        os.pwrite(file.fileno(), b'{"pid": 1, "who": "\\u001b[31ma\\nb\\u202e", "since": 0}', 64)
+        with committing(repo):
+            wait_until(lambda: warned)
+            file.close()
+    assert "of ?[31ma?b? since" in warned[0]
+
+
+def test_another_program_that_only_reads(repo: txstore.Repository, warned: list[str]) -> None:
+    with repo.begin() as transaction:
+        transaction["first"] = b"1"
+    with open(Path(repo.url, "locks", "commit"), "rb", buffering=0) as file:
+        shared = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
+        fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, shared)
+        with committing(repo):
+            wait_until(lambda: warned)
+            file.close()
+    assert "a program that only reads" in warned[0]
+
+
+def test_warnings_that_are_errors_change_nothing(
+    repo: txstore.Repository, hold: Callable[..., Holder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with repo.begin() as transaction:
+        transaction["first"] = b"1"
+    tried = []
+    real = turns.Wait.warn
+
+    def warn(self: turns.Wait, holder: str) -> None:
+        real(self, holder)
+        tried.append(holder)
+
+    monkeypatch.setattr(turns, "WARN_AFTER", 0.01)
+    monkeypatch.setattr(turns.Wait, "warn", warn)
+    holder = hold(repo.url)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with committing(repo):
+            wait_until(lambda: tried)
+            holder.release()
+
+
+# --- the end of waiting
+
+
+def test_nothing_is_lost_and_the_commit_can_be_tried_again(
+    impatient: txstore.Repository, hold: Callable[..., Holder]
+) -> None:
+    holder = hold(impatient.url)
+    holder.stop()
+    transaction, session = impatient.begin(), txstore.TxStore(impatient)
+    transaction["a"], session["b"] = b"1", bytes(2_000_000)
+    for _ in range(3):
+        for writer in (transaction, session):
+            with pytest.raises(txstore.CommitTimeoutError, match="commit_timeout") as caught:
+                writer.commit()
+            assert isinstance(caught.value, TimeoutError)
+            assert f"process {holder.process.pid} of {this_user()}" in caught.value.holder
+            assert caught.value.holder in str(caught.value)
+            assert (caught.value.url, caught.value.timeout) == (impatient.url, 0.05)
+    assert len(list(impatient.log())) == 1
+    holder.release()
+    transaction.commit()
+    session.commit()
+    snapshot = impatient.snapshot()
+    assert (snapshot["a"], snapshot["b"]) == (b"1", bytes(2_000_000))
+    assert impatient.engine.storage.list(".staging") == []
+
+
+def test_a_block_is_rolled_back(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
+    holder = hold(impatient.url)
+    with pytest.raises(txstore.CommitTimeoutError), impatient.transaction() as store:
+        store["a"] = b"1"
+    with pytest.raises(txstore.CommitTimeoutError):
+        impatient.run(lambda store: store.__setitem__("a", b"1"))
+    assert impatient.engine.storage.list(".staging") == []
+    holder.release()
+    assert "a" not in impatient.snapshot()
+
+
+def test_a_named_transaction(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
+    holder = hold(impatient.url, "locks/staging")
+    with pytest.raises(txstore.CommitTimeoutError, match="locks/staging"):
+        impatient.transaction(name="job")
+    holder.release()
+    store = impatient.transaction(name="job")
+    store["a"] = b"1"
+    holder = hold(impatient.url, "locks/staging")
+    store.commit()  # it is made, whatever becomes of its name
+    assert impatient.snapshot()["a"] == b"1"
+    holder.release()
+    again = impatient.transaction(name="job")
+    again["b"] = b"1"
+    again.commit()
+
+
+def test_maintenance(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
+    for number in range(12):
+        with impatient.begin() as transaction:
+            transaction[f"{number}"] = bytes(100)
+    before = dict(impatient.mapping())
+    holder = hold(impatient.url)
+    tasks: list[Callable[[], Any]] = [impatient.optimize, lambda: impatient.vacuum(keep=1)]
+    for task in tasks:
+        with pytest.raises(txstore.CommitTimeoutError):
+            task()
+    assert impatient.engine.storage.list(".staging") == []
+    (Path(impatient.url) / "heads" / "main").write_bytes(b"damage")
+    with pytest.raises(txstore.CommitTimeoutError):
+        impatient.verify(repair=True)
+    holder.release()
+    for task in [*tasks, lambda: impatient.verify(repair=True)]:
+        assert task() is not None
+    assert dict(impatient.mapping()) == before
+
+
+def test_threads_and_descriptors_do_not_pile_up(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
+    holder = hold(impatient.url)
+    holder.stop()
+    transaction = impatient.begin()
+    transaction["a"] = b"1"
+    for _ in range(20):
+        with pytest.raises(txstore.CommitTimeoutError):
+            transaction.commit()
+    assert len(our_threads()) == 1
+    holder.release()
+    wait_until(lambda: not our_threads())
+    transaction.commit()
+    hold(impatient.url).release()  # what was left behind has given back what it got
+
+
+def test_no_time_at_all(open_repo: Callable[..., txstore.Repository], hold: Callable[..., Holder]) -> None:
+    repo = open_repo(commit_timeout=0)
+    transaction = repo.begin()
+    transaction["a"] = b"1"
+    transaction.commit()  # nobody is there
+    holder = hold(repo.url)
+    transaction = repo.begin()
+    transaction["b"] = b"1"
+    with pytest.raises(txstore.CommitTimeoutError):
+        transaction.commit()
+    assert not our_threads()
+    holder.release()
+    transaction.commit()
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match="commit_timeout"):
+            open_repo(commit_timeout=wrong)
+
+
+def test_it_is_enough_time_where_others_come_and_go(open_repo: Callable[..., txstore.Repository]) -> None:
+    """Whoever may not wait for ever stands in the same queue."""
+    repos = [open_repo(), open_repo(commit_timeout=60), open_repo(commit_timeout=60)]
+    failed = []
+
+    def commit(number: int) -> None:
+        try:
+            for nth in range(30):
+                with repos[number].begin() as transaction:
+                    transaction[f"{number}/{nth}"] = b"1"
+        except BaseException as error:  # noqa: BLE001 - the test is told
+            failed.append(error)
+
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert failed == []
+    assert len(repos[0].snapshot()) == 90
+    wait_until(lambda: not our_threads())
+
+
+@pytest.mark.parametrize("limits", [{}, {"commit_timeout": TIMEOUT}], ids=["in the kernel", "in a thread"])
+def test_an_interrupt_while_waiting(
+    open_repo: Callable[..., txstore.Repository], hold: Callable[..., Holder], limits: dict[str, float]
+) -> None:
+    """What is waited for is given back when it comes."""
+    repo = open_repo(**limits)
+    with repo.begin() as transaction:
+        transaction["first"] = b"1"
+    transaction = repo.begin()
+    transaction["a"] = b"1"
+    holder = hold(repo.url)
+    inode = os.stat(Path(repo.url) / "locks" / "commit").st_ino
+
+    def interrupt() -> None:
+        wait_until(
+            lambda: any("->" in line and f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines())
+        )
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        transaction.commit()
+    thread.join()
+    holder.release()
+    wait_until(lambda: not our_threads())
+    transaction.commit()
+    hold(repo.url).release()
+
+
+def commit_here(url: str) -> None:
+    with txstore.Repository(url).begin() as transaction:
+        transaction["child"] = b"1"
+
+
+def test_a_fork_leaves_what_was_left_behind_alone(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
+    holder = hold(impatient.url)
+    transaction = impatient.begin()
+    transaction["a"] = b"1"
+    with pytest.raises(txstore.CommitTimeoutError):
+        transaction.commit()
+    with forked(commit_here, impatient.url) as child:
+        holder.release()
+        assert status_of(child) == 0
+    transaction.commit()
+    assert set(impatient.snapshot()) == {"first", "a", "child"}
+
+
+# --- elsewhere
+
+
+def test_threads_on_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = txstore.Repository("memory://waiting/data.tx", commit_timeout=0.05)
+    transaction = repo.begin()
+    transaction["a"] = b"1"
+    has, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with repo.engine.storage.lock("locks/commit"):
+            has.set()
+            may_go.wait(TIMEOUT)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert has.wait(TIMEOUT)
+    with pytest.raises(txstore.CommitTimeoutError, match="another thread of this process"):
+        transaction.commit()
+    may_go.set()
+    thread.join()
+    transaction.commit()
+
+
+def test_where_locks_are_of_whole_files(tmp_path: Path, warned: list[str]) -> None:
+    (tmp_path / "lock").write_bytes(b"")
+    with open(tmp_path / "lock", "r+b") as one, open(tmp_path / "lock", "r+b") as other:
+        turns.lock_file(one.fileno(), turns.Wait("url", "locks/commit", None))
+        with pytest.raises(txstore.CommitTimeoutError, match="does not say who it is"):
+            turns.lock_file(other.fileno(), turns.Wait("url", "locks/commit", 0.05))
+        warned.clear()
+        waiting = turns.Wait("url", "locks/commit", None, lambda: "somebody")
+        thread = threading.Thread(target=turns.lock_file, args=(other.fileno(), waiting))
+        thread.start()
+        wait_until(lambda: warned)
+        assert "which somebody has" in warned[-1]
+        fcntl.flock(one.fileno(), fcntl.LOCK_UN)
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()

@@ -1,0 +1,55 @@
+"""Repositories on the servers, and what lies in them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.system.remote import lease_times
+from tests.system.remote.servers import Server
+from tests.waiting import wait_until
+from txstore.format import names
+from txstore.storage import leases
+
+
+def opened(server: Server) -> txstore.Repository:
+    """Return a new repository."""
+    return txstore.Repository(server.url(), storage_options=server.storage_options)
+
+
+def again(repo: txstore.Repository) -> txstore.Repository:
+    """Return the same repository as a process sees it that knows nothing of it."""
+    return txstore.Repository(repo.url, storage_options=options_of(repo))
+
+
+def options_of(repo: txstore.Repository) -> dict[str, Any]:
+    return dict(repo.engine.access.storage_options)
+
+
+def paths(repo: txstore.Repository, directory: str = names.STAGING) -> list[str]:
+    return [found.name for found in repo.engine.storage.objects.list(directory)]
+
+
+def packs(repo: txstore.Repository) -> set[str]:
+    return {file for folder in paths(repo, names.PACKS) for file in paths(repo, f"{names.PACKS}/{folder}")}
+
+
+def referred(repo: txstore.Repository) -> set[str]:
+    commits = repo.engine.commits
+    return {pack.name.id.hex() for stored in commits.ancestors(commits.head()) for pack in stored.header.packs}
+
+
+def assert_tidy(repo: txstore.Repository) -> None:
+    """Nothing is left but what commits refer to, and leases of those who have not noticed the end, or ended before."""
+    deadline = time.monotonic() + 10 * lease_times.BEAT
+    while (left := paths(repo)) and time.monotonic() < deadline:
+        assert all(path.endswith(names.LEASE) for path in left), left
+        time.sleep(lease_times.BEAT / 2)
+    if left:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(leases, "KEPT", -1.0)
+            wait_until(lambda: repo.vacuum() and not paths(repo))  # who has not noticed yet renews its lease once more
+    assert packs(repo) == referred(repo)

@@ -1,0 +1,354 @@
+"""What users get wrong on object stores, and what goes wrong beneath them: the error, and what is left behind."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import logging
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.maintenance.upkeep import below
+from tests.system.remote.proxy import Faults
+from tests.system.remote.servers import AZURE_KEY, Server
+from tests.waiting import TIMEOUT
+from txstore.errors import (
+    CorruptionError,
+    LocksUnavailableError,
+    RepositoryNotFoundError,
+    SnapshotExpiredError,
+)
+from txstore.storage import pack_cache
+from txstore.storage.objects.interface import ObjectStore, open_objects
+
+
+def opened(server: Server, url: str, **options: object) -> txstore.Repository:
+    return txstore.Repository(url, storage_options=server.storage_options, **options)  # type: ignore[arg-type]
+
+
+def objects_of(repo: txstore.Repository) -> ObjectStore:
+    objects = repo.engine.storage.objects  # type: ignore[attr-defined]
+    assert objects is not None
+    return objects
+
+
+def write(repo: txstore.Repository) -> None:
+    with repo.transaction("written") as store:
+        zarr.create_array(store, name="x", data=np.arange(1, 9), chunks=(2,), compressors=None)
+
+
+def forget_what_was_read() -> None:
+    pack_cache._shared._empty()
+
+
+@pytest.fixture
+def one(s3: Server) -> tuple[Server, str]:
+    """A repository on S3 with one array."""
+    repo = opened(s3, s3.url())
+    write(repo)
+    repo.engine.commits._hints.finish(TIMEOUT)  # or it would be there again when a test has deleted it
+    forget_what_was_read()
+    return s3, repo.url
+
+
+# --- the place
+
+
+def test_a_wrong_bucket(s3):
+    with pytest.raises(OSError, match="no such bucket") as caught:
+        opened(s3, "s3://there-is-no-such-bucket/data.tx")
+    assert not isinstance(caught.value, FileNotFoundError)
+    with pytest.raises(OSError, match="no such bucket"):
+        txstore.TxStore("s3://there-is-no-such-bucket/data.tx", storage_options=s3.storage_options)
+
+
+def test_a_plain_hierarchy(s3):
+    url = s3.url()
+    open_objects(url, s3.storage_options).put("zarr.json", [b'{"zarr_format": 3, "node_type": "group"}'])
+    with pytest.raises(RepositoryNotFoundError, match="plain Zarr"):
+        opened(s3, url)
+    assert [path for path, _ in below(open_objects(url, s3.storage_options))] == ["zarr.json"]
+
+
+def test_something_else(s3):
+    url = s3.url()
+    open_objects(url, s3.storage_options).put("photos/cat.jpg", [b"meow"])
+    with pytest.raises(RepositoryNotFoundError, match="something else"):
+        opened(s3, url)
+
+
+def test_reading_what_is_not_there_creates_nothing(s3):
+    url = s3.url()
+    repo = opened(s3, url)
+    assert not repo.exists
+    with pytest.raises(RepositoryNotFoundError):
+        list(repo.snapshot())
+    with pytest.raises(RepositoryNotFoundError):
+        list(repo.log())
+    assert list(below(open_objects(url, s3.storage_options))) == []
+
+
+def test_options_that_mean_nothing_for_a_local_path(tmp_path):
+    for options, name in (
+        ({"storage_options": {"key": "never-shown"}}, "key"),
+        ({"cache_dir": tmp_path / "cache"}, "cache_dir"),
+        ({"single_writer": True}, "single_writer"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}.*leave it out") as caught:
+            txstore.Repository(tmp_path / "data.tx", **options)
+        assert "never-shown" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_that_is_missing():
+    code = """if True:
+        import sys
+        sys.modules["s3fs"] = sys.modules["obstore"] = None
+        import txstore
+        try:
+            txstore.Repository("s3://bucket/data.tx")
+        except ImportError as error:
+            print(error)
+    """
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "pip install 'txstore[s3]'" in said
+
+
+def test_a_scheme_that_nobody_knows():
+    with pytest.raises(ValueError, match="nonsense://"):
+        txstore.Repository("nonsense://bucket/data.tx")
+
+
+# --- the permission
+
+
+def test_a_read_only_key(one, proxy):
+    server, url = one
+    proxy.faults = Faults(refused=frozenset({"PUT", "POST", "DELETE"}))
+    repo = opened(server.with_options(endpoint_url=proxy.url), url)
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == list(range(1, 9))
+    transaction = repo.begin()
+    transaction["a"] = b"1"
+    with pytest.raises(PermissionError, match="not allowed"):
+        transaction.commit()
+    transaction.rollback()
+    with pytest.raises(PermissionError, match="not allowed"):
+        repo.tags["v1"] = 0
+    assert len(list(repo.log())) == 1
+    assert repo.verify().faults == []
+
+
+def test_a_read_only_key_where_nothing_is_yet(s3, proxy):
+    proxy.faults = Faults(refused=frozenset({"PUT", "POST", "DELETE"}))
+    repo = opened(s3.with_options(endpoint_url=proxy.url), s3.url())
+    with pytest.raises(PermissionError, match="not allowed"), repo.begin() as mapping:
+        mapping["a"] = b"1"
+    assert list(below(objects_of(repo))) == []
+
+
+def test_a_server_that_lies_about_exclusivity(s3, proxy):
+    proxy.faults = Faults(drops={"if-none-match": ""})
+    repo = opened(s3.with_options(endpoint_url=proxy.url), s3.url())
+    with pytest.raises(OSError, match=r"ignores conditional writes.*single_writer=True"):
+        write(repo)
+    assert list(below(objects_of(repo))) == []
+    assert not repo.exists
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[txstore.Repository, str]]:
+    """A local repository, and the URL by which a web server has it."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    write(repo)
+    handler = functools.partial(_Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield repo, f"http://127.0.0.1:{server.server_address[1]}/data.tx"
+        server.shutdown()
+        thread.join(10)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_a_web_server_is_read_only(web):
+    local, url = web
+    repo = txstore.Repository(url)
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == list(range(1, 9))
+    assert [commit.id for commit in repo.log()] == [commit.id for commit in local.log()]
+    transaction = repo.begin()
+    transaction["a"] = b"1"
+    with pytest.raises(PermissionError, match=r"read-only.*single_writer=True"):
+        transaction.commit()
+    transaction.rollback()
+    assert len(list(local.log())) == 1
+    write_more = local.begin("second")
+    write_more["a"] = b"1"
+    write_more.commit()
+    assert [commit.message for commit in repo.log()] == ["second", "written"]
+
+
+def test_single_writer_and_not():
+    """One that was made by a promise is opened by one, and the other way round; either can be read."""
+    options = {"storage_options": {}}
+    alone = txstore.Repository("memory://single-writer/a.tx", single_writer=True, **options)
+    write(alone)  # memory can create exclusively, so the promise is not needed, and not taken down
+    write_again = txstore.Repository("memory://single-writer/a.tx", **options).begin("second")
+    write_again["a"] = b"1"
+    write_again.commit()
+
+
+@pytest.fixture
+def promised(tmp_path: Path) -> str:
+    import fsspec
+    from fsspec.implementations.dirfs import DirFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Unknown(DirFileSystem):
+        protocol = "unknown"
+
+        def __init__(self, **options: object) -> None:
+            super().__init__(path=str(tmp_path), fs=LocalFileSystem(auto_mkdir=True))
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return path.removeprefix("unknown://")
+
+    fsspec.register_implementation("unknown", Unknown, clobber=True)
+    return "unknown://data.tx"
+
+
+def test_a_file_system_that_nobody_knows(promised):
+    plain = txstore.Repository(promised)
+    with pytest.raises(PermissionError, match=r"single_writer=True"), plain.begin() as mapping:
+        mapping["a"] = b"1"
+    assert list(below(objects_of(plain))) == []
+    alone = txstore.Repository(promised, single_writer=True)
+    write(alone)
+    assert alone.verify().faults == []
+    reader = txstore.Repository(promised)
+    assert zarr.open_array(reader.snapshot(), path="x", mode="r")[:].tolist() == list(range(1, 9))
+    with pytest.raises(PermissionError, match=r"single_writer=True"), reader.begin() as mapping:
+        mapping["a"] = b"1"
+    assert len(list(alone.log())) == 1
+
+
+# --- the objects
+
+
+def packs_and_commits(objects: ObjectStore) -> list[str]:
+    return [path for path, _ in below(objects) if path.startswith(("packs/", "commits/"))]
+
+
+@pytest.mark.parametrize("damage", ["vanished", "truncated", "emptied", "overwritten"])
+def test_a_damaged_object_is_never_fill_values(s3, damage):
+    url = s3.url()
+    repo = opened(s3, url)
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(1, 3_000_001), chunks=(500_000,), compressors=None)
+    reader = opened(s3, url)
+    snapshot = reader.snapshot()
+    array = zarr.open_array(snapshot, path="x", mode="r")
+    objects = objects_of(repo)
+    (pack,) = [path for path in packs_and_commits(objects) if path.startswith("packs/")]
+    whole = objects.get(pack)
+    if damage == "vanished":
+        objects.delete([pack])
+    else:
+        content = {"truncated": whole[: len(whole) // 2], "emptied": b"", "overwritten": bytes(len(whole))}[damage]
+        objects.put(pack, [content])
+    forget_what_was_read()
+    with pytest.raises((CorruptionError, SnapshotExpiredError)):
+        array[:]
+    with pytest.raises((CorruptionError, SnapshotExpiredError)):
+        zarr.open_array(opened(s3, url).snapshot(), path="x", mode="r")[:]
+    assert reader.verify().faults != []
+    objects.put(pack, [whole])
+    forget_what_was_read()
+    assert zarr.open_array(opened(s3, url).snapshot(), path="x", mode="r")[-1] == 3_000_000
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "overwritten"])
+def test_a_damaged_commit(one, damage):
+    server, url = one
+    objects = objects_of(opened(server, url))
+    whole = objects.get("commits/main/0000000000")
+    content = {"truncated": whole[: len(whole) // 2], "emptied": b"", "overwritten": bytes(len(whole))}[damage]
+    objects.put("commits/main/0000000000", [content])
+    objects.delete(["heads/main"])
+    forget_what_was_read()
+    with pytest.raises(CorruptionError, match="0000000000"):
+        list(opened(server, url).snapshot())
+    with pytest.raises(CorruptionError), opened(server, url).begin() as mapping:
+        mapping["a"] = b"1"
+
+
+def test_the_head_has_vanished(one):
+    server, url = one
+    repo = opened(server, url)
+    assert repo.head() is not None
+    objects_of(repo).delete(["commits/main/0000000000"])
+    with pytest.raises(CorruptionError, match="deleted or replaced"):
+        repo.head()
+    with pytest.raises(CorruptionError):
+        list(repo.log())
+
+
+def test_format_json_has_vanished(one):
+    server, url = one
+    objects_of(opened(server, url)).delete(["format.json"])
+    with pytest.raises(CorruptionError, match=r"format.json"):
+        opened(server, url)
+
+
+# --- locks, secrets
+
+
+def test_locks(one):
+    server, url = one
+    repo = opened(server, url)
+    with pytest.raises(LocksUnavailableError, match="repeat what is in conflict"):
+        repo.transaction(lock={"x": ...})
+    with pytest.raises(LocksUnavailableError), repo.transaction() as store, store.lock("x"):
+        pass
+    array = txstore.synchronized(repo, "x")  # repeats what is in conflict
+    array[0] = 7
+    assert array[:2].tolist() == [7, 2]
+
+
+def test_no_secret_gets_out(server, caplog):
+    """Neither into the repository, nor into what is said of it."""
+    caplog.set_level(logging.DEBUG, logger="txstore")
+    repo = txstore.Repository(server.url(), storage_options=server.storage_options)
+    write(repo)
+    repo.tags["v1"] = 0
+    with repo.transaction("large") as store:
+        store["large"] = bytes(2 << 20)
+    repo.optimize()
+    values = [value for name, value in server.storage_options.items() if name in ("secret", "connection_string")]
+    secrets = [*values, AZURE_KEY, "test-secret-never-shown"]
+    store = repo.snapshot()
+    shown = [repr(repo), str(repo), repo.url, repr(store), str(store), repr(store.mapping), repr(repo.engine.access)]
+    shown += [repr(repo.transaction()), repr(repo.begin()), repr(repo.head()), caplog.text, store._repr_html_()]
+    shown += [repr(commit) for commit in repo.log()]
+    with pytest.raises(KeyError) as caught:
+        repo.tags["none"]
+    shown += traceback.format_exception(caught.value)
+    for secret in secrets:
+        assert not any(secret in each for each in shown)
+    for path, _ in below(objects_of(repo)):
+        content = objects_of(repo).get(path)
+        for secret in secrets:
+            assert secret.encode() not in content, path

@@ -1,0 +1,119 @@
+"""How many requests it takes, as a proxy in front of S3 counts them: the promises of docs/remote.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.system.remote.proxy import Proxy
+from tests.waiting import TIMEOUT
+from txstore.history import remote_commits
+from txstore.storage import leases, pack_cache
+
+CHUNKS = 100_000
+
+
+@pytest.fixture
+def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
+    monkeypatch.setattr(remote_commits, "HINT_PERIOD", 0.0)  # one for each commit
+    monkeypatch.setattr(leases, "BEAT", 1000.0)  # no renewals, which would be counted
+    through = s3.with_options(endpoint_url=proxy.url)
+    url = through.url()
+    return lambda: txstore.Repository(url, storage_options=through.storage_options)
+
+
+def reads(counts: dict[str, int]) -> int:
+    assert counts["deletes"] == 0
+    return counts["reads"] + counts["lists"]
+
+
+def finish_hints(*repos: txstore.Repository) -> None:
+    for repo in repos:
+        repo.engine.commits._hints.finish(TIMEOUT)
+
+
+def begin(proxy: Proxy, *writers: txstore.Repository) -> None:
+    """Count from here on: what the writers still had to write in the background belongs to what was before."""
+    finish_hints(*writers)
+    proxy.log.clear()
+
+
+def counted(proxy: Proxy, *writers: txstore.Repository) -> dict[str, int]:
+    """Return the counts since `begin`, with those of what the writers write in the background."""
+    finish_hints(*writers)
+    return proxy.counts()
+
+
+def test_a_small_commit(open_repo, proxy):
+    repo = open_repo()
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=(1000,), chunks=(1,), dtype="i4", fill_value=-1)
+    for number in range(12):
+        begin(proxy, repo)
+        with repo.transaction(f"{number}") as store:
+            array = zarr.open_array(store, path="x")
+            array[number % 7] = number
+        counts = counted(proxy, repo)
+        assert counts["writes"] == 2, proxy.log  # the commit, and the hint
+        assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
+
+
+def test_a_commit_after_others(open_repo, proxy):
+    """Another process has committed meanwhile: it takes what tells whether that is in conflict, and no more."""
+    repo, other = open_repo(), open_repo()
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=(1000,), chunks=(1,), dtype="i4", fill_value=-1)
+    for number in range(5):
+        store = repo.transaction()
+        zarr.open_array(store, path="x")[number] = number
+        with other.transaction() as theirs:
+            zarr.open_array(theirs, path="x")[500 + number] = number
+        begin(proxy, repo, other)
+        store.commit()
+        counts = counted(proxy, repo)
+        assert counts["writes"] <= 2
+        assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
+
+
+def test_opening_and_reading_one_chunk_of_many(open_repo, proxy):
+    repo = open_repo()
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=(CHUNKS,), chunks=(1,), dtype="i4", fill_value=0, compressors=None)
+        for number in range(CHUNKS):
+            store[f"x/c/{number}"] = number.to_bytes(4, "little")
+    finish_hints(repo)
+    for number in (0, 12_345, CHUNKS - 1):
+        pack_cache._shared._empty()  # as in a process that has read nothing
+        proxy.log.clear()
+        fresh = open_repo()
+        array = zarr.open_array(fresh.snapshot(), path="x", mode="r")
+        assert array[number] == number
+        counts = proxy.counts()
+        assert counts["writes"] == 0
+        assert reads(counts) <= 6, [(each.method, each.path, each.headers.get("range")) for each in proxy.log]
+
+
+def test_latest(open_repo, proxy):
+    repo, other = open_repo(), open_repo()
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(10), chunks=(1,))
+    reader = other.snapshot()
+    assert list(reader)
+    for commits in (0, 1, 3):
+        for number in range(commits):
+            with repo.transaction() as store:
+                zarr.open_array(store, path="x")[number] = 7
+        begin(proxy, repo)
+        reader = reader.latest()
+        counts = proxy.counts()
+        assert counts["writes"] == 0
+        assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
+        assert reader.base == repo.head()
+    writer = repo.transaction()
+    proxy.log.clear()
+    writer = writer.latest()
+    assert reads(proxy.counts()) <= 3

@@ -1,0 +1,449 @@
+"""Several processes in one transaction on an object store: what they stage is stored, found, counted, and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import fsspec.asyn
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.system.processes.members import Member, clear, committed, fill, get, join_in_this_process, members, put, seal
+from tests.system.processes.workers import QUICK, TIMEOUT
+from tests.system.remote import lease_times
+from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
+from tests.system.remote.repositories import assert_tidy, opened, options_of, packs, paths, referred
+from tests.system.remote.servers import Server
+from txstore.format import names
+from txstore.storage import leases
+from txstore.store import TxStore
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills and stops processes")
+
+
+@pytest.fixture(autouse=True)
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "BEAT", lease_times.BEAT)
+    monkeypatch.setattr(leases, "TERM", lease_times.TERM)
+
+
+@pytest.fixture
+def repo(server_of: Callable[[str], Server]) -> Iterator[txstore.Repository]:
+    """A repository on S3; verified when the test ends."""
+    repo = opened(server_of("s3"))
+    yield repo
+    assert repo.verify().faults == []
+
+
+@pytest.fixture(params=SEVERAL_WRITERS)
+def repo_anywhere(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Iterator[txstore.Repository]:
+    """A repository on one of several servers."""
+    name, engine = STORES[request.param]
+    repo = opened(with_engine(server_of(name), engine))
+    yield repo
+    assert repo.verify().faults == []
+
+
+def begin(repo: txstore.Repository) -> TxStore:
+    """Return a transaction over an array "x" of 8 chunks of 4 zeros."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.zeros(32, "i8"), chunks=(4,))
+    return repo.transaction()
+
+
+@pytest.fixture
+def store(repo: txstore.Repository) -> Iterator[TxStore]:
+    store = begin(repo)
+    yield store
+    store.rollback()
+
+
+# --- every way to start a process
+
+
+def fill_region(store: TxStore, number: int) -> None:
+    fill(store, "x", 8 * number, 8 * number + 8, number + 1)
+
+
+def test_workers_of_a_pool_fill_one_array(repo_anywhere):
+    store = begin(repo_anywhere)
+    with ProcessPoolExecutor(2, mp_context=QUICK, initializer=lease_times.shorten) as pool:
+        list(pool.map(fill_region, [store] * 4, range(4), timeout=TIMEOUT))
+        assert committed(repo_anywhere) == [0] * 32
+        changes = store.changes()
+        assert changes["set"] == [f"x/c/{i}" for i in range(8)]
+        assert sorted(key for keys in changes["participants"].values() for key in keys) == changes["set"]
+        assert all(who.startswith("process ") and "this one" not in who for who in changes["participants"])
+        assert zarr.open_array(store, path="x")[:].tolist() == [number // 8 + 1 for number in range(32)]
+        store.commit("by workers")
+        assert_tidy(repo_anywhere)  # while the workers live
+    assert committed(repo_anywhere) == [number // 8 + 1 for number in range(32)]
+    assert len(list(repo_anywhere.log())) == 2
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_one_process_each_fills_one_array(repo, store, method):
+    context = multiprocessing.get_context(method)
+    processes = [context.Process(target=fill_region, args=(store, number), daemon=True) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(TIMEOUT)
+        assert process.exitcode == 0
+    store.commit()
+    assert committed(repo) == [number // 8 + 1 for number in range(32)]
+    assert_tidy(repo)
+
+
+def fill_chunk(store: TxStore, number: int) -> None:
+    fill(store, "x", 4 * number, 4 * number + 4, number + 1)
+
+
+# --- two that write one key, and what each sees
+
+
+def crew(store: TxStore, count: int, *, joined: bool = True):
+    return members(store, count, joined=joined, first=lease_times.shorten)
+
+
+def test_chains_and_what_who_joins_sees(repo, store):
+    store["k"] = b"owner"
+    with crew(store, 2) as (first, second):
+        assert first.do(get, "k") == b"owner"
+        first.do(put, "k", b"first")  # it has seen the owner's
+        assert get(store, "k") == b"first"  # the owner sees all at any time
+        assert second.do(get, "k") == b"owner"  # it had joined before
+        late = Member(store, first=lease_times.shorten)
+        assert late.do(get, "k") == b"first"
+        late.do(put, "k", b"late")
+        late.do(remove_below, "d")
+        late.leave()
+        first.leave()
+        second.leave()
+    store.commit()
+    assert repo.mapping()["k"] == b"late"
+    assert_tidy(repo)
+
+
+def remove_below(store: TxStore, path: str) -> None:
+    put(store, f"{path}/1", b"1")
+    clear(store, path)
+
+
+def test_conflicts_within_the_transaction_leave_all_staged(repo, store):
+    with crew(store, 2) as (first, second):
+        for member, value in ((first, 1), (second, 2)):
+            member.do(fill, "x", 0, 4, value)
+            member.do(put, "same", b"equal")
+        with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
+            store.commit()
+        assert caught.value.keys == ("x/c/0",)
+        assert committed(repo) == [0] * 32
+        first.do(fill, "x", 4, 8, 3)  # it goes on
+        fill(store, "x", 0, 4, 4)  # one who knows of neither, or both, does not mend it
+        with pytest.raises(txstore.ConflictError):
+            store.commit()
+        first.leave()
+        second.leave()
+    assert store.changes()["set"] == ["same", "x/c/0", "x/c/1"]
+    store.rollback()
+    assert_tidy(repo)
+
+
+def test_a_conflict_with_another_commit_leaves_all_staged_and_can_be_tried_again(repo, store):
+    with crew(store, 1) as (member,):
+        member.do(fill_chunk, 1)
+        with repo.transaction() as other:
+            zarr.open_array(other, path="x")[4:8] = 9
+        staged = packs(repo)
+        for _ in range(2):
+            with pytest.raises(txstore.ConflictError):
+                store.commit()
+            assert packs(repo) >= staged
+            assert store.changes()["set"] == ["x/c/1"]
+        member.do(fill_chunk, 2)
+        member.leave()
+    assert store.changes()["set"] == ["x/c/1", "x/c/2"]
+
+
+def test_a_commit_in_between_that_does_not_conflict(repo, store):
+    with crew(store, 1) as (member,):
+        member.do(fill_chunk, 1)
+        with repo.transaction() as other:
+            other["other"] = b"1"
+        store.commit()
+        assert committed(repo)[4:8] == [2] * 4
+        assert repo.mapping()["other"] == b"1"
+
+
+# --- the end
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_what_a_child_writes_after_the_end_is_refused(repo, store, end):
+    store["key"] = b"1"
+    with crew(store, 2) as (early, late):
+        early.do(put, "early", b"1" * 3000)
+        getattr(store, end)()
+        for member in (early, late):
+            with pytest.raises(txstore.TransactionStateError, match="this transaction has ended") as caught:
+                member.do(put, "late", b"1")
+            assert caught.value.state == "ended"
+    assert ("early" in repo.mapping()) is (end == "commit")
+    assert "late" not in repo.mapping()
+    store.rollback()
+    repo.vacuum()  # deletes what came too late
+    assert_tidy(repo)
+
+
+def test_rollback_deletes_what_was_uploaded(repo, store):
+    before = packs(repo)
+    store["large"] = bytes(2 << 20)
+    with crew(store, 2) as members_:
+        for number, member in enumerate(members_):
+            member.do(fill_chunk, number)
+            member.leave()
+        assert len(packs(repo) - before) > 2
+        store.rollback()
+        assert packs(repo) == before
+        assert_tidy(repo)
+
+
+# --- those who die
+
+
+def test_who_was_killed_is_missed_until_its_work_was_done_again(repo, store):
+    with crew(store, 2) as (worker, other):
+        other.do(fill_chunk, 5)
+        worker.do(fill_chunk, 0)
+        worker.do(fill_chunk, 1)
+        worker.do(lease_times.rest)
+        worker.kill()  # a moment before the commit: its lease looks like that of one who lives
+        pid = worker.process.pid
+        with pytest.raises(txstore.ParticipantLostError, match=f"process {pid} .* do that work again") as caught:
+            store.commit()
+        assert caught.value.keys == ("x/c/0", "x/c/1")
+        other.do(fill_chunk, 0)
+        with pytest.raises(txstore.ParticipantLostError) as caught:
+            store.commit()
+        assert caught.value.keys == ("x/c/1",)
+        fill_chunk(store, 1)
+        store.commit()  # `other` lives, and has not sealed
+        assert committed(repo) == [1] * 4 + [2] * 4 + [0] * 12 + [6] * 4 + [0] * 8
+        other.leave()
+    assert_tidy(repo)
+
+
+def test_what_was_lost_may_be_taken(repo, store):
+    """A set returns when its bytes are stored: with the kill right behind it, everything is there."""
+    with crew(store, 1) as (worker,):
+        worker.do(fill_chunk, 0)
+        worker.do(put, "large", bytes(5 << 20))
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.join(TIMEOUT)
+        store.commit(allow_lost=True)
+    assert committed(repo)[:8] == [1] * 4 + [0] * 4
+    assert repo.mapping()["large"] == bytes(5 << 20)
+
+
+def test_killed_when_all_was_sealed(repo, store, monkeypatch):
+    with crew(store, 1) as (worker,):
+        worker.do(fill_chunk, 0)
+        worker.do(put, "large", bytes(5 << 20))
+        worker.do(seal)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.join(TIMEOUT)
+        monkeypatch.setattr(leases, "TERM", float(TIMEOUT))
+        began = time.monotonic()
+        store.commit()
+        assert time.monotonic() - began < leases.TERM  # nobody is waited for
+    assert committed(repo)[:8] == [1] * 4 + [0] * 4
+    assert repo.mapping()["large"] == bytes(5 << 20)
+
+
+def test_who_is_alive_and_silent_is_not_taken_for_dead(repo, store):
+    with crew(store, 3) as members_:
+        for number, member in enumerate(members_):
+            member.do(fill_chunk, number)
+        time.sleep(lease_times.TERM + 2 * lease_times.BEAT)
+        store.commit()
+    assert committed(repo)[:12] == [1] * 4 + [2] * 4 + [3] * 4
+
+
+def test_who_joins_after_a_death_does_not_see_what_was_left(repo, store):
+    with crew(store, 1) as (worker,):
+        worker.do(fill, "x", 0, 2, 7)  # half a chunk
+        worker.do(lease_times.rest)
+        worker.kill()
+        time.sleep(lease_times.TERM + 2 * lease_times.BEAT)
+        third = Member(store, first=lease_times.shorten)
+        third.do(fill, "x", 2, 4, 1)
+        third.leave()
+    store.commit()
+    assert committed(repo)[:4] == [0, 0, 1, 1]
+
+
+def begin_and_send(url: str, options: dict, pipe) -> None:
+    lease_times.shorten()
+    store = txstore.Repository(url, storage_options=options).transaction()
+    store["key"] = b"1"
+    sent = pickle.dumps(store)
+    lease_times.rest(store)
+    pipe.send(sent)
+    pipe.recv()
+
+
+def test_who_joins_a_transaction_whose_owner_has_died_is_told(repo, store):
+    mine, theirs = QUICK.Pipe()
+    owner = QUICK.Process(target=begin_and_send, args=(repo.url, options_of(repo), theirs), daemon=True)
+    owner.start()
+    assert mine.poll(TIMEOUT)
+    sent = pickle.loads(mine.recv())
+    owner.kill()
+    owner.join(TIMEOUT)
+    time.sleep(lease_times.TERM + 2 * lease_times.BEAT)
+    with pytest.raises(txstore.TransactionStateError, match="the process that began this transaction has died"):
+        sent["late"] = b"1"
+
+
+# --- vacuum
+
+
+def upload_and_wait(url: str, options: dict, pipe) -> None:
+    lease_times.shorten()
+    store = txstore.Repository(url, storage_options=options).transaction()
+    for i in range(3):
+        store[f"large/{i}"] = bytes([i]) * (20 << 20)
+    pipe.send("uploaded")
+    if pipe.recv():
+        store.commit()
+    pipe.send("done")
+
+
+@pytest.fixture
+def uploader(repo, store):
+    """A process with a transaction of its own that has uploaded a pack."""
+    mine, theirs = QUICK.Pipe()
+    arguments = (repo.url, options_of(repo), theirs)
+    process = QUICK.Process(target=upload_and_wait, args=arguments, daemon=True)
+    process.start()
+    assert mine.poll(TIMEOUT)
+    mine.recv()
+    yield process, mine
+    process.kill()
+    process.join(TIMEOUT)
+
+
+def test_a_vacuum_leaves_what_the_living_have_staged(repo, store, uploader, monkeypatch):
+    monkeypatch.setattr(leases, "KEPT", lease_times.TERM)
+    _, pipe = uploader
+    with crew(store, 1) as (member,):
+        member.do(fill_chunk, 3)
+        before = packs(repo)
+        time.sleep(lease_times.TERM + 2)  # everything that is not renewed could go
+        repo.vacuum(keep=1)
+        assert packs(repo) == before
+        member.do(fill_chunk, 4)
+        member.leave()
+    pipe.send(True)
+    assert pipe.poll(TIMEOUT)
+    store.commit()
+    assert committed(repo)[12:20] == [4] * 4 + [5] * 4
+    assert all(repo.mapping()[f"large/{i}"] == bytes([i]) * (20 << 20) for i in range(3))
+
+
+def test_a_vacuum_deletes_what_the_dead_have_staged_when_it_is_old(repo, store, uploader, monkeypatch):
+    process, _ = uploader
+    objects = repo.engine.storage.objects
+    for stray in (f"{'ab' * 16}.held", f"{'cd' * 16}.7.held"):
+        objects.put(f"{names.STAGING}/{stray}", [b"0" * 32])
+    with crew(store, 1) as (member,):
+        member.do(fill_chunk, 3)
+    process.kill()
+    process.join(TIMEOUT)
+    store.rollback()
+    assert packs(repo) - referred(repo)
+    before = set(paths(repo))
+    repo.vacuum()
+    assert set(paths(repo)) == before  # not old
+    monkeypatch.setattr(leases, "KEPT", 2.0)
+    time.sleep(4)
+    repo.vacuum()
+    assert_tidy(repo)
+    assert committed(repo) == [0] * 32
+
+
+# --- in one process
+
+
+def read_and_write_more(store: TxStore) -> None:
+    assert bytes(store["small"]) == b"owner"
+    assert bytes(store["large"]) == bytes([7]) * (3 << 20)
+    store["large"] = bytes([8]) * (3 << 20)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_reads_what_its_parent_has_only_in_memory(repo, store):
+    store["small"] = b"owner"
+    store["large"] = bytes([7]) * (3 << 20)
+    assert not packs(repo)
+    child = multiprocessing.get_context("fork").Process(target=read_and_write_more, args=(store,), daemon=True)
+    child.start()
+    child.join(TIMEOUT)
+    assert child.exitcode == 0
+    store["parent"] = b"goes on"
+    store.commit()
+    assert repo.mapping()["large"] == bytes([8]) * (3 << 20)
+    assert repo.mapping()["parent"] == b"goes on"
+    assert_tidy(repo)
+
+
+def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
+    """What it has staged may have been deleted."""
+    store.mapping.share()
+    store["before"] = b"1"
+    lease = store.mapping._staging.writer._lease
+    with lease._closing:  # or it may be renewed at this moment
+        lease._renewed -= leases.KEPT  # as if the machine had slept
+    with pytest.raises(OSError, match=r"could not be renewed .* begin anew"):
+        store["after"] = b"1"
+    with pytest.raises(txstore.TransactionStateError, match="rollback"):
+        store.commit()
+    store.rollback()
+    assert "before" not in repo.mapping()
+    assert_tidy(repo)
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine):
+    """Such as fsspec's: the answer to a request could not come through it while it waits for one."""
+    repo = opened(with_engine(server_of("s3"), engine))
+    with repo.transaction() as store:
+        store["owner"] = b"1"
+        store.mapping.share()
+        joined = [join_in_this_process(repo, store.mapping.shared_id)]
+        joined[0]["participant"] = b"1"
+
+        async def drop() -> None:
+            joined.clear()
+
+        asyncio.run_coroutine_threadsafe(drop(), fsspec.asyn.get_loop()).result(TIMEOUT)
+        for thread in threading.enumerate():
+            if thread.name == "txstore end":
+                thread.join(TIMEOUT)
+        assert store["participant"] == b"1"
+        assert store.mapping._staging._siblings._tails[1].is_sealed
+    assert dict(repo.mapping()) == {"owner": b"1", "participant": b"1"}
+    assert_tidy(repo)

@@ -1,0 +1,195 @@
+"""What requests are made, and what happens where answers are lost or the server is busy. S3 behind a proxy."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.system.remote.conftest import with_engine
+from tests.system.remote.counting import CountingObjects
+from tests.system.remote.proxy import Faults, Proxy, kind_of
+from tests.system.remote.servers import Server, azure_connection
+from txstore.storage.objects import client
+from txstore.storage.objects.interface import ObjectStore, check_creation, open_objects
+
+
+@pytest.fixture
+def store(s3: Server, proxy: Proxy) -> ObjectStore:
+    """An empty store whose requests go through the proxy. What it needs to connect was asked before."""
+    through = s3.with_options(endpoint_url=proxy.url)
+    store = open_objects(through.url(), through.storage_options)
+    store.exists("warm")
+    proxy.log.clear()
+    return store
+
+
+@pytest.mark.parametrize("size", [1, 1000, 20 << 20])
+def test_a_creation_is_one_conditional_put(store, proxy, size):
+    store.create("o", [bytes(size)])
+    assert [(each.method, each.headers.get("if-none-match")) for each in proxy.log] == [("PUT", "*")]
+    assert proxy.log[0].length >= size
+    assert "expect" not in proxy.log[0].headers  # a round trip more
+
+
+def test_each_call_is_one_request(store, proxy):
+    store.put("d/o", [b"0123456789" * 1000])
+    store.put("d/p", [b"1"])
+    for call, kind, number in (
+        (lambda: store.get("d/o"), "reads", 1),
+        (lambda: store.get_range("d/o", 5, 10), "reads", 1),
+        (lambda: store.get_range("d/o", 50_000, 10), "reads", 1),
+        (lambda: store.get_ranges("d/o", [(0, 10), (5000, 10), (9000, 10)]), "reads", 3),
+        (lambda: store.get_tail("d/o", 100), "reads", 1),
+        (lambda: store.get_tail("d/o", 100_000), "reads", 1),
+        (lambda: store.exists("d/o"), "reads", 1),
+        (lambda: store.exists("none"), "reads", 1),
+        (lambda: store.list("d"), "lists", 1),
+        (lambda: store.list("none"), "lists", 1),
+        (lambda: store.list_after("d", "o", 10), "lists", 1),
+        (lambda: store.list_after("d", "p", 10), "lists", 1),
+        (lambda: store.put("d/q", [b"1"]), "writes", 1),
+        (lambda: store.delete(["d/q"]), "deletes", 1),
+        (lambda: store.delete(["d/o", "d/p", "none"]), "deletes", 1),
+    ):
+        proxy.log.clear()
+        call()
+        assert [kind_of(each) for each in proxy.log] == [kind] * number, proxy.log
+
+
+def test_requests_to_azure(server_of):
+    server = server_of("azure")
+    with Proxy(server.port) as proxy:
+        for engine in ("fsspec", "obstore"):
+            through = with_engine(server, engine).with_options(connection_string=azure_connection(proxy.port))
+            store = open_objects(through.url(), through.storage_options)
+            store.create("d/o", [b"0123456789" * 1000])
+            assert [each.headers.get("if-none-match") for each in proxy.log] == ["*"]
+            for call, number in (
+                (lambda store=store: store.get("d/o"), 1),
+                (lambda store=store: store.get_range("d/o", 5, 10), 1),
+                (lambda store=store: store.get_tail("d/o", 100), 2),  # Azure knows no ranges from the end
+                (lambda store=store: store.list("d"), 1),
+            ):
+                proxy.log.clear()
+                call()
+                assert len(proxy.log) == number, proxy.log
+            proxy.log.clear()
+
+
+def test_what_the_counting_store_counts_is_what_the_proxy_sees(store, proxy):
+    counting = CountingObjects(store)
+    counting.create("d/o", [b"0123456789"])
+    counting.put("d/p", [b"1"])
+    counting.get("d/o")
+    counting.get_ranges("d/o", [(0, 1), (5, 1)])
+    counting.get_tail("d/o", 1)
+    counting.list("d")
+    counting.delete(["d/o"])
+    assert dict(counting.counts) == proxy.counts() == {"writes": 2, "reads": 4, "lists": 1, "deletes": 1}
+
+
+def test_lost_answers_to_creations(store, proxy):
+    """Sent again, a creation finds what it has written itself: FileExistsError, and the content is one's own."""
+    proxy.faults = Faults(seed=7, lost=0.3)
+    refused = set()
+    for number in range(24):
+        try:
+            store.create(f"c/{number}", [b"mine %d" % number])
+        except FileExistsError:
+            refused.add(number)
+    lost = {int(each.path.rpartition("/")[2]) for each in proxy.log if each.lost and each.status == 200}
+    assert refused == lost
+    assert 3 < len(lost) < 15
+    assert all(store.get(f"c/{number}") == b"mine %d" % number for number in range(24))
+    assert len(store.list("c")) == 24
+
+
+@pytest.mark.parametrize("fault", ["busy", "conflict"])
+def test_a_server_that_is_busy_is_asked_again(store, proxy, fault):
+    """503 and 409 ConditionalRequestConflict are not "it exists"."""
+    proxy.faults = Faults(seed=3, methods=frozenset({"PUT", "GET", "DELETE", "POST"}), **{fault: 0.3})
+    for number in range(8):
+        store.create(f"c/{number}", [b"%d" % number])
+        store.put(f"p/{number}", [b"%d" % number])
+        assert store.get(f"c/{number}") == store.get_tail(f"p/{number}", 10)[0] == b"%d" % number
+    assert len(store.list("c")) == 8
+    store.delete(["c/0", "c/1"])
+    store.delete(["c/2"])
+    assert len(store.list("c")) == 5
+    assert any(each.status in (503, 409) for each in proxy.log)
+    written = [each.path for each in proxy.log if each.method == "PUT" and each.status == 200]
+    assert len(written) == len(set(written)) == 16
+
+
+def test_lost_answers_to_everything_else(store, proxy):
+    proxy.faults = Faults(seed=5, lost=0.3, methods=frozenset({"PUT", "GET", "DELETE", "POST"}))
+    for number in range(6):
+        store.put(f"p/{number}", [b"%d" % number])
+        assert store.get_range(f"p/{number}", 0, 5) == b"%d" % number
+    assert len(store.list("p")) == 6
+    store.delete(["p/0"])
+    store.delete(["p/1", "p/2"])
+    assert len(store.list("p")) == 3
+    assert any(each.lost for each in proxy.log)
+
+
+@pytest.mark.parametrize("fault", ["busy", "lost", "conflict"])
+def test_a_server_that_stays_busy_is_given_up(store, proxy, quick, fault):
+    proxy.faults = Faults(**{fault: 1.0})
+    with pytest.raises(OSError, match=r"try later|connection|exists") as caught:
+        store.create("o", [b"x"])
+    assert caught.type in ({"lost": {ConnectionError}}.get(fault, {OSError}))
+    assert client.LEAST_TRIES <= len(proxy.log) <= 8
+
+
+def test_racing_creators_behind_a_bad_network(s3, proxy):
+    """Of those who are told that they won there is at most one, and what is there is somebody's, whole."""
+    proxy.faults = Faults(seed=11, lost=0.2, busy=0.1, conflict=0.1, delayed=0.3, delay=0.01)
+    through = s3.with_options(endpoint_url=proxy.url)
+    store = open_objects(through.url(), through.storage_options)
+    rounds, threads = 5, 6
+    told: dict[int, list[int]] = {number: [] for number in range(rounds)}
+    start = threading.Barrier(threads)
+
+    def run(thread: int) -> None:
+        for number in range(rounds):
+            start.wait(60)
+            try:
+                store.create(f"c/{number}", [b"%d " % thread * 500])
+            except FileExistsError:
+                continue
+            told[number].append(thread)
+
+    workers = [threading.Thread(target=run, args=(thread,)) for thread in range(threads)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join(120)
+    for number, winners in told.items():
+        whose = int(store.get(f"c/{number}").split()[0])
+        assert winners in ([whose], []), f"{number}: {winners} were told that they won, it is of {whose}"
+        assert store.get(f"c/{number}") == b"%d " % whose * 500
+    landed = [each.path for each in proxy.log if each.method == "PUT" and each.status == 200]
+    assert len(landed) == len(set(landed)) == rounds
+
+
+def test_a_server_that_ignores_conditions_is_found_out(store, proxy):
+    proxy.faults = Faults(drops={"if-none-match": ""})
+    with pytest.raises(OSError, match=r"ignores conditional writes.*single_writer=True"):
+        check_creation(store, "probes")
+    proxy.faults = Faults()
+    assert store.list("probes") == []
+    check_creation(store, "probes")
+
+
+def test_faults_are_those_of_the_seed():
+    def draws(seed: int) -> list[str]:
+        faults = Faults(seed=seed, lost=0.3, busy=0.2)
+        return [faults.draw("PUT") for _ in range(100)]
+
+    assert draws(1) == draws(1) != draws(2)
+    assert 20 < draws(1).count("lost") < 40
+    assert Faults(lost=1.0).draw("GET") == ""
+    limited = Faults(lost=1.0, first=2)
+    assert [limited.draw("PUT") for _ in range(4)] == ["lost", "lost", "", ""]

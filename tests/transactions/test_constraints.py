@@ -1,0 +1,593 @@
+"""I11: a commit that would break a constraint is refused, whoever makes it, and on whatever head."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.metadata import v3
+
+import txstore
+from tests.system.processes.steps import forked, status_of
+from tests.transactions.arrays import (
+    Step,
+    append,
+    array,
+    attributes,
+    both,
+    commit,
+    commit_often,
+    create,
+    delete,
+    edit_document,
+    group,
+    put,
+    resize,
+    values,
+)
+from txstore import ConflictError, ConstraintError, TransactionStateError
+from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
+from txstore.errors import NodeNotFoundError, UnsupportedFormatError
+from txstore.format import commitfile, documents
+from txstore.history.slots import Publisher
+
+HAS_RECTILINEAR = hasattr(v3, "RectilinearChunkGridMetadata")
+ALIGNED = EqualLength(["x", "y"])
+XY = both(create("x"), create("y"))
+
+
+class Case(NamedTuple):
+    name: str
+    before: Step
+    constraint: Constraint
+    step: Step
+    broken: tuple[str, str] | None = None  # where, and what the reason says
+
+
+def full(path: str = "x", n: int = 8, **options: Any) -> Step:
+    return create(path, n, config={"write_empty_chunks": True}, **options)
+
+
+def without(key: str) -> Step:
+    return lambda store: store.__delitem__(key)
+
+
+def clear(path: str) -> Step:
+    return lambda store: store.mapping.delete_dir(path)
+
+
+def grown_whole(store: txstore.TxStore) -> None:
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        array(store).append(np.zeros(6, "i4"))
+
+
+CASES = (
+    Case("lengths: both grow", XY, ALIGNED, both(append(1), append(1, path="y"))),
+    Case("lengths: one grows", XY, ALIGNED, append(1), ("y", "first dimension is 8, and that of 'x' 9")),
+    Case("lengths: values alone", XY, ALIGNED, put(0, 5)),
+    Case("lengths: one goes", XY, ALIGNED, delete("y"), ("y", "there is no array")),
+    Case("lengths: a group above goes", both(create("g/x"), create("g/y")), EqualLength(["g/x", "g/y"]), delete("g"),
+         ("g/x", "there is no array")),
+    Case("lengths: both are made anew", XY, ALIGNED,
+         both(*(create(path, 3, overwrite=True) for path in "xy"))),
+    Case("lengths: one is made anew", XY, ALIGNED, create("x", 3, overwrite=True),
+         ("y", "first dimension is 8, and that of 'x' 3")),
+    Case("lengths: a group in its place", XY, ALIGNED, both(delete("x"), group("x")), ("x", "it is no array: group")),
+    Case("lengths: a scalar in its place", XY, ALIGNED,
+         both(delete("x"), lambda store: zarr.create_array(store, name="x", shape=(), dtype="i4")),
+         ("x", "the array is a scalar")),
+    Case("lengths: other arrays", both(XY, create("z")), ALIGNED, append(1, path="z")),
+    Case("fixed: values, length, attributes", create(), Fixed("x"), both(append(1), put(0, 5), attributes(a=1))),
+    Case("fixed: made anew, the same", create(), Fixed("x"), create(overwrite=True)),
+    Case("fixed: dtype", create(), Fixed("x"),
+         lambda store: zarr.create_array(store, name="x", shape=8, chunks=4, dtype="f8", overwrite=True),
+         ("x", "its dtype would be")),
+    Case("fixed: chunks", create(), Fixed("x"), create(chunks=3, overwrite=True), ("x", "its chunks would be")),
+    Case("fixed: codecs", create(), Fixed("x"), create(compressors=None, overwrite=True), ("x", "its codecs would be")),
+    Case("fixed: codecs, but not these", create(), Fixed("x", ["dtype", "chunks"]),
+         create(compressors=None, overwrite=True)),
+    Case("fixed: gone", create(), Fixed("x"), delete(), ("x", "there is no array")),
+    Case("attributes: others", both(create(), attributes(units="m")), RequiredAttributes("x", ["units"]),
+         attributes(a=1)),
+    Case("attributes: another value", both(create(), attributes(units="m")), RequiredAttributes("x", ["units"]),
+         attributes(units="km")),
+    Case("attributes: another value than must be", both(create(), attributes(units="m")),
+         RequiredAttributes("x", {"units": "m"}), attributes(units="km"),
+         ("x", "attribute 'units' would be \"km\", and must be \"m\"")),
+    Case("attributes: one goes", both(create(), attributes(units="m")), RequiredAttributes("x", ["units"]),
+         lambda store: array(store).attrs.__delitem__("units"), ("x", "attribute 'units' is missing")),
+    Case("attributes: of a group", group("", source="here"), RequiredAttributes("", ["source"]),
+         lambda store: zarr.open_group(store).attrs.clear(), ("", "attribute 'source' is missing")),
+    Case("attributes: its group goes", group("g", source="here"), RequiredAttributes("g", ["source"]), delete("g"),
+         ("g", "there is no array or group")),
+    Case("grows: it does", create(), OnlyGrows("x"), append(1)),
+    Case("grows: values", create(), OnlyGrows("x"), put(slice(None), 7)),
+    Case("grows: it shrinks", create(), OnlyGrows("x"), resize(4), ("x", "its shape would go from (8,) to (4,)")),
+    Case("grows: gone", create(), OnlyGrows("x"), delete(), ("x", "there is no array")),
+    Case("grows: made anew", create(), OnlyGrows("x"), create(n=20, overwrite=True), ("x", "deleted and made anew")),
+    Case("grows: another number of dimensions", create(), OnlyGrows("x"), edit_document("x/zarr.json", shape=[9, 9]),
+         ("x", "its shape would go from (8,) to (9, 9)")),
+    Case("complete: overwritten", full(), Complete("x"), put(slice(None), 7)),
+    Case("complete: attributes", full(), Complete("x"), attributes(a=1)),
+    Case("complete: grown and written", full(), Complete("x"), grown_whole),
+    Case("complete: grown within the last chunk", full(n=6), Complete("x"), resize(7)),
+    Case("complete: grown, not written", full(), Complete("x"), resize(13), ("x/c/2", "the chunk is not stored")),
+    Case("complete: fill values", full(), Complete("x"), put(slice(0, 4), 0), ("x/c/0", "write_empty_chunks")),
+    Case("complete: shrunk", full(), Complete("x"), resize(3)),
+    Case("complete: a chunk goes", full(), Complete("x"), without("x/c/1"), ("x/c/1", "the chunk is not stored")),
+    Case("complete: all chunks go", full(), Complete("x"), clear("x/c"), ("x/c/0", "the chunk is not stored")),
+    Case("complete: it goes", full(), Complete("x"), delete(), ("x", "there is no array")),
+    Case("complete: made anew, whole", full(), Complete("x"), full(n=20, overwrite=True)),
+    Case("complete: made anew, empty", full(), Complete("x"), create(value=0, overwrite=True),
+         ("x/c/0", "the chunk is not stored")),
+    Case("complete: another grid", full(), Complete("x"),
+         edit_document("x/zarr.json", chunk_grid={"name": "regular", "configuration": {"chunk_shape": [2]}}),
+         ("x/c/2", "the chunk is not stored")),
+    Case("complete: shards", full(shards=(4,), chunks=2), Complete("x"), resize(10), ("x/c/2", "not stored")),
+    Case("complete: a scalar",
+         lambda store: zarr.create_array(store, name="x", data=np.int32(3)), Complete("x"), without("x/c"),
+         ("x/c", "the chunk is not stored")),
+    Case("complete: what is no chunk goes", both(full(), lambda store: store.__setitem__("x/0", b"1")), Complete("x"),
+         without("x/0")),
+    Case("complete: so many that only the first is looked for", full(), Complete("x"), resize(4 << 40),
+         ("x/c/2", "the chunk is not stored")),
+    Case("grows: in the other format", create(zarr_format=2), OnlyGrows("x"),
+         both(without("x/.zarray"), without("x/.zattrs"), create()), ("x", "deleted and made anew")),
+    Case("attributes: true is not 1", both(create(), attributes(flag=True)), RequiredAttributes("x", {"flag": True}),
+         attributes(flag=1), ("x", "attribute 'flag' would be 1, and must be true")),
+    Case("attributes: NaN", both(create(), attributes(missing=float("nan"))),
+         RequiredAttributes("x", {"missing": float("nan")}), append(1)),
+    Case("fixed: a document in other words than zarr's",
+         both(create(), edit_document("x/zarr.json", codecs=[{"name": "bytes", "configuration": {"endian": "little"}},
+                                                             {"name": "zstd", "configuration": {"level": 3}}])),
+         Fixed("x"), append(1)),
+    Case("complete: other arrays", both(full(), create("z")), Complete("x"), delete("z")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize("others", ["nobody", "somebody"])
+def test_what_is_broken_is_refused_and_what_is_not_is_not(repo, case, others):
+    commit(repo, case.before)
+    repo.constraints["it"] = case.constraint
+    before = repo.head()
+    store = repo.transaction("a step")
+    case.step(store)
+    staged = store.changes()
+    if others == "somebody":  # so that the head is not the base
+        commit(repo, lambda store: store.__setitem__("elsewhere/c/0", b"1"))
+        before = repo.head()
+    if case.broken is None:
+        store.commit()
+        assert repo.head().message == "a step"
+        return
+    with pytest.raises(ConstraintError) as caught:
+        store.commit()
+    where, reason = case.broken
+    assert caught.value.violations[0].constraint == "it"
+    assert caught.value.violations[0].where == where
+    assert reason in caught.value.violations[0].reason
+    assert repo.head() == before, "something was published"
+    assert store.changes() == staged, "something that was staged is gone"
+    store.rollback()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.broken is not None and case.name.startswith(("lengths", "attributes", "complete"))],
+    ids=lambda case: case.name,
+)
+def test_it_has_to_be_so_when_it_is_declared(repo, case):
+    commit(repo, case.before, case.step)
+    with pytest.raises(ConstraintError) as caught:
+        repo.constraints["it"] = case.constraint
+    assert case.broken[0] in [violation.where for violation in caught.value.violations]
+    assert not repo.constraints
+
+
+@pytest.mark.parametrize("chunk", ["x.0", "x/0", "x/0.0"])
+def test_format_2(repo, chunk):
+    """Its documents are two, and its chunks have other names."""
+    flat = chunk == "x/0.0"
+    name, separator = ("x", "/" if chunk == "x/0" else ".")
+    options: dict[str, Any] = {"zarr_format": 2, "config": {"write_empty_chunks": True}}
+    options["chunk_key_encoding"] = {"name": "v2", "separator": separator}
+    with repo.transaction() as store:
+        shape = (8, 4) if flat else (8,)
+        z = zarr.create_array(store, name=name, shape=shape, chunks=(4,) * len(shape), dtype="i4", **options)
+        z[...] = 0
+        z.attrs["units"] = "m"
+        kinds = (Complete("x"), Fixed("x"), OnlyGrows("x"), RequiredAttributes("x", {"units": "m"}))
+        for constraint in kinds:
+            store.constraints[constraint.kind.replace(" ", "-")] = constraint
+    for step, broken in [
+        (without("x/0.0" if flat else "x/0"), "complete"),
+        (lambda store: array(store).attrs.update(units="km"), "attributes"),
+        (edit_document("x/.zarray", dtype="<f4"), "fixed"),
+        (edit_document("x/.zarray", compressor=None), "fixed"),
+        (resize(*((3, 4) if flat else (3,))), "only-grows"),
+    ]:
+        with pytest.raises(ConstraintError) as caught:
+            commit(repo, step)
+        assert broken in {violation.constraint for violation in caught.value.violations}
+    commit(repo, lambda store: array(store).attrs.update(a=1))
+    assert dict(repo.constraints).keys() == {"complete", "fixed", "only-grows", "attributes"}
+
+
+@pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear grids")
+def test_chunks_of_different_sizes(repo):
+    with zarr.config.set({"array.rectilinear_chunks": True}), repo.transaction() as store:
+        options = {"chunks": ((1, 4, 3),), "config": {"write_empty_chunks": True}}
+        zarr.create_array(store, name="x", shape=(8,), dtype="i4", **options)[:] = 0
+        store.constraints["whole"] = Complete("x")
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        commit(repo, put(0, 3), attributes(a=1))
+        with pytest.raises(ConstraintError, match="x/c/1"):
+            commit(repo, without("x/c/1"))
+        with pytest.raises(ConstraintError, match="x/c/3"):
+            commit(repo, resize(12))
+
+
+# --- declared and dropped
+
+
+def test_declared_with_the_arrays_dropped_and_declared_anew(repo):
+    with repo.transaction() as store:
+        XY(store)
+        store.constraints["aligned"] = ALIGNED
+        assert dict(store.constraints) == {"aligned": ALIGNED}
+        assert store.changes()["constraints"] == ["aligned"]
+    assert dict(repo.constraints) == dict(repo.snapshot().constraints) == {"aligned": ALIGNED}
+    del repo.constraints["aligned"]
+    assert not repo.constraints
+    assert repo.head().message == "constraint 'aligned' dropped"
+    assert dict(repo.snapshot(at=0).constraints) == {"aligned": ALIGNED}
+    commit(repo, append(1))
+    with pytest.raises(ConstraintError):
+        repo.constraints["aligned"] = ALIGNED
+    commit(repo, append(1, path="y"))
+    repo.constraints["aligned"] = ALIGNED
+    with pytest.raises(ConstraintError):
+        commit(repo, append(1))
+
+
+def test_what_holds_in_one_commit_need_not_hold_within_it(repo):
+    with repo.transaction() as store:
+        store.constraints["aligned"] = ALIGNED
+        create("x", 3)(store)
+        create("y", 3)(store)
+        store.constraints["whole"] = Complete("x")
+    assert sorted(repo.constraints) == ["aligned", "whole"]
+
+
+def test_a_refused_commit_can_be_mended(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    with repo.transaction() as store:
+        append(1)(store)
+        with pytest.raises(ConstraintError):
+            store.commit()
+        append(1, path="y")(store)
+    assert values(repo, "x") == values(repo, "y") == [1] * 9
+
+
+def test_all_that_is_broken_is_named(repo):
+    commit(repo, both(full("x", 40), create("y", 40)))
+    repo.constraints["aligned"] = ALIGNED
+    repo.constraints["whole"] = Complete("x")
+    with pytest.raises(ConstraintError) as caught:
+        commit(repo, clear("x/c"), append(1, path="y"))
+    assert [name for name, *_ in caught.value.violations] == ["aligned"] + ["whole"] * 10
+    assert "aligned: 'y': its first dimension is 41" in str(caught.value)
+    assert "and 6 more" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_what_is_handed_out_is_a_copy(repo):
+    commit(repo, create(), attributes(units=["K"]))
+    repo.constraints["units"] = RequiredAttributes("x", {"units": ["K"]})
+    kept = repo.snapshot()
+    store = repo.transaction()
+    for handle in (store, kept, repo):
+        handle.constraints["units"].attributes["units"][0] = "m"
+    attributes(units=["m"])(store)
+    with pytest.raises(ConstraintError):
+        store.commit()
+    store.rollback()
+    edited = repo.constraints["units"]
+    edited.attributes["units"][0] = "m"
+    with pytest.raises(ConstraintError):
+        repo.constraints["units"] = edited
+    assert repo.constraints["units"] == RequiredAttributes("x", {"units": ["K"]})
+
+
+def test_what_every_writer_can_not_check_is_not_declared(repo):
+    class Mine(OnlyGrows):
+        kind = "mine"
+
+    class Same(OnlyGrows):
+        """Would be another one when it is read."""
+
+    commit(repo, create())
+    for wrong in (Mine("x"), Same("x")):
+        with pytest.raises(TypeError, match="every writer"):
+            repo.constraints["a"] = wrong
+    for values_ in ({}, {"foo": 1}, {"dtype": "int32"}):
+        with pytest.raises(ValueError, match="values is a dict"):
+            Fixed("x", values=values_)
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises((ValueError, RecursionError)):
+        repo.constraints["a"] = RequiredAttributes("x", {"a": nested})
+    assert not repo.constraints
+
+
+def test_chunks_with_names_of_another_kind(repo, monkeypatch):
+    """Which chunk a key is can't be told then, but which key a chunk has."""
+    commit(repo, full())
+    repo.constraints["whole"] = Complete("x")
+    monkeypatch.setattr(documents.Node, "index_of", lambda *_: None)
+    with pytest.raises(ConstraintError, match="x/c/1"):
+        commit(repo, without("x/c/1"))
+
+
+def test_what_changes_nothing_is_no_commit(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    repo.constraints["aligned"] = EqualLength(["x", "y"])
+    with repo.transaction() as store:
+        store.constraints["a"] = OnlyGrows("x")
+        del store.constraints["a"]
+    assert repo.head().slot == 1
+
+
+def test_two_drop_the_same(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    stores = [repo.transaction(f"{number}") for number in range(2)]
+    for number, store in enumerate(stores):
+        del store.constraints["aligned"]
+        store[f"other/c/{number}"] = b"1"
+    for store in stores:
+        store.commit()
+    assert not repo.constraints
+
+
+def test_a_transaction_that_was_committed_says_what_it_declared(repo):
+    commit(repo, XY)
+    mapping = repo.begin()
+    mapping.constraints["aligned"] = ALIGNED
+    mapping.commit()
+    assert dict(mapping.constraints) == {"aligned": ALIGNED}
+
+
+def test_dropped_and_broken_in_one_commit(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    with repo.transaction() as store:
+        append(1)(store)
+        del store.constraints["aligned"]
+    assert values(repo) == [1] * 9
+
+
+def test_rolled_back_it_is_not_declared(repo):
+    commit(repo, XY)
+    with pytest.raises(RuntimeError), repo.transaction() as store:
+        store.constraints["aligned"] = ALIGNED
+        raise RuntimeError
+    assert not repo.constraints
+    store = repo.transaction()
+    store.constraints["aligned"] = ALIGNED
+    with pytest.warns(txstore.UncommittedChangesWarning, match="1 staged"):
+        del store
+
+
+@pytest.mark.parametrize("name", ["self", "name", "more", "a-b.c_1", "7"])
+def test_names(repo, name):
+    commit(repo, XY)
+    repo.constraints[name] = ALIGNED
+    assert dict(repo.constraints) == {name: ALIGNED}
+    del repo.constraints[name]
+    assert not repo.constraints
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".a", 3])
+def test_names_that_are_none(repo, name):
+    commit(repo, XY)
+    with pytest.raises(ValueError, match="constraint"):
+        repo.constraints[name] = ALIGNED
+
+
+def test_bad_declarations(repo):
+    commit(repo, XY)
+    for wrong in (
+        lambda: EqualLength("xy"), lambda: EqualLength(["x", 3]), lambda: EqualLength(3), lambda: OnlyGrows(3),
+        lambda: RequiredAttributes("x", "units"), lambda: repo.constraints.__setitem__("a", "x"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError):
+            wrong()
+    for wrong in (
+        lambda: EqualLength(["x"]), lambda: EqualLength(["x", "/x/"]), lambda: Fixed("x", ["shape"]),
+        lambda: Fixed("x", []), lambda: RequiredAttributes("x", []), lambda: OnlyGrows("a//b"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"give|can't be fixed|empty segment"):
+            wrong()
+    with pytest.raises(NodeNotFoundError):
+        repo.constraints["a"] = Fixed("nothing")
+    with pytest.raises(ConstraintError, match="there is no array"):
+        repo.constraints["a"] = OnlyGrows("nothing")
+    with pytest.raises(KeyError):
+        del repo.constraints["a"]
+    with pytest.raises(ValueError, match="read-only"):
+        repo.snapshot().constraints["a"] = ALIGNED
+    with pytest.raises(ValueError, match="every commit carries them"):
+        repo.constraints["a"] = RequiredAttributes("x", {"a": "a" * (1 << 16)})
+    with pytest.raises(TypeError):
+        repo.constraints["a"] = RequiredAttributes("x", {"a": object()})
+    assert not repo.constraints
+    commit(repo, append(1))
+
+
+def test_no_repository(repo):
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        len(repo.constraints)
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        repo.constraints["a"] = ALIGNED
+
+
+# --- several writers
+
+
+@pytest.mark.parametrize("first", ["the constraint", "the growth"])
+def test_one_declares_it_while_another_breaks_it(repo, first):
+    commit(repo, XY)
+    declaring, growing = repo.transaction(), repo.transaction()
+    declaring.constraints["aligned"] = ALIGNED
+    append(1)(growing)
+    one, other = (declaring, growing) if first == "the constraint" else (growing, declaring)
+    one.commit()
+    with pytest.raises(ConstraintError):
+        other.commit()
+    other.rollback()
+
+
+def test_another_commits_between_the_look_and_the_slot(repo, monkeypatch):
+    commit(repo, XY)
+    prepare = Publisher.prepare
+
+    def overtaken(publisher: Publisher, head: Any) -> None:
+        monkeypatch.undo()
+        commit(repo, append(1))
+        prepare(publisher, head)
+
+    monkeypatch.setattr(Publisher, "prepare", overtaken)
+    with pytest.raises(ConstraintError):
+        repo.constraints["aligned"] = ALIGNED
+    assert values(repo) == [1] * 9
+    assert not repo.constraints
+
+
+def test_two_declare_the_same_name(repo):
+    commit(repo, XY)
+    one, other, third = repo.transaction(), repo.transaction(), repo.transaction()
+    one.constraints["a"] = ALIGNED
+    other.constraints["a"] = OnlyGrows("x")
+    third.constraints["b"] = OnlyGrows("x")
+    one.commit()
+    with pytest.raises(ConflictError, match="'a'"):
+        other.commit()
+    third.commit()
+    assert dict(repo.constraints) == {"a": ALIGNED, "b": OnlyGrows("x")}
+    other.rollback()
+
+
+def test_a_key_that_is_staged_as_it_was_is_the_heads(repo):
+    """Its staged document is the base's, and left out: what counts is what another has made of it since."""
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    store = repo.transaction()
+    store["x/zarr.json"] = store["x/zarr.json"]
+    commit(repo, append(1), append(1, path="y"))
+    store["other/c/0"] = b"1"
+    store.commit()
+    assert len(values(repo, "x")) == len(values(repo, "y")) == 9
+
+
+def test_participants_and_names(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    with repo.transaction(name="job") as store:
+        append(1)(store)
+        with pytest.raises(TransactionStateError, match="without a name"):
+            store.constraints["a"] = OnlyGrows("x")
+        with pytest.raises(ConstraintError):
+            store.commit()
+        store.rollback()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fork")
+def test_a_child_declares_nothing_and_breaks_nothing(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    with repo.transaction() as store:
+        append(1)(store)
+
+        def work() -> None:
+            with pytest.raises(TransactionStateError, match="began it"):
+                store.constraints["a"] = OnlyGrows("x")
+            append(1, path="y")(store)
+            store.mapping.seal()
+
+        with forked(work) as child:
+            assert status_of(child) == 0
+    assert len(values(repo, "y")) == 9
+
+
+def test_arrays_whose_every_write_is_a_commit(repo):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    z = txstore.synchronized(repo, "x")
+    z[0] = 5
+    with pytest.raises(ConstraintError):
+        z.append(np.array([1], "i4"))
+    assert values(repo) == [5] + [1] * 7
+
+
+# --- what is done to repositories
+
+
+def test_maintenance_keeps_them(repo, tmp_path):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    commit_often(repo)
+    repo.optimize()
+    repo.vacuum(keep=1)
+    repo.backup(tmp_path / "copy.tx")
+    for where in (repo, txstore.Repository(tmp_path / "copy.tx"), pickle.loads(pickle.dumps(repo))):
+        assert dict(where.constraints) == {"aligned": ALIGNED}
+        with pytest.raises(ConstraintError):
+            commit(where, append(1))
+    assert not repo.verify().faults
+
+
+def test_an_import_and_plain_mappings_are_checked(repo, tmp_path):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    with pytest.raises(ConstraintError), repo.begin() as mapping:
+        del mapping["x/zarr.json"]
+    repo.export(tmp_path / "plain.zarr")
+    with pytest.raises(FileExistsError):
+        repo.import_from(tmp_path / "plain.zarr")
+
+
+def test_who_does_not_know_constraints_can_do_nothing(repo, monkeypatch):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    with monkeypatch.context() as older:
+        older.setattr(commitfile, "REQUIRED_FEATURES_KNOWN", commitfile.FEATURE_FOREIGN)
+        with pytest.raises(UnsupportedFormatError, match="upgrade"):
+            txstore.Repository(repo.url).transaction()
+
+
+def test_who_does_not_know_one_can_read_and_not_write(repo, monkeypatch):
+    commit(repo, XY)
+    repo.constraints["aligned"] = ALIGNED
+    monkeypatch.setattr("txstore.format.constraints.KINDS", {})
+    other = txstore.Repository(repo.url)
+    assert values(other) == [1] * 8
+    with pytest.raises(UnsupportedFormatError, match="equal length"):
+        commit(other, put(0, 2))
+
+
+def test_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/constraints.md").read_text(encoding="utf-8")
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), {})
+    assert capsys.readouterr().out == "aligned label its first dimension is 0, and that of 'image' 5\n"

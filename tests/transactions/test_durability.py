@@ -1,0 +1,264 @@
+"""I1 where the history has holes: what power loss leaves of commits that were not synced, and what is synced when."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.transactions.faults import once, watch
+from txstore.format import names, records
+from txstore.storage.local import LocalStorage
+
+OpenRepo = Callable[..., txstore.Repository]
+
+
+def put(repo: txstore.Repository, key: str) -> None:
+    with repo.begin() as mapping:
+        mapping[key] = b"1"
+
+
+def file_of(repo: txstore.Repository, slot: int) -> Path:
+    return Path(repo.url, names.commit_path("main", slot))
+
+
+def test_the_first_durable_commit_syncs_that_there_is_a_repository(open_repo: OpenRepo) -> None:
+    scratch = open_repo(durability="none")
+    scratch.begin()._staging._begin()  # creates it, syncs nothing, commits nothing
+    repo = open_repo()
+    storage = watch(repo)
+    put(repo, "key")
+    synced = storage.named("sync_file", "sync_directory")
+    assert ("sync_file", names.FORMAT) in synced
+    assert {("sync_directory", name) for name in ("", "..", "commits")} <= set(synced)
+
+
+def test_a_failed_sync_of_the_parent_poisons(open_repo: OpenRepo) -> None:
+    put(open_repo(durability="none"), "first")
+    repo = open_repo()
+    storage = watch(repo)
+    mapping = repo.begin()
+    mapping["key"] = b"1"
+    storage.before["sync_file"] = once(OSError(5, "lost"), lambda path: path.startswith("commits/"))
+    with pytest.raises(OSError, match="lost"):
+        mapping.commit()
+    with pytest.raises(txstore.TransactionStateError, match="rollback"):  # the kernel reports the loss only once
+        mapping.commit()
+    mapping.rollback()
+
+
+@pytest.fixture
+def power_loss(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lose files, and boot anew."""
+
+    def power_loss(*paths: Path) -> None:
+        for path in paths:
+            path.unlink()
+        monkeypatch.setattr(LocalStorage, "boot", lambda _: 1)
+
+    return power_loss
+
+
+@pytest.fixture
+def holed(open_repo: OpenRepo, power_loss: Callable[..., None]) -> txstore.Repository:
+    """A durable commit, then three that were not synced, of which power loss has taken the first."""
+    put(open_repo(), "durable")
+    scratch = open_repo(durability="none")
+    for slot in (1, 2, 3):
+        put(scratch, f"scratch {slot}")
+    power_loss(file_of(scratch, 1))
+    return scratch
+
+
+@pytest.mark.parametrize("hint", [True, False], ids=["hint", "no hint"])
+def test_commits_above_a_hole_are_not_followed(holed: txstore.Repository, hint: bool) -> None:
+    if not hint:
+        Path(holed.url, names.hint_path("main")).unlink()
+    repo = txstore.Repository(holed.url)
+    assert sorted(repo.mapping()) == ["durable"]
+    put(repo, "new")
+    Path(holed.url, names.hint_path("main")).unlink()
+    again = txstore.Repository(holed.url)
+    assert sorted(again.mapping()) == ["durable", "new"]
+    for key in ("over", "and over"):  # the orphans are moved aside
+        put(again, key)
+    assert again.head().slot == 3
+    assert again.verify().faults == []
+
+
+# --- between the rename and the sync of the directory others commit
+
+
+def leave_pending(repo: txstore.Repository, key: str) -> None:
+    """Commit in a process that does not come to sync the directory."""
+    watch(repo).before["sync_directory"] = once(OSError(5, "gone"), lambda path: path == "commits/main")
+    with pytest.raises(txstore.CommitUnknownError):
+        put(repo, key)
+
+
+@pytest.fixture
+def pending(open_repo: OpenRepo) -> txstore.Repository:
+    """A commit that is known to be durable, then three by different processes, none of which has synced its name."""
+    repo = open_repo()
+    put(repo, "durable")
+    for slot in (1, 2, 3):
+        leave_pending(txstore.Repository(repo.url), f"pending {slot}")
+    return repo
+
+
+def test_a_commit_says_how_many_below_it_are_pending(pending: txstore.Repository) -> None:
+    def pending_of(slot: int) -> int:
+        stored = pending.engine.commits.read("main", slot)
+        assert stored is not None
+        return stored.header.pending
+
+    assert [pending_of(slot) for slot in range(4)] == [0, 0, 1, 2]
+    put(pending, "fourth")
+    Path(pending.url, names.hint_path("main")).unlink()
+    put(pending, "fifth")  # all is known to be durable by the sync of the fourth
+    assert [pending_of(slot) for slot in (4, 5)] == [3, 0]
+    put(txstore.Repository(pending.url), "sixth")  # as the hint says
+    assert pending_of(6) == 0
+
+
+@pytest.mark.parametrize("hint", [True, False], ids=["hint", "no hint"])
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_pending_commits_above_a_lost_one_are_not_followed(
+    pending: txstore.Repository, power_loss: Callable[..., None], lost: int, hint: bool
+) -> None:
+    power_loss(file_of(pending, lost))
+    if not hint:
+        Path(pending.url, names.hint_path("main")).unlink()
+    repo = txstore.Repository(pending.url)
+    assert sorted(repo.mapping()) == ["durable", *(f"pending {slot}" for slot in range(1, lost))]
+    for key in ("over", "over it", "over all"):
+        put(repo, key)
+    assert repo.verify().faults == []
+    assert repo.head().slot == lost + 2
+
+
+def test_nobody_builds_on_too_many_pending_commits(
+    pending: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txstore.history.commits.MAX_PENDING", 2)
+    repo = txstore.Repository(pending.url)
+    storage = watch(repo)
+    put(repo, "key")
+    calls = [call[0] for call in storage.named("sync_directory", "rename_noreplace") if call[1] != "commits"]
+    assert calls[calls.index("rename_noreplace") - 1] == "sync_directory"
+    assert repo.engine.commits.head().header.pending == 0
+
+
+def test_others_commit_while_the_directory_is_synced(open_repo: OpenRepo) -> None:
+    repo, other = open_repo(), open_repo()
+    put(repo, "first")
+    storage = watch(repo)
+    rival = threading.Thread(target=put, args=(other, "second"))
+
+    def overtake(path: str) -> None:
+        storage.before.clear()
+        rival.start()
+        rival.join(30)  # seconds: it would wait for the lock, if this were inside
+        assert not rival.is_alive()
+
+    storage.before["sync_directory"] = overtake
+    put(repo, "key")
+    assert [repo.mapping(slot).commit.seq for slot in range(3)] == [1, 2, 3]
+    assert sorted(repo.mapping()) == ["first", "key", "second"]
+    assert hint_of(repo).slot == 2  # not put back by the slower one
+    assert hint_of(repo).durable
+
+
+def hint_of(repo: txstore.Repository) -> records.Hint:
+    return records.Hint.decode(Path(repo.url, names.hint_path("main")).read_bytes())
+
+
+def test_the_hint_calls_nothing_durable_that_is_not(open_repo: OpenRepo) -> None:
+    repo = open_repo()
+    put(repo, "first")
+    seen = []
+    watch(repo).before["sync_directory"] = lambda path: seen.append(hint_of(repo))
+    put(repo, "key")
+    assert [(hint.slot, hint.durable) for hint in seen] == [(1, False)]
+    assert (hint_of(repo).slot, repo.engine.commits.is_durable(hint_of(repo))) == (1, True)
+    put(open_repo(durability="none"), "not synced")
+    assert (hint_of(repo).slot, hint_of(repo).durable) == (2, False)
+
+
+@pytest.mark.skipif(LocalStorage("/").boot() == 0, reason="this system does not tell one boot from another")
+def test_within_one_boot_parents_are_not_looked_for(
+    pending: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slots_read() -> list[str]:
+        repo = txstore.Repository(pending.url)
+        storage = watch(repo)
+        assert repo.head().slot == 3
+        return [path for _, path, _ in storage.named("read_tail")]
+
+    above = names.commit_path("main", 4)
+    assert slots_read() == [names.commit_path("main", 3), above]
+    for boot in (0, 1):  # not known, and another one
+        monkeypatch.setattr(LocalStorage, "boot", lambda _, boot=boot: boot)
+        assert slots_read() == [*(names.commit_path("main", slot) for slot in (3, 2, 1, 0)), above]
+
+
+def test_an_older_commit_is_read_beside_a_torn_newer_one(repo: txstore.Repository) -> None:
+    put(repo, "first")
+    put(repo, "second")
+    content = file_of(repo, 1).read_bytes()
+    file_of(repo, 1).write_bytes(b"")
+    assert sorted(txstore.Repository(repo.url).mapping(0)) == ["first"]
+    file_of(repo, 1).write_bytes(content)
+
+
+def test_a_missing_format_is_no_missing_repository(repo: txstore.Repository) -> None:
+    put(repo, "first")
+    content = Path(repo.url, names.FORMAT).read_bytes()
+    Path(repo.url, names.FORMAT).unlink()
+    with pytest.raises(txstore.CorruptionError, match="there are commits"):
+        txstore.TxStore(repo.url)
+    Path(repo.url, names.FORMAT).write_bytes(content)
+
+
+def test_a_head_that_has_gone_is_an_error_every_time(repo: txstore.Repository, tmp_path: Path) -> None:
+    for key in ("first", "second"):
+        put(repo, key)
+    file_of(repo, 1).rename(tmp_path / "taken away")
+    mapping = txstore.Repository(repo.url).begin()
+    assert sorted(mapping) == ["first"]  # a new process can't know; verify() does, by the hint
+    for _ in range(2):
+        with pytest.raises(txstore.CorruptionError, match="was there and is gone"):
+            repo.begin()
+    (tmp_path / "taken away").rename(file_of(repo, 1))
+
+
+def test_an_orphan_with_two_names_is_moved_aside(open_repo: OpenRepo, repo: txstore.Repository) -> None:
+    for key in ("first", "lost parent", "orphan"):
+        put(repo, key)
+    orphan = repo.head()
+    assert orphan is not None
+    content = file_of(repo, 2).read_bytes()
+    for slot in (1, 2):
+        file_of(repo, slot).unlink()
+    Path(repo.url, names.hint_path("main")).unlink()
+    put(txstore.Repository(repo.url), "new parent")
+    file_of(repo, 2).write_bytes(content)
+    # What a crash between link and unlink leaves.
+    os.link(file_of(repo, 2), Path(repo.url, names.orphan_path("main", 2, bytes.fromhex(orphan.id))))
+    again = open_repo()
+    put(again, "key")
+    assert again.head().slot == 2
+    assert sorted(again.mapping()) == ["first", "key", "new parent"]
+
+
+def test_a_store_over_a_repository_has_its_own_durability(open_repo: OpenRepo) -> None:
+    repo = open_repo(durability="none")
+    storage = watch(repo)
+    store = txstore.TxStore(repo, durability="fsync")
+    store["key"] = b"1"
+    store.commit()
+    assert storage.named("file.sync")

@@ -1,0 +1,539 @@
+"""I6: array and group objects that are older than a change of the metadata that they hold."""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+import txstore.sessions.session
+import txstore.store
+from tests.transactions.arrays import (
+    Step,
+    append,
+    array,
+    attributes,
+    commit,
+    create,
+    delete,
+    edit_document,
+    group,
+    put,
+    resize,
+    values,
+)
+from tests.transactions.faults import always, once, watch
+from txstore import StaleArrayError, TransactionStateError
+
+STRUCTURAL: dict[str, Step] = {
+    "another data type": edit_document("x/zarr.json", data_type="uint32"),
+    "another fill value": edit_document("x/zarr.json", fill_value=7),
+    "another array": create(n=3, chunks=2, overwrite=True),
+    "deletion": delete(),
+    "a group": lambda store: zarr.create_group(store, path="x", overwrite=True),
+    "no document at all": lambda store: store.__setitem__("x/zarr.json", b"{"),
+}
+DOCUMENT_WRITES: dict[str, Callable[[zarr.Array], object]] = {
+    "append": lambda z: z.append(np.array([9], "i4")),
+    "resize": lambda z: z.resize((3,)),
+    "attributes": lambda z: z.attrs.update(b=2),
+}
+as_cases = lambda cases: [pytest.param(step, id=name) for name, step in cases.items()]  # noqa: E731
+
+
+@pytest.fixture
+def repo(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
+    """A repository with the array x: two chunks of four ones."""
+    repo = open_repo(durability="none")
+    commit(repo, create())
+    return repo
+
+
+@pytest.fixture
+def session(repo: txstore.Repository) -> txstore.TxStore:
+    return txstore.TxStore(repo)
+
+
+def move(store: txstore.TxStore) -> None:
+    """Commit something else, so that the session's base moves over what others have committed."""
+    store["noise/c/0"] = str(store.base).encode()
+    store.commit()
+
+
+def refuses(*steps: Callable[[], object]) -> None:
+    for step in steps:
+        with pytest.raises(StaleArrayError):
+            step()
+
+
+# --- what kind of change forbids what
+
+
+@pytest.mark.parametrize("write", as_cases(DOCUMENT_WRITES))
+@pytest.mark.parametrize("change", [append(7), resize(4), attributes(a=1)], ids=["growth", "shrink", "attributes"])
+def test_after_a_foreign_change_the_document_is_not_written(
+    repo: txstore.Repository, session: txstore.TxStore, change: Step, write: Callable[[zarr.Array], object]
+) -> None:
+    z = array(session)
+    commit(repo, change)
+    move(session)
+    before = dict(repo.mapping())
+    refuses(lambda: write(z))
+    with pytest.raises(TransactionStateError):
+        session.commit()
+    session.rollback()
+    assert dict(repo.mapping()) == before
+
+
+@pytest.mark.parametrize("change", [append(7), attributes(a=1)], ids=["growth", "attributes"])
+def test_after_growth_or_attributes_chunks_are_read_and_written(
+    repo: txstore.Repository, session: txstore.TxStore, change: Step
+) -> None:
+    z = array(session)
+    commit(repo, change)
+    move(session)
+    assert z[:].tolist() == [1] * 8
+    z[2:6] = 5
+    session.commit()
+    assert values(repo)[:8] == [1, 1, 5, 5, 5, 5, 1, 1]
+
+
+@pytest.mark.parametrize("value", [5, 0], ids=["data", "fill value"])
+def test_what_others_appended_into_the_last_chunk_is_not_overwritten(
+    open_repo: Callable[..., txstore.Repository], value: int
+) -> None:
+    repo = open_repo("short.tx")
+    commit(repo, create(n=6))
+    session = txstore.TxStore(repo)
+    z = array(session)
+    commit(repo, append(7, 7))
+    move(session)
+    z[0:4] = 5
+    refuses(lambda: z.__setitem__(slice(4, 6), value))  # to an array of six that is the whole chunk
+    session.rollback()
+    assert values(repo) == [1] * 6 + [7, 7]
+
+
+def test_only_chunks_at_an_edge_that_moved_are_not_written(open_repo: Callable[..., txstore.Repository]) -> None:
+    repo = open_repo("flat.tx")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.ones((6, 6), "i4"), chunks=(4, 4))
+    session = txstore.TxStore(repo)
+    z = array(session)
+    commit(repo, resize(6, 7))
+    move(session)
+    z[4:6, 0:4] = 5
+    refuses(lambda: z.__setitem__((slice(0, 4), slice(4, 6)), 5))
+    session.rollback()
+
+
+def test_an_edge_that_moved_is_remembered_over_a_shrink_and_growth(
+    open_repo: Callable[..., txstore.Repository],
+) -> None:
+    repo = open_repo("short.tx")
+    commit(repo, create(n=7))
+    session = txstore.TxStore(repo)
+    z = array(session)
+    for change in (resize(4), append(7, 7, 7, 7)):
+        commit(repo, change)
+        move(session)
+    refuses(lambda: z.__setitem__(slice(4, 7), 5))
+    session.rollback()
+    assert values(repo) == [1, 1, 1, 1, 7, 7, 7, 7]
+
+
+def test_after_a_shrink_only_dropped_chunks_are_refused(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = array(session)
+    commit(repo, resize(4))
+    move(session)
+    z[0:4] = 5
+    assert z[0:4].tolist() == [5] * 4
+    refuses(lambda: z[4:8], lambda: z.__setitem__(slice(4, 8), 5))
+    session.rollback()
+
+
+@pytest.mark.parametrize("change", as_cases(STRUCTURAL))
+def test_after_a_structural_change_chunks_are_neither_read_nor_written(
+    repo: txstore.Repository, session: txstore.TxStore, change: Step
+) -> None:
+    z = array(session)
+    commit(repo, change)
+    move(session)
+    refuses(lambda: z[:], lambda: z.__setitem__(slice(0, 4), 5))
+    session.rollback()
+
+
+def test_parts_of_shards_are_not_read_after_a_structural_change(open_repo: Callable[..., txstore.Repository]) -> None:
+    repo = open_repo("shards.tx")
+    commit(repo, create(n=8, chunks=2, shards=(8,)))
+    session = txstore.TxStore(repo)
+    z = array(session)
+    commit(repo, edit_document("x/zarr.json", data_type="uint32"))
+    move(session)
+    refuses(lambda: z[0:2])
+
+
+def test_below_a_group_that_was_deleted_nothing_is_created(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    commit(repo, group())
+    session.rollback()
+    g = zarr.open_group(session, path="g")
+    commit(repo, delete("g"))
+    move(session)
+    refuses(lambda: g.create_array("y", shape=(4,), dtype="i4"))
+    session.rollback()
+
+
+def test_attributes_of_a_group_that_others_have_edited_are_not_written(
+    repo: txstore.Repository, session: txstore.TxStore
+) -> None:
+    g = zarr.open_group(session)
+    commit(repo, attributes("", a=1))
+    move(session)
+    g["x"][0:4] = 5
+    refuses(lambda: g.attrs.update(b=2))
+    session.rollback()
+    assert zarr.open_group(repo.snapshot(), mode="r").attrs.asdict() == {"a": 1}
+
+
+# --- by which way the base moves
+
+
+def test_a_rollback_moves_over_foreign_changes_too(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = array(session)
+    commit(repo, append(7))
+    session.rollback()
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+
+
+def test_nothing_is_stale_where_the_base_does_not_move(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = array(session)
+    commit(repo, append(7))
+    assert session.commit() == session.base
+    assert z[:].tolist() == [1] * 8
+
+
+@pytest.mark.parametrize(
+    "later", [(), (attributes(a=1),), (attributes(a=1), append(7)), (edit_document("x/zarr.json", data_type="int32"),)]
+)
+def test_a_structural_change_is_remembered_over_later_ones(
+    repo: txstore.Repository, session: txstore.TxStore, later: tuple[Step, ...]
+) -> None:
+    z = array(session)
+    commit(repo, edit_document("x/zarr.json", data_type="uint32"))
+    move(session)
+    for change in later:
+        commit(repo, change)
+        move(session)
+    move(session)
+    refuses(lambda: z[:])
+
+
+def test_growth_is_remembered_over_later_attributes(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = array(session)
+    for change in (resize(4), attributes(a=1)):
+        commit(repo, change)
+        move(session)
+    refuses(lambda: z[4:8])
+
+
+def test_a_document_that_was_rewritten_unchanged_is_not_ones_own_change(
+    repo: txstore.Repository, session: txstore.TxStore
+) -> None:
+    z = array(session)
+    z.update_attributes({})
+    commit(repo, append(7))
+    move(session)
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+    assert values(repo)[8:] == [7]
+
+
+def test_ones_own_changes_are_not_stale(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = array(session)
+    for step in (lambda: z.append(np.array([9], "i4")), lambda: z.attrs.update(a=1), lambda: z.resize((2,))):
+        step()
+        session.commit()
+    assert values(repo) == [1, 1]
+
+
+def test_what_one_has_created_is_relied_on(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = zarr.create_array(session, name="y", data=np.ones(4, "i4"), chunks=(4,))
+    session.commit()
+    commit(repo, append(7, path="y"))
+    move(session)
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+    assert values(repo, "y") == [1, 1, 1, 1, 7]
+
+
+def test_what_others_create_where_nothing_was_found_is_used(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    with pytest.raises(FileNotFoundError):
+        zarr.open_array(session, path="y", mode="r+")
+    commit(repo, create("y"))
+    move(session)
+    append(7, path="y")(session)
+    session.commit()
+    assert values(repo, "y") == [1] * 8 + [7]
+
+
+def test_what_one_has_deleted_can_be_created_again(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    g = zarr.open_group(session)
+    array(session)
+    del g["x"]
+    session.commit()
+    g.create_array("x", data=np.full(3, 5, "i4"))
+    session.commit()
+    assert values(repo) == [5, 5, 5]
+
+
+# --- cures
+
+
+def test_latest_cures(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = array(session)
+    commit(repo, append(7))
+    move(session)
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+    with session.latest() as fresh:
+        append(9)(fresh)
+    assert values(repo)[8:] == [7, 9]
+
+
+def test_whoever_clears_a_stale_array_may_replace_it(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    array(session)
+    commit(repo, edit_document("x/zarr.json", data_type="uint32"))
+    move(session)
+    create(n=3, overwrite=True)(session)
+    session.commit()
+    assert values(repo) == [1, 1, 1]
+
+
+def test_what_a_rolled_back_replacement_had_cleared_is_stale_again(
+    repo: txstore.Repository, session: txstore.TxStore
+) -> None:
+    z = array(session)
+    commit(repo, append(7))
+    move(session)
+    create(n=3, overwrite=True)(session)
+    session.rollback()
+    array(session)
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+
+
+def test_what_a_committed_replacement_had_cleared_is_not_stale_again(
+    repo: txstore.Repository, session: txstore.TxStore
+) -> None:
+    array(session)
+    commit(repo, append(7))
+    move(session)
+    create(n=3, overwrite=True)(session)
+    session.commit()
+    session.rollback()
+    append(9)(session)
+    session.commit()
+    assert values(repo) == [1, 1, 1, 9]
+
+
+# --- who shares it
+
+
+def test_a_read_only_copy_shares_it(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = zarr.open_array(session.with_read_only(True), path="x", mode="r")
+    commit(repo, edit_document("x/zarr.json", data_type="uint32"))
+    move(session)
+    refuses(lambda: z[:])
+
+
+def test_a_pickle_shares_it_in_the_same_process(repo: txstore.Repository, session: txstore.TxStore) -> None:
+    z = pickle.loads(pickle.dumps(array(session)))
+    commit(repo, edit_document("x/zarr.json", data_type="uint32"))
+    move(session)
+    refuses(lambda: z[:])
+
+
+def test_a_pickle_carries_it_to_another_process(
+    repo: txstore.Repository, session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z = array(session)
+    commit(repo, append(7))
+    move(session)
+    pickled = pickle.dumps(z)
+    monkeypatch.setattr(txstore.store, "_sessions", weakref.WeakValueDictionary())
+    z = pickle.loads(pickled)
+    refuses(lambda: z.append(np.array([9], "i4")))
+
+
+def test_a_pickle_of_an_earlier_transaction_says_that_it_has_ended(
+    repo: txstore.Repository, session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pickled = pickle.dumps(array(session))
+    move(session)
+    monkeypatch.setattr(txstore.store, "_sessions", weakref.WeakValueDictionary())
+    z = pickle.loads(pickled)
+    for use in (lambda: z[:], lambda: z.append(np.array([9], "i4"))):
+        with pytest.raises(txstore.TransactionStateError, match="has ended"):
+            use()
+
+
+# --- format 2 has a document of its own for attributes
+
+
+@pytest.fixture
+def old(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
+    repo = open_repo("old.tx")
+    commit(repo, create(zarr_format=2))
+    return repo
+
+
+def test_foreign_growth_beside_own_attributes_is_noticed(old: txstore.Repository) -> None:
+    session = txstore.TxStore(old)
+    z = array(session)
+    z.attrs["a"] = 1
+    commit(old, append(7))
+    session.commit()
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+    assert values(old)[8:] == [7]
+
+
+def test_foreign_attributes_where_there_were_none_are_noticed(old: txstore.Repository) -> None:
+    with old.transaction() as store:
+        del store["x/.zattrs"]
+    session = txstore.TxStore(old)
+    z = array(session)
+    commit(old, attributes(a=1))
+    move(session)
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+    assert array(old.snapshot(), mode="r").attrs.asdict() == {"a": 1}
+
+
+# --- what was staged and rolled back
+
+
+@pytest.mark.parametrize("use", [lambda z: z[:], lambda z: z.__setitem__(0, 5), *DOCUMENT_WRITES.values()])
+def test_after_a_rolled_back_append_the_object_is_refused(
+    repo: txstore.Repository, session: txstore.TxStore, use: Callable[[zarr.Array], object]
+) -> None:
+    z = array(session)
+    z.append(np.array([9], "i4"))
+    session.rollback()
+    refuses(lambda: use(z))
+    session.rollback()
+    append(8)(session)
+    session.commit()
+    assert values(repo)[8:] == [8]
+
+
+def test_after_a_rolled_back_deletion_the_array_is_opened_again(
+    repo: txstore.Repository, session: txstore.TxStore
+) -> None:
+    z = array(session)
+    delete()(session)
+    session.rollback()
+    refuses(lambda: z[:])
+    assert array(session)[:].tolist() == [1] * 8
+
+
+def test_rolled_back_attributes_of_a_group_are_not_written_with_the_next(
+    repo: txstore.Repository, session: txstore.TxStore
+) -> None:
+    g = zarr.open_group(session)
+    g.attrs["a"] = 1
+    session.rollback()
+    refuses(lambda: g.attrs.update(b=2))
+    session.rollback()
+
+
+def test_rolled_back_attributes_of_a_group_do_not_concern_its_arrays(
+    repo: txstore.Repository, session: txstore.TxStore
+) -> None:
+    g = zarr.open_group(session)
+    z = g["x"]
+    g.attrs["a"] = 1
+    session.rollback()
+    z[0:4] = 5
+    session.commit()
+    assert values(repo)[:4] == [5] * 4
+
+
+@pytest.mark.parametrize("fmt", [2, 3])
+@pytest.mark.parametrize("path", ["x", "g/h/x"])
+def test_what_was_rolled_back_can_be_created_again(
+    open_repo: Callable[..., txstore.Repository], fmt: int, path: str
+) -> None:
+    repo = open_repo("new.tx")
+    session = txstore.TxStore(repo)
+    for _ in range(2):
+        create(path, zarr_format=fmt)(session)
+        session.rollback()
+    create(path, zarr_format=fmt)(session)
+    session.commit()
+    assert values(repo, path) == [1] * 8
+
+
+@pytest.mark.parametrize("fmt", [2, 3])
+def test_what_was_rolled_back_can_be_replaced_unread(
+    repo: txstore.Repository, session: txstore.TxStore, fmt: int
+) -> None:
+    for _ in range(2):
+        create("y", zarr_format=fmt, overwrite=True)(session)
+        session.rollback()
+    create("y", zarr_format=fmt, overwrite=True)(session)
+    session.commit()
+    assert values(repo, "y") == [1] * 8
+
+
+def test_a_rollback_that_could_not_finish_is_remembered(
+    repo: txstore.Repository, session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z = array(session)
+    z.append(np.array([9], "i4"))
+    monkeypatch.setattr(txstore.engine.Engine, "newest", always(TimeoutError()))
+    with pytest.raises(TimeoutError):
+        session.rollback()
+    monkeypatch.undo()
+    session.rollback()
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+
+
+@pytest.mark.parametrize("fmt", [2, 3])
+def test_a_group_that_was_rolled_back_can_be_created_again(
+    open_repo: Callable[..., txstore.Repository], fmt: int
+) -> None:
+    session = txstore.TxStore(open_repo("new.tx"))
+    group("g", fmt, a=1)(session)
+    session.rollback()
+    group("g", fmt, a=2)(session)
+    session.commit()
+    assert zarr.open_group(session, path="g").attrs.asdict() == {"a": 2}
+
+
+def test_a_resize_that_failed_half_way_is_cured_by_a_rollback(open_repo: Callable[..., txstore.Repository]) -> None:
+    repo = open_repo("big.tx")
+    commit(repo, create(attributes={"long": "x" * (1 << 18)}))  # a document that is written at once
+    storage = watch(repo)
+    session = txstore.TxStore(repo)
+    z = array(session)
+    storage.before["file.write"] = once(OSError("the disk is gone"))
+    with pytest.raises(OSError, match="the disk is gone"):
+        z.resize((4,))
+    assert "x/c/1" in session.changes()["deleted"]
+    with pytest.raises(TransactionStateError, match="the disk is gone"):
+        session.commit()
+    with pytest.raises(TransactionStateError):
+        session["y"] = b"1"
+    session.rollback()
+    assert array(session)[:].tolist() == [1] * 8
+    put(0, 5)(session)
+    session.commit()
+    assert values(repo) == [5] + [1] * 7

@@ -1,0 +1,307 @@
+"""The command line: each command parses, asks the repository, and prints; `--json` for scripts.
+
+Exit status: 0 well, 1 the answer is bad (no such repository or commit, faults found, a torn read in the demo), 2 wrong
+usage, or what was to be verified or backed up could not be.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import txstore
+from txstore.cli import cli_import, interchange, maintenance, space, transactions
+from txstore.cli.output import (
+    Commands,
+    JsonOption,
+    PathArgument,
+    StorageOption,
+    commit_as_dict,
+    find_commit,
+    local_time,
+    open_repository,
+    print_json,
+    print_pairs,
+    print_table,
+    readable_size,
+    reporting_errors,
+    tell,
+)
+from txstore.errors import CommitNotFoundError, TxStoreError
+from txstore.format.constraints import Constraint
+from txstore.format.keys import ancestors, is_document
+from txstore.format.mapping import Hierarchy
+from txstore.history.commit import Commit
+from txstore.history.declarations import encode
+from txstore.repository import Repository
+
+app = typer.Typer(
+    help="Look into TxStore repositories, check them, and see what they are for.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    cls=Commands,
+)
+app.add_typer(transactions.app, name="tx")
+app.command()(maintenance.verify)
+app.command()(maintenance.backup)
+space.register(app)
+cli_import.register(app)
+interchange.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        tell(f"txstore {txstore.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+# --- commands
+
+
+@app.command()
+@reporting_errors
+def demo(
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each of the four plays lasts.")] = 4.0,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where the scratch data go. [default: the system's]", show_default=False)
+    ] = None,
+    picture: Annotated[Path, typer.Option(help="The PNG, PDF or SVG to draw.")] = Path("demo.png"),
+    no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let one process write while another reads, on plain Zarr and on TxStore, and count torn reads."""
+    from txstore.cli.demo import run  # late: it imports zarr, which `log` does not need
+
+    report = run(seconds, directory, None if no_picture else picture, Console(stderr=as_json))
+    if as_json:
+        print_json(report.as_dict())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+@reporting_errors
+def log(
+    path: PathArgument,
+    limit: Annotated[int | None, typer.Option(min=1, help="Show the newest so many.", show_default=False)] = None,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the commits, newest first."""
+    commits = open_repository(path, storage_options).log(limit=limit)
+    if as_json:
+        print_json([commit_as_dict(commit) for commit in commits])
+        return
+    print_table(["slot>", "id", "time", "author?", "keys>", "size>", "message~"], map(_commit_row, commits))
+
+
+@app.command()
+@reporting_errors
+def ls(
+    path: PathArgument,
+    key_prefix: Annotated[
+        str, typer.Argument(metavar="[KEY-PREFIX]", help="The array or group to begin at.", show_default=False)
+    ] = "",
+    at: Annotated[
+        str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
+    ] = None,
+    keys: Annotated[bool, typer.Option("--keys", help="List raw keys and their sizes, not arrays and groups.")] = False,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the arrays and groups, with what is stored of each."""
+    repo = open_repository(path, storage_options)
+    slot = None if at is None else find_commit(repo, at).slot
+    if keys:
+        _list_keys(repo.mapping(at=slot), key_prefix, as_json)
+        return
+    nodes = list(_nodes(repo, slot, key_prefix.strip("/")))
+    if as_json:
+        print_json(nodes)
+        return
+    print_table(["name~", "shape~", "chunks~", "dtype", "stored>", "size>"], map(_node_row, nodes))
+
+
+@app.command()
+@reporting_errors
+def show(
+    path: PathArgument,
+    commit: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[COMMIT]",
+            help="A slot, an id or its first digits, or a tag. [default: the newest commit]",
+            show_default=False,
+        ),
+    ] = None,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show all that is known of one commit."""
+    repo = open_repository(path, storage_options)
+    found = repo.head() if commit is None else find_commit(repo, commit)
+    if found is None:
+        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
+    told = commit_as_dict(found)
+    if as_json:
+        print_json(told)
+        return
+    told["time"] = local_time(found.time, seconds=True)
+    print_pairs(_pairs(told))
+
+
+@app.command()
+@reporting_errors
+def constraints(
+    path: PathArgument,
+    at: Annotated[
+        str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
+    ] = None,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what every commit has to keep."""
+    repo = open_repository(path, storage_options)
+    declared = repo.mapping(at=None if at is None else find_commit(repo, at).slot).constraints
+    if as_json:
+        print_json({name: encode(each) for name, each in sorted(declared.items())})
+        return
+    print_table(["name~", "kind", "what~"], [_constraint_row(*each) for each in sorted(declared.items())])
+
+
+# --- asking
+
+
+def _nodes(repo: Repository, slot: int | None, prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield the node at a path and those below it, by name."""
+    import zarr
+
+    store = repo.snapshot(at=slot)
+    snapshot = store.mapping
+    keys = snapshot.keys_below(prefix)
+    try:
+        top = zarr.open(store, path=prefix, mode="r")
+        nodes: dict[str, Any] = {prefix: top}
+        if isinstance(top, zarr.Group):
+            nodes |= {node.path: node for _, node in top.members(max_depth=None, use_consolidated_for_children=False)}
+    except FileNotFoundError as error:
+        raise ValueError(f"no array or group is at {prefix or '/'!r}: --keys lists raw keys") from error
+    except TxStoreError:
+        raise
+    except Exception as error:  # whatever zarr raises of a document that makes no sense
+        raise ValueError(f"zarr can't read what is at {prefix or '/'!r} ({error!r}): --keys lists raw keys") from error
+    sizes = dict.fromkeys(nodes, 0)
+    chunks = dict.fromkeys(nodes, 0)
+    for key in keys:
+        size = snapshot.size_of(key) or 0
+        for path in ancestors(key):
+            if path in nodes:
+                sizes[path] += size
+                chunks[path] += not is_document(key)
+    for path, node in sorted(nodes.items()):
+        is_array = isinstance(node, zarr.Array)
+        yield {
+            "name": path,
+            "kind": "array" if is_array else "group",
+            "shape": list(node.shape) if is_array else None,
+            "chunks": _chunks(node) if is_array else None,
+            "shards": list(node.shards) if is_array and node.shards else None,
+            "dtype": str(node.dtype) if is_array else None,
+            "chunks_stored": chunks[path] if is_array else None,
+            "bytes": sizes[path],
+        }
+
+
+def _chunks(array: Any) -> list[int] | None:
+    """Return the lengths of a chunk; None where they vary."""
+    try:
+        return list(array.chunks)
+    except NotImplementedError:
+        return None
+
+
+# --- printing
+
+
+def _commit_row(commit: Commit) -> tuple[str, ...]:
+    statistics = commit.statistics
+    deleted = statistics["keys_deleted"] + statistics["prefixes_deleted"]
+    return (
+        f"{commit.slot}",
+        commit.id[:12],
+        local_time(commit.time),
+        commit.author,
+        f"+{statistics['keys_set']:,}" + (f" -{deleted:,}" if deleted else ""),
+        readable_size(statistics["bytes_set"]),
+        commit.message.partition("\n")[0],
+    )
+
+
+def _node_row(node: Mapping[str, Any]) -> tuple[str, ...]:
+    if node["kind"] == "group":
+        return f"{node['name']}/", "", "", "", "", readable_size(node["bytes"])
+    chunks = "varying" if node["chunks"] is None else _lengths(node["chunks"])
+    return (
+        node["name"],
+        _lengths(node["shape"]),
+        chunks if node["shards"] is None else f"{chunks} in {_lengths(node['shards'])}",
+        node["dtype"],
+        f"{node['chunks_stored']:,}",
+        readable_size(node["bytes"]),
+    )
+
+
+def _lengths(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _constraint_row(name: str, constraint: Constraint) -> tuple[str, ...]:
+    return (
+        name,
+        constraint.kind,
+        "; ".join(f"{field}: {json.dumps(content)}" for field, content in constraint.as_dict().items()),
+    )
+
+
+def _pairs(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in told.items():
+        if isinstance(value, Mapping):
+            for inner, content in value.items():
+                yield f"{name}.{inner}", f"{content:,}" if name == "statistics" else json.dumps(content)
+        else:
+            yield name, "-" if value is None else str(value)
+
+
+def _list_keys(snapshot: Hierarchy, prefix: str, as_json: bool) -> None:
+    listed = ((key, snapshot.size_of(key) or 0) for key in _keys_from(snapshot, prefix))
+    if as_json:
+        print_json([{"key": key, "bytes": size} for key, size in listed])
+        return
+    for key, size in listed:  # there may be millions: no table that waits for the last
+        tell(f"{size:>14,}  {key}")
+
+
+def _keys_from(snapshot: Hierarchy, prefix: str) -> Iterator[str]:
+    for key in snapshot.keys_between(prefix, None):
+        if not key.startswith(prefix):
+            return
+        yield key
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,307 @@
+"""How commands print, as text for people and as JSON for scripts, and how they fail.
+
+What a repository says may be anything, and what a command is given may hold a password. So all text goes through `tell`
+and the tables, which escape what would steer a terminal, and errors through `_fail`, which shows no secret either.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from txstore.errors import KeyFormatError, TxStoreError
+from txstore.history.commit import Commit
+from txstore.repository import Repository
+from txstore.storage.objects.errors import Secrets
+from txstore.storage.objects.urls import public
+
+P = ParamSpec("P")
+
+#: click's, of which typer may have its own copy: what it prints as wrong usage.
+_CommandError: Any = typer.BadParameter.__mro__[2]
+
+#: A number this long may be the beginning of a commit's id; a shorter one is a slot.
+_SLOT_DIGITS = 10
+
+#: Width where the output is no terminal: nothing is folded, so that each row is one line.
+_WIDE = 100_000
+#: From this width on, tables have those columns, too, that are left out of 80.
+_ROOMY = 100
+
+PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage-options",
+        metavar="JSON",
+        help="Options of the fsspec file system that PATH is on: '{\"anon\": true}', or @FILE with the same in it.",
+        show_default=False,
+    ),
+]
+ToOption = Annotated[
+    str | None,
+    typer.Option("--to-options", metavar="JSON", help="The same, of what is written to.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on the standard output.")]
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="PREFIX[=JSON]",
+        help="Read files below this directory or URL that the repository refers to; with options of fsspec. Can be "
+        "repeated.",
+        show_default=False,
+    ),
+]
+
+
+def open_repository(
+    path: str, storage_options: str | None, *, source: list[str] | None = None, create: bool = False
+) -> Repository:
+    """Raises `typer.BadParameter`, and what `Repository` raises."""
+    options = options_of(storage_options, "--storage-options")
+    return Repository(path, create=create, storage_options=options, sources=sources_of(source))
+
+
+def options_of(given: str | None, option: str) -> dict[str, Any]:
+    """Return the options of a file system that a command is given. Raises `typer.BadParameter`, `OSError`."""
+    if given is None:
+        return {}
+    text = Path(given[1:]).read_text(encoding="utf-8") if given.startswith("@") else given
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        options = error
+    if not isinstance(options, dict):  # without what was given: it may be a secret
+        why = f": {options.msg}" if isinstance(options, json.JSONDecodeError) else ""
+        raise typer.BadParameter(f"{option} takes a JSON object, such as '{{\"anon\": true}}'{why}")
+    return options
+
+
+def sources_of(given: list[str] | None) -> dict[str, dict[str, Any]]:
+    """Return the `sources` of a repository that `--source` says. Raises `typer.BadParameter`."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in given or ():
+        prefix, begins, rest = each.partition("={")
+        try:
+            found[prefix] = json.loads(begins[1:] + rest) if begins else {}
+        except ValueError as error:  # without what was given: it may be a secret
+            raise typer.BadParameter(f"the options of {public(prefix)!r} are no JSON: {error}") from None
+    return found
+
+
+def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Show what went wrong as one line on the standard error, and exit with status 1."""
+    return reporting_errors_as(1)(command)
+
+
+def reporting_errors_as(status: int) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """The same with another status."""
+
+    def decorate(command: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(command)
+        def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                command(*args, **kwargs)
+            except BrokenPipeError:
+                raise  # the reader of our output has left; click ends quietly
+            except (TxStoreError, OSError, ValueError, ModuleNotFoundError) as error:
+                _fail(error, status)
+            except (_CommandError, typer.Exit, typer.Abort):
+                raise
+            except Exception as error:
+                for line in traceback.format_exc().splitlines():
+                    tell(_secrets().hide(line), err=True)
+                raise typer.Exit(status) from error
+
+        return reporting
+
+    return decorate
+
+
+def _fail(error: Exception, status: int) -> NoReturn:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        told = f"{error.filename}: {error.strerror}"
+    else:
+        told = str(error) or type(error).__name__
+    tell(f"txstore: {_secrets().hide(' '.join(told.split()))}", err=True)
+    raise typer.Exit(status)
+
+
+# --- what was given, of which nothing secret is shown
+
+
+class Commands(TyperGroup):
+    """The commands. What they were given is not shown again where it may be a secret, nor what others say of it."""
+
+    def main(self, args: Sequence[str] | None = None, *arguments: Any, **options: Any) -> Any:
+        _given[:] = sys.argv[1:] if args is None else args
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return super().main(args, *arguments, **options)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _usage_errors():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, context: Any) -> Any:
+        with _usage_errors():
+            return super().invoke(context)
+
+
+_given: list[str] = []
+
+
+def _secrets() -> Secrets:
+    """What must not be shown of the arguments: credentials in URLs, and the values of options in JSON."""
+    options = {}
+    for number, each in enumerate(_given):
+        _, begins, rest = each.partition("{")
+        with suppress(ValueError, RecursionError):
+            options[f"{number}"] = json.loads(begins + rest) if begins else None
+    urls = [url for each in _given for url in (each, each.partition("={")[0])]
+    return Secrets(options, tuple(urls))
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except _CommandError as error:
+        error.message = printable(_secrets().hide(error.message))
+        raise
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    tell(f"txstore: {_secrets().hide(' '.join(str(message).split()))}", err=True)
+
+
+def find_commit(repo: Repository, commit: str) -> Commit:
+    """Return the commit that a slot, a tag or the first digits of an id name."""
+    if commit.isdecimal() and len(commit) < _SLOT_DIGITS:
+        return repo.commit(int(commit))
+    try:
+        return repo.tags[commit]
+    except (KeyError, KeyFormatError):
+        return repo.commit(commit)
+
+
+def commit_as_dict(commit: Commit) -> dict[str, Any]:
+    return asdict(commit) | {"time": commit.time.isoformat()}
+
+
+def tell(text: str = "", *, err: bool = False) -> None:
+    """Print a line of text. What it holds may be what a repository says."""
+    typer.echo(printable(text), err=err)
+
+
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """Print JSON, ASCII only. It has no numbers that are not finite: they are strings, as Zarr writes them."""
+    typer.echo(json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
+
+
+def public_place(place: str) -> str:
+    """Return a path or URL that a command was given without what may be secret in it."""
+    return public(place) if "://" in place else place
+
+
+def new_console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    return console
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table. What the name of a column ends in says how it is shown.
+
+    `>`: aligned to the right; `~`: folded where there is no room, as no other is; `?`: left out on 80 columns.
+    """
+    console = new_console()
+    shown = [at for at, column in enumerate(columns) if console.width >= _ROOMY or not column.endswith("?")]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for at in shown:
+        column = columns[at]
+        justify: Literal["left", "right"] = "right" if column.endswith(">") else "left"
+        table.add_column(column.rstrip(">~?"), justify=justify, overflow="fold", no_wrap=not column.endswith("~"))
+    for row in rows:
+        table.add_row(*(as_text(row[at]) for at in shown))
+    console.print(table)
+
+
+def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in pairs:
+        table.add_row(as_text(name), as_text(value))
+    new_console().print(table)
+
+
+def local_time(time: datetime, *, seconds: bool = False) -> str:
+    """Show a time in the zone of whoever asks, with its name."""
+    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z" if seconds else "%Y-%m-%d %H:%M %Z")
+
+
+def readable_size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def as_text(content: str) -> Text:
+    return Text(printable(content))
+
+
+def printable(content: str) -> str:
+    """Show control characters by their escapes: what a repository says must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in content)
+
+
+@contextmanager
+def showing_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of the bytes done while the block runs, where somebody can see it."""
+    console = new_console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

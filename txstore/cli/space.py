@@ -1,0 +1,110 @@
+"""`txstore optimize`, `vacuum` and `du`: what a repository takes of the disk, and getting it back."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from txstore.cli.output import (
+    JsonOption,
+    PathArgument,
+    StorageOption,
+    commit_as_dict,
+    open_repository,
+    print_json,
+    print_table,
+    readable_size,
+    reporting_errors,
+    showing_progress,
+    tell,
+)
+from txstore.maintenance.usage import Usage
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def register(app: typer.Typer) -> None:
+    for command in (optimize, vacuum, du):
+        app.command()(command)
+
+
+@reporting_errors
+def optimize(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+    """Copy small packs, and those that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
+    with showing_progress("optimize") as progress, warnings.catch_warnings(record=True) as told:
+        made = open_repository(path, storage_options).optimize(progress=progress)
+    for each in told:
+        tell(f"txstore: {each.message}", err=True)
+    if as_json:
+        print_json({"commit": None if made is None else commit_as_dict(made)})
+    elif made is None:
+        tell("nothing to do")
+    else:
+        tell(f"optimized as {made}; `txstore vacuum` frees what is needed no more")
+
+
+@reporting_errors
+def vacuum(
+    path: PathArgument,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Give up all but so many of the newest commits.", show_default=False)
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Give up commits older than this: 30d, 12h, 90m.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")] = False,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete what no commit needs that is kept: all of them, unless options say otherwise."""
+    age = None if older_than is None else _age(older_than)
+    report = open_repository(path, storage_options).vacuum(keep=keep, older_than=age, dry_run=dry_run)
+    if as_json:
+        print_json(asdict(report))
+        return
+    would = "would be " if dry_run else ""
+    staged = f", {readable_size(report.staged)} of it staged by processes that died" if report.staged else ""
+    tell(
+        f"{report.files:,} files ({readable_size(report.bytes)}{staged}) {would}deleted, {report.expired:,} commits "
+        f"{would}given up; commits are kept from slot {report.floor} on"
+    )
+
+
+@reporting_errors
+def du(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+    """Say what the bytes on the disk are for, and which arrays have how many."""
+    usage = open_repository(path, storage_options).usage()
+    if as_json:
+        print_json({**asdict(usage), "total": usage.total})
+        return
+    purposes = [(f"{size:,}", readable_size(size), what) for size, what in _purposes(usage)]
+    print_table(["bytes>", "size>", "what for~"], purposes)
+    arrays = sorted(usage.arrays.items(), key=lambda item: -item[1].bytes)
+    print_table(
+        ["bytes>", "size>", "keys>", "array or group~"],
+        [(f"{array.bytes:,}", readable_size(array.bytes), f"{array.keys:,}", name or "/") for name, array in arrays],
+    )
+
+
+def _purposes(usage: Usage) -> Iterator[tuple[int, str]]:
+    yield usage.live, "live: values at the head"
+    yield usage.history, "history: what else the kept commits need"
+    yield usage.overwritten, "overwritten: optimize, then vacuum --keep 1, frees it"
+    yield usage.staged, "staged: transactions that are going on, or were"
+    yield usage.orphan, "orphan: needed by nothing; vacuum deletes it"
+    yield usage.total, "total"
+
+
+def _age(text: str) -> timedelta:
+    """Raises `typer.BadParameter`."""
+    found = _AGE.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no age: give a number and one of s, m, h, d or w, such as 30d")
+    return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])

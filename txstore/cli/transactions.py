@@ -1,0 +1,185 @@
+"""`txstore tx`: the transactions that have a name, and that any process may look at and end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from txstore.cli.output import (
+    JsonOption,
+    PathArgument,
+    StorageOption,
+    commit_as_dict,
+    local_time,
+    open_repository,
+    print_json,
+    print_table,
+    readable_size,
+    reporting_errors,
+    tell,
+)
+from txstore.errors import shown_keys
+from txstore.transactions.named import NamedTransaction, Participant
+
+app = typer.Typer(help="List the transactions that have a name, and end them.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the transaction.", show_default=False)]
+
+#: What becomes of a process in a transaction: it may still stage; it has left; it died before it was done.
+_ATTACHED, _SEALED, _LOST = "attached", "sealed", "lost"
+
+
+@app.command("list")
+@reporting_errors
+def list_transactions(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+    """List the transactions that were neither committed nor rolled back."""
+    found = open_repository(path, storage_options).transactions()
+    if as_json:
+        print_json([_as_dict(transaction) for transaction in found])
+        return
+    columns = ["name~", "begun", "by?", "attached>", "sealed>", "lost>", "size>", "message~"]
+    print_table(columns, map(_row, found))
+
+
+@app.command()
+@reporting_errors
+def show(
+    path: PathArgument,
+    name: NameArgument,
+    keys: Annotated[bool, typer.Option("--keys", help="List the keys, and who has staged them.")] = False,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who stages into a transaction, and what has been staged by now."""
+    repo = open_repository(path, storage_options)
+    staged = repo.engine.existing(name)
+    found = next((each for each in repo.transactions() if each.id == staged.id), None)
+    changes, overtaken = staged.changes(), staged.overtaken()
+    by = {label: len(each) for label, each in changes["participants"].items()}
+    shown: dict[str, Any] = {} if found is None else _as_dict(found)
+    shown |= {
+        "set": len(changes["set"]),
+        "deleted": len(changes["deleted"]),
+        "deleted_below": changes["deleted_below"],
+        "overtaken": overtaken,
+        "staged_by": changes["participants"] if keys else by,
+    }
+    if as_json:
+        print_json(shown)
+        return
+    if found is not None:
+        shown["time"] = local_time(found.time, seconds=True)
+    for field in ("name", "id", "branch", "owner", "time", "message"):
+        tell(f"{field:10}{shown.get(field, '-')!s}")
+    tell(
+        f"staged    {shown['set']:,} keys set, {shown['deleted']:,} deleted, "
+        f"{len(shown['deleted_below']):,} paths cleared"
+    )
+    tell(f"conflicts {_conflicts(overtaken)}")
+    tell()
+    processes = _processes(() if found is None else found.participants)
+    print_table(
+        ["process~", "state", "keys>", "bytes>"],
+        [(label, ", ".join(states), f"{by.get(label, 0):,}", f"{size:,}") for label, states, size in processes],
+    )
+    if keys:
+        tell()
+        for label, staged_keys in changes["participants"].items():
+            for key in staged_keys:
+                tell(f"{label}  {key}")
+
+
+@app.command()
+@reporting_errors
+def commit(
+    path: PathArgument,
+    name: NameArgument,
+    message: Annotated[
+        str | None, typer.Option("-m", "--message", help="What the log says. [default: what it was begun with]")
+    ] = None,
+    allow_lost: Annotated[
+        bool, typer.Option("--allow-lost", help="Take also what processes have staged that died before they were done.")
+    ] = False,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit a transaction, when all processes have left it."""
+    staged = open_repository(path, storage_options).engine.existing(name)
+    try:
+        made = staged.commit(message, allow_lost=allow_lost).commit
+    finally:
+        staged.leave()
+    made = made if made is not None and made.id == staged.id else None
+    if as_json:
+        print_json(None if made is None else commit_as_dict(made))
+    elif made is None:
+        tell(f"{name} has ended; nothing was staged, so there is no commit")
+    else:
+        statistics = made.statistics
+        deleted = statistics["keys_deleted"] + statistics["prefixes_deleted"]
+        told = f"{statistics['keys_set']:,} keys set, {deleted:,} deleted, {statistics['bytes_set']:,} bytes"
+        tell(f"{made} {made.id}: {told}")
+
+
+@app.command()
+@reporting_errors
+def rollback(
+    path: PathArgument,
+    name: NameArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop all that was staged in a transaction, when all processes have left it."""
+    staged = open_repository(path, storage_options).engine.existing(name)
+    try:
+        count = staged.staged_count
+        if not yes:
+            typer.confirm(f"Drop {count:,} staged keys of {name}?", abort=True, err=True)
+        staged.rollback()
+    finally:
+        staged.leave()
+    if as_json:
+        print_json({"name": name, "id": staged.id, "dropped": count})
+    else:
+        tell(f"{name} was rolled back: {count:,} staged keys were dropped")
+
+
+# --- printing
+
+
+def _as_dict(transaction: NamedTransaction) -> dict[str, Any]:
+    participants = [asdict(each) | {"state": _state(each)} for each in transaction.participants]
+    return asdict(transaction) | {"time": transaction.time.isoformat(), "participants": participants}
+
+
+def _row(transaction: NamedTransaction) -> tuple[str, ...]:
+    states = [_state(participant) for participant in transaction.participants]
+    return (
+        transaction.name,
+        local_time(transaction.time),
+        transaction.owner,
+        *(f"{states.count(state):,}" for state in (_ATTACHED, _SEALED, _LOST)),
+        readable_size(sum(participant.bytes for participant in transaction.participants)),
+        transaction.message.partition("\n")[0],
+    )
+
+
+def _state(participant: Participant) -> str:
+    return _ATTACHED if participant.alive else _SEALED if participant.sealed else _LOST
+
+
+def _processes(participants: tuple[Participant, ...]) -> Iterator[tuple[str, list[str], int]]:
+    """Yield each process, what became of it, and the bytes that it has staged: it may have joined several times."""
+    for label in dict.fromkeys(map(str, participants)):
+        own = [each for each in participants if str(each) == label]
+        yield label, sorted(set(map(_state, own))), sum(each.bytes for each in own)
+
+
+def _conflicts(overtaken: list[str]) -> str:
+    if not overtaken:
+        return "none so far"
+    return f"{len(overtaken):,} keys were changed by other commits since it began: {shown_keys(overtaken)}"

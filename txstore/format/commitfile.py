@@ -1,0 +1,320 @@
+"""Commits: bytes <-> headers, footers, what these list. No I/O. docs/format.md is the layout and the words."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, NamedTuple
+
+from txstore._native import header as native
+from txstore.format.encoding import (
+    MAX_COUNT,
+    MAX_TIME,
+    VERSION,
+    MalformedError,
+    NewerFormatError,
+    Reader,
+    check_numbers,
+    check_version,
+    checked,
+    decode_varints,
+    encode_varint,
+    json_object,
+    with_checksum,
+)
+from txstore.format.packfile import CHECKSUM_CRC32C, HEAD_SIZE, PackName
+
+HEADER_COMMIT = 1
+SECTION_RUN = 1
+
+FEATURE_FOREIGN = 1 << 0  # required: a run may hold refs of kind `REF_FOREIGN`
+FEATURE_CONSTRAINTS = 1 << 1  # required: whoever commits has to check the constraints of the parent
+REQUIRED_FEATURES_KNOWN = FEATURE_FOREIGN | FEATURE_CONSTRAINTS
+FEATURE_NOT_SYNCED = 1 << 0  # optional
+HEADER = struct.Struct("<4sHHQQ16s16s16s16sQQQQ")
+FIELD = struct.Struct("<HI")
+FOOTER = struct.Struct("<8sIIQQ16sI8x")
+FOOTER_SIZE = 64
+assert FOOTER.size == 60
+assert HEADER.size == 120
+
+#: docs/format.md, "Bounds": a header in bytes, and how many runs and sections it lists. `_header.c` has the last two.
+MAX_HEADER = 64 << 20
+MAX_RUNS = MAX_SECTIONS = 1024
+
+_BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING, _CONSTRAINTS = range(1, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class DataPack:
+    """A pack that a commit has brought along beside its own file. Behind `end` there may be what came too late."""
+
+    name: PackName
+    end: int  # of the frames that count
+
+
+class Section(NamedTuple):
+    kind: int
+    offset: int
+    length: int
+
+
+class RunName(NamedTuple):
+    """One item of a commit's list of runs. `pack` is None where the run lies in the commit's own file."""
+
+    pack: PackName | None
+    seq: int  # of the commit in whose file the run lies: what 0 stands for in an own run
+    offset: int
+    length: int
+    entries: int
+    max_seq: int
+
+    def inside(self, pack: PackName) -> RunName:
+        """Return the same run as seen from another file."""
+        return self if self.pack is not None else self._replace(pack=pack)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What one commit wrote. Lengths are in bytes."""
+
+    keys_set: int = 0
+    keys_deleted: int = 0
+    prefixes_deleted: int = 0
+    bytes_set: int = 0
+    arrays: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return dict(zip(self.__slots__, self.as_tuple(), strict=True))
+
+    def as_tuple(self) -> tuple[int, ...]:
+        return self.keys_set, self.keys_deleted, self.prefixes_deleted, self.bytes_set, self.arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a commit: everything that a reader needs to find its keys."""
+
+    repository_id: bytes
+    id: bytes
+    parent_id: bytes
+    parent_hash: bytes
+    slot: int
+    seq: int
+    time: int  # microseconds since 1970 UTC
+    branch: str
+    author: str = ""
+    message: str = ""
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Statistics = field(default_factory=Statistics)
+    sections: tuple[Section, ...] = ()
+    runs: tuple[RunName, ...] = ()
+    packs: tuple[DataPack, ...] = ()
+    pending: int = 0  # of so many commits right below it the names were not known to be durable when it was made
+    floor: int = 0
+    required: int = 0
+    optional: int = 0
+    constraints: Mapping[str, Any] = field(default_factory=dict)  # by name: what `constraints` writes of them
+
+    @property
+    def name(self) -> PackName:
+        return PackName(self.id, self.branch, self.slot)
+
+    @property
+    def synced(self) -> bool:
+        return not self.optional & FEATURE_NOT_SYNCED
+
+    def check_bounds(self) -> None:
+        """Raise `MalformedError` for what could be encoded, and not be decoded again."""
+        _check_places(self.slot, self.seq, self.floor, self.time, self.pending)
+        check_numbers(
+            ("number of runs", len(self.runs), MAX_RUNS), ("number of sections", len(self.sections), MAX_SECTIONS)
+        )
+
+    def check_placed(self, end: int) -> None:
+        """Raise `MalformedError` unless the sections lie before the header, which begins at `end`."""
+        for _, offset, length in self.sections:
+            if offset < HEAD_SIZE or offset + length > end:
+                raise MalformedError("a section lies outside of the file")
+
+    def encode(self) -> bytes:
+        fixed = HEADER.pack(
+            b"TXHD", HEADER_COMMIT, CHECKSUM_CRC32C, self.required, self.optional,
+            self.repository_id, self.id, self.parent_id, self.parent_hash,
+            self.slot, self.seq, self.floor, self.time,
+        )  # fmt: skip
+        properties = _encode_json(self.properties)
+        last = _encode_fields((_CONSTRAINTS, _encode_json(self.constraints)))
+        packs = b"".join(map(_encode_data_pack, self.packs))
+        if native is not None:
+            return fixed + native.encode(
+                self.branch, self.author, self.message, properties,
+                self.statistics.as_tuple(), self.sections, self.runs, packs, self.pending,
+            ) + last  # fmt: skip
+        typed = _encode_fields(
+            (_BRANCH, self.branch.encode()),
+            (_AUTHOR, self.author.encode()),
+            (_MESSAGE, self.message.encode()),
+            (_PROPERTIES, properties),
+            (_STATISTICS, b"".join(map(encode_varint, self.statistics.as_tuple()))),
+            (_SECTIONS, b"".join(encode_varint(n) for section in self.sections for n in section)),
+            (_RUNS, b"".join(map(_encode_run, self.runs))),
+            (_PACKS, packs),
+            (_PENDING, encode_varint(self.pending) if self.pending else b""),
+        )
+        return fixed + typed + last
+
+    @classmethod
+    def decode(cls, data: bytes) -> Header:
+        plain = None if native is None else native.decode(data, PackName, RunName, Section)
+        if plain is None:
+            return cls._decode_any(data)
+        (repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
+         properties, statistics, sections, runs, pending, floor, required, optional) = plain  # fmt: skip
+        _check_places(slot, seq, floor, time, pending)
+        return cls(
+            repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
+            {} if properties is None else json_object(properties),
+            Statistics(*statistics), sections, runs, (), pending, floor, required, optional,
+        )  # fmt: skip
+
+    @classmethod
+    def _decode_any(cls, data: bytes) -> Header:
+        """Decode what is left to Python: all, without the extension; with it what is rare, and what is malformed."""
+        reader = Reader(data)
+        (magic, kind, checksum_kind, required, optional, repository_id, commit_id, parent_id, parent_hash,
+         slot, seq, floor, time) = HEADER.unpack(reader.take(HEADER.size))  # fmt: skip
+        if magic != b"TXHD":
+            raise MalformedError("no header is here: wrong magic")
+        if required & ~REQUIRED_FEATURES_KNOWN:
+            raise NewerFormatError(f"required features {required & ~REQUIRED_FEATURES_KNOWN:#x}")
+        if kind != HEADER_COMMIT or checksum_kind != CHECKSUM_CRC32C:
+            raise NewerFormatError(f"a header of kind {kind} with checksums of kind {checksum_kind}")
+        typed: dict[int, bytes] = {}
+        while not reader.at_end:
+            tag, length = FIELD.unpack(reader.take(FIELD.size))
+            typed[tag] = reader.take(length)
+        numbers = _first_varints(typed.get(_STATISTICS, b""), 5)
+        sections = list(islice(decode_varints(typed.get(_SECTIONS, b"")), 3 * MAX_SECTIONS + 1))
+        if len(sections) > 3 * MAX_SECTIONS:
+            raise MalformedError(f"it lists more than {MAX_SECTIONS} sections")
+        if len(sections) % 3:
+            raise MalformedError("the list of sections is cut short")
+        pending = Reader(typed.get(_PENDING, b"\0")).varint()
+        _check_places(slot, seq, floor, time, pending)
+        return cls(
+            repository_id=repository_id, id=commit_id, parent_id=parent_id, parent_hash=parent_hash,
+            slot=slot, seq=seq, time=time, floor=floor, required=required, optional=optional,
+            branch=_text(typed, _BRANCH), author=_text(typed, _AUTHOR), message=_text(typed, _MESSAGE),
+            properties=json_object(typed.get(_PROPERTIES, b"{}")),
+            statistics=Statistics(*numbers),
+            sections=tuple(Section(*sections[i : i + 3]) for i in range(0, len(sections), 3)),
+            runs=tuple(_decode_runs(typed.get(_RUNS, b""))),
+            packs=tuple(_decode_data_packs(typed.get(_PACKS, b""))),
+            pending=pending,
+            constraints=json_object(typed.get(_CONSTRAINTS, b"{}")) if required & FEATURE_CONSTRAINTS else {},
+        )  # fmt: skip
+
+
+def _check_places(slot: int, seq: int, floor: int, time: int, pending: int) -> None:
+    """Check the numbers of a header that others are counted from."""
+    check_numbers(
+        ("slot", slot, seq - 1), ("seq", seq, MAX_COUNT), ("floor", floor, slot), ("time", time, MAX_TIME),
+        ("pending", pending, slot),
+    )  # fmt: skip
+
+
+def _first_varints(data: bytes, count: int) -> list[int]:
+    """Return the first of some numbers, once all of them were decoded."""
+    numbers: list[int] = []
+    for number in decode_varints(data):
+        if len(numbers) < count:
+            numbers.append(number)
+    return numbers
+
+
+def header_hash(encoded: bytes) -> bytes:
+    """Return the hash by which a child names its parent's header."""
+    return blake2b(encoded, digest_size=16).digest()
+
+
+def _encode_fields(*typed: tuple[int, bytes]) -> bytes:
+    return b"".join(FIELD.pack(tag, len(content)) + content for tag, content in typed if content)
+
+
+def _encode_json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(content), sort_keys=True).encode() if content else b""
+
+
+def _text(typed: Mapping[int, bytes], tag: int) -> str:
+    content = typed.get(tag, b"")
+    return Reader(content).text(len(content))
+
+
+def _encode_run(run: RunName) -> bytes:
+    pack = b"" if run.pack is None else run.pack.encode()
+    return encode_varint(len(pack)) + pack + b"".join(map(encode_varint, run[1:]))
+
+
+def _decode_runs(data: bytes) -> Iterator[RunName]:
+    """Yield the runs. No two are one: each is opened, and every look-up goes through all of them."""
+    reader = Reader(data)
+    places: set[tuple[PackName | None, int]] = set()
+    while not reader.at_end:
+        length = reader.varint()
+        pack = PackName.decode(reader.take(length)) if length else None
+        run = RunName(pack, *(reader.varint() for _ in range(5)))
+        if len(places) == MAX_RUNS:
+            raise MalformedError(f"it lists more than {MAX_RUNS} runs", reader.position)
+        if (run.pack, run.offset) in places:
+            raise MalformedError("it lists a run twice", reader.position)
+        places.add((run.pack, run.offset))
+        yield run
+
+
+def _encode_data_pack(pack: DataPack) -> bytes:
+    name = pack.name.encode()
+    return encode_varint(len(name)) + name + encode_varint(pack.end)
+
+
+def _decode_data_packs(data: bytes) -> Iterator[DataPack]:
+    """Yield the packs. No two are one: each is checked, and copied."""
+    reader = Reader(data)
+    known: set[bytes] = set()
+    while not reader.at_end:
+        name = PackName.decode(reader.take(reader.varint()))
+        if name.id in known:
+            raise MalformedError("it lists a data pack twice", reader.position)
+        known.add(name.id)
+        yield DataPack(name, reader.varint())
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    header_length: int
+    header_offset: int
+    file_length: int
+    pack_id: bytes
+    header_checksum: int
+
+    def encode(self) -> bytes:
+        return with_checksum(
+            FOOTER.pack(
+                b"TXSTFOOT", VERSION, self.header_length, self.header_offset,
+                self.file_length, self.pack_id, self.header_checksum,
+            )
+        )  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes) -> Footer:
+        fixed = checked("footer", data, FOOTER_SIZE, b"TXSTFOOT")
+        _, version, header_length, header_offset, file_length, pack_id, checksum = FOOTER.unpack(fixed)
+        check_version("a commit", version)
+        if header_offset + header_length + FOOTER_SIZE != file_length:
+            raise MalformedError("header and footer do not end the file")
+        check_numbers(("length of the header", header_length, MAX_HEADER))
+        return cls(header_length, header_offset, file_length, pack_id, checksum)

@@ -1,0 +1,195 @@
+"""Every file name of a repository is made and parsed here. docs/format.md, "Files"."""
+
+from __future__ import annotations
+
+import re
+
+from txstore.errors import KeyFormatError
+from txstore.format.keys import check_name
+
+GUARD = "zarr.json"
+FORMAT = "format.json"
+STAGING = ".staging"
+COMMIT_LOCK = "locks/commit"
+STAGING_LOCK = "locks/staging"
+LOCKS = "locks"
+PINS = "locks/pins"
+PACKS = "packs"
+TAGS = "tags"
+DIRECTORIES = (STAGING, "commits", "commits/main", "floor", "floor/main", "heads", PACKS, TAGS, LOCKS)
+
+QUARANTINE = "quarantine"
+FLOOR = "floor"
+#: All that lies at the top of a repository.
+TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, *(name.partition("/")[0] for name in DIRECTORIES)})
+
+NEW = ".new"
+#: What the name of a lease ends with (`leases`): it is beside what is held.
+LEASE = ".held"
+_OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
+_NEW_FILE = re.compile(r"[0-9a-f]{16}\.new")
+_ORPHAN = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{8})?")
+_FOLDER = re.compile(r"[0-9a-f]{2}")
+_LOCK_FILE = re.compile(r"chunks|(member|stripe)-[0-9]{2,4}")
+
+# What file managers, file systems and editors leave in any directory.
+_LITTER = frozenset({".DS_Store", ".directory", ".localized", "Thumbs.db", "desktop.ini"})
+_LITTER_BEGINS = ("._", ".nfs", ".fuse_hidden", ".smbdelete", ".~lock.", ".#", "#")
+_LITTER_ENDS = ("~", ".swp", ".swo")
+
+
+def commits_directory(branch: str) -> str:
+    return f"commits/{branch}"
+
+
+def slot_name(slot: int) -> str:
+    return f"{slot:010d}"
+
+
+def commit_path(branch: str, slot: int) -> str:
+    return f"commits/{branch}/{slot_name(slot)}"
+
+
+def is_commit_path(path: str) -> bool:
+    return path.startswith("commits/")
+
+
+def parse_slot(name: str) -> int | None:
+    """Return the slot of a commit file's name, None for any other name."""
+    if not 10 <= len(name) <= 19 or not (name.isascii() and name.isdigit()):
+        return None
+    slot = int(name)
+    return slot if slot_name(slot) == name else None
+
+
+def orphan_path(branch: str, slot: int, commit_id: bytes) -> str:
+    return f"{commit_path(branch, slot)}.orphan-{commit_id.hex()}"
+
+
+def staging_path(transaction: bytes, participant: int) -> str:
+    return f"{STAGING}/{transaction.hex()}.{participant}"
+
+
+def parse_staging(name: str) -> tuple[bytes, int] | None:
+    """Return transaction and participant of a staged pack's file name, None for any other name."""
+    transaction, _, participant = name.partition(".")
+    if not _ID.fullmatch(transaction) or not _NUMBER.fullmatch(participant) or int(participant) >= 1 << 32:
+        return None
+    return bytes.fromhex(transaction), int(participant)
+
+
+def open_path(transaction: bytes) -> str:
+    """The record of a transaction that several processes may stage into."""
+    return f"{STAGING}/{transaction.hex()}.{_OPEN}"
+
+
+def sealed_path(transaction: bytes) -> str:
+    """The same record while the transaction ends: nobody may stage any more."""
+    return f"{STAGING}/{transaction.hex()}.{_SEALED}"
+
+
+def parse_record(name: str) -> bytes | None:
+    """Return the transaction whose record, open or sealed, has this file name; None for any other name."""
+    transaction, _, state = name.partition(".")
+    if not _ID.fullmatch(transaction) or state not in (_OPEN, _SEALED):
+        return None
+    return bytes.fromhex(transaction)
+
+
+def named_path(name: str) -> str:
+    """Which transaction has a name."""
+    return f"{STAGING}/{_NAMED}{name}"
+
+
+def parse_named(file: str) -> str | None:
+    """Return the transaction's name that this file is of, None for any other file."""
+    name = file.removeprefix(_NAMED)
+    return name if name != file and is_name(name) else None
+
+
+def is_new(file: str) -> bool:
+    """Tell whether a file of `.staging/` is a small one that is being written."""
+    return _NEW_FILE.fullmatch(file) is not None
+
+
+def is_name(name: str) -> bool:
+    """Tell whether a tag, a branch or a transaction can be called so."""
+    try:
+        check_name("tag", name)
+    except KeyFormatError:
+        return False
+    return True
+
+
+def is_orphan(file: str) -> bool:
+    """Tell whether a file of `commits/<branch>/` is a commit that was moved aside."""
+    slot, mark, rest = file.partition(".orphan-")
+    return bool(mark) and parse_slot(slot) is not None and _ORPHAN.fullmatch(rest) is not None
+
+
+def data_pack_path(pack_id: bytes) -> str:
+    return f"{data_pack_directory(pack_id)}/{pack_id.hex()}"
+
+
+def data_pack_directory(pack_id: bytes) -> str:
+    return f"{PACKS}/{pack_id.hex()[:2]}"
+
+
+def parse_data_pack(directory: str, name: str) -> bytes | None:
+    """Return the id of the data pack that has this name in this directory of `packs/`; None for any other file."""
+    return bytes.fromhex(name) if _ID.fullmatch(name) and name[:2] == directory else None
+
+
+def hint_path(branch: str) -> str:
+    return f"heads/{branch}"
+
+
+def floor_directory(branch: str) -> str:
+    return f"floor/{branch}"
+
+
+def floor_path(branch: str, slot: int) -> str:
+    """What says that a vacuum has removed the slots below."""
+    return f"{floor_directory(branch)}/{slot_name(slot)}"
+
+
+def tag_path(name: str) -> str:
+    return f"{TAGS}/{name}"
+
+
+def belongs(path: str) -> bool:
+    """Tell whether a file or directory of a repository can have this path. Nothing else is ever deleted."""
+    top, _, rest = path.partition("/")
+    if not rest:
+        return top in TOP
+    if top == QUARANTINE:
+        return True
+    if top == PACKS:
+        folder, _, name = rest.partition("/")
+        return parse_data_pack(folder, name) is not None if name else _FOLDER.fullmatch(folder) is not None
+    if top == TAGS:
+        return is_name(rest)
+    if top == STAGING:
+        return _is_staged(rest)
+    if top == LOCKS:
+        return path in (COMMIT_LOCK, STAGING_LOCK, PINS) or _LOCK_FILE.fullmatch(rest) is not None
+    branch, _, name = rest.partition("/")
+    if branch != "main" or top not in ("commits", FLOOR, "heads"):
+        return False
+    is_commit = top == "commits" and is_orphan(name)
+    return not name or is_commit or (top != "heads" and parse_slot(name) is not None)
+
+
+def _is_staged(file: str) -> bool:
+    if is_new(file) or parse_named(file) is not None or parse_record(file) is not None:
+        return True
+    held = file.removesuffix(LEASE)
+    return parse_staging(held) is not None or (held != file and _ID.fullmatch(held) is not None)
+
+
+def is_litter(name: str) -> bool:
+    """Tell whether other programs leave files of this name anywhere: they don't show that a directory is in use."""
+    return name in _LITTER or name.startswith(_LITTER_BEGINS) or name.endswith(_LITTER_ENDS)

@@ -1,0 +1,247 @@
+"""Packs: bytes <-> heads, frames, directories of frames. No I/O. docs/format.md is the layout and the words."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from txstore.format import names
+from txstore.format.encoding import (
+    CHECKSUM,
+    MAX_COUNT,
+    VERSION,
+    MalformedError,
+    NewerFormatError,
+    Reader,
+    check_version,
+    checked,
+    crc32c,
+    encode_varint,
+    with_checksum,
+)
+
+ALIGNMENT = 64  # of values from ALIGNED_FROM bytes up
+ALIGNED_FROM = 1024
+
+CHECKSUM_CRC32C = 1
+PACK_COMMIT_FILE, PACK_DATA = 1, 2
+FRAME_VALUE, FRAME_TOMBSTONE, FRAME_PREFIX, FRAME_PARTICIPANT, FRAME_SEAL = 1, 2, 3, 4, 5
+FRAME_FOREIGN = 10  # a value, too: the record of a range of bytes in a file outside (`foreign`)
+FRAME_READ, FRAME_NAMES_BELOW, FRAME_KEYS_BELOW, FRAME_ANY_BELOW = FRAMES_READ = 6, 7, 8, 9
+SEEN_NOTHING, SEEN_BASE, SEEN_FRAME = 0, 1, 2
+REF_TOMBSTONE, REF_PACK, REF_FOREIGN = 0, 1, 3
+#: What an index look-up returns for a key that only a prefix tombstone covers; never stored as a ref.
+FOUND_PREFIX = 4
+
+#: What leads to a value, or to the record of one that lies outside: the kind of the ref, by that of the frame.
+REF_OF_FRAME = {FRAME_VALUE: REF_PACK, FRAME_FOREIGN: REF_FOREIGN}
+FRAMES_OF_KEYS = (FRAME_TOMBSTONE, *REF_OF_FRAME)
+FRAMES_WITH_KEY = (*FRAMES_OF_KEYS, FRAME_READ)  # the others have a prefix, or nothing
+FRAME_OF_REF = {ref: frame for frame, ref in REF_OF_FRAME.items()}
+
+HEAD = struct.Struct("<8sII16s16sQ4x")
+FRAME = struct.Struct("<4sBBHQQI")
+PREDECESSOR = struct.Struct("<IQ")
+DIRECTORY = struct.Struct("<8sQII")
+HEAD_SIZE = 64
+DIRECTORY_SIZE = DIRECTORY.size + 4
+FRAME_SIZE = 32
+assert HEAD.size == 60
+assert FRAME.size == 28
+
+
+def encode_head(pack_id: bytes, repository_id: bytes, number: int = 0, first: int = 0) -> bytes:
+    return with_checksum(HEAD.pack(b"TXSTPACK", VERSION, number, pack_id, repository_id, first))
+
+
+def decode_head(data: bytes) -> tuple[bytes, bytes, int]:
+    """Return pack id, repository id and the number of the pack in its transaction."""
+    fixed = checked("pack head", data, HEAD_SIZE, b"TXSTPACK")
+    _, version, number, pack_id, repository_id, _ = HEAD.unpack(fixed)
+    check_version("a pack", version)
+    return pack_id, repository_id, number
+
+
+def first_frame(head: bytes) -> int:
+    """Return how many frames the participant had written to packs before this one, whose head was decoded."""
+    first: int = HEAD.unpack(head[: HEAD.size])[-1]
+    return first
+
+
+class Predecessor(NamedTuple):
+    """Another frame of the same transaction, on the same key or on a prefix above it."""
+
+    participant: int
+    sequence: int
+
+
+#: What the writer of a frame had seen of the key before: one of `SEEN_NOTHING`, `SEEN_BASE`, or a frame.
+Seen = int | Predecessor
+
+
+def frame_layout(start: int, key_length: int, value_length: int, *, has_predecessor: bool = False) -> tuple[int, int]:
+    """Return where the value of a frame begins that starts at `start`, and where the next frame starts."""
+    value = start + FRAME_SIZE + key_length + (PREDECESSOR.size if has_predecessor else 0)
+    if value_length >= ALIGNED_FROM:
+        value = -(-value // ALIGNMENT) * ALIGNMENT
+    return value, -(-(value + value_length) // 8) * 8
+
+
+def encode_frame(kind: int, seen: Seen, sequence: int, key: bytes, length: int, checksum: int) -> bytes:
+    """Return frame header, key and predecessor; the caller pads and appends the value."""
+    if isinstance(seen, Predecessor):
+        fixed = FRAME.pack(b"TXFR", kind, SEEN_FRAME, len(key), sequence, length, checksum)
+        rest = key + PREDECESSOR.pack(*seen)
+    else:
+        fixed = FRAME.pack(b"TXFR", kind, seen, len(key), sequence, length, checksum)
+        rest = key
+    return b"".join((fixed, CHECKSUM.pack(crc32c(rest, crc32c(fixed))), rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: int
+    seen: Seen
+    sequence: int
+    key: bytes
+    head_end: int  # where header, key and predecessor end
+    offset: int  # of the value, in the pack
+    length: int
+    checksum: int
+    end: int  # where the next frame starts
+
+
+def decode_frame(data: memoryview, start: int, *, begin: int = 0, size: int | None = None) -> Frame:
+    """Decode the frame that starts at `start` of a pack. The value's own checksum is not compared.
+
+    `data` is the pack, or a part of it that begins at `begin` and holds the frame up to its value; `size` is then the
+    pack's length.
+    """
+    head = start - begin
+    fixed = bytes(data[head : head + FRAME.size])
+    if len(fixed) != FRAME.size or fixed[:4] != b"TXFR":
+        raise MalformedError("no frame is here", start)
+    _, kind, seen, key_length, sequence, length, checksum = FRAME.unpack(fixed)
+    stored = bytes(data[head + FRAME.size : head + FRAME_SIZE])
+    rest_length = key_length + (PREDECESSOR.size if seen == SEEN_FRAME else 0)
+    rest = bytes(data[head + FRAME_SIZE : head + FRAME_SIZE + rest_length])
+    if len(stored) != 4 or len(rest) != rest_length or crc32c(rest, crc32c(fixed)) != CHECKSUM.unpack(stored)[0]:
+        raise MalformedError("the frame has a wrong checksum", start)
+    if seen > SEEN_FRAME:
+        raise NewerFormatError(f"a frame that had seen {seen}")
+    if sequence > MAX_COUNT:
+        raise MalformedError("the frame's number is beyond all that there are", start)
+    offset, end = frame_layout(start, key_length, length, has_predecessor=seen == SEEN_FRAME)
+    if offset + length > (len(data) if size is None else size):
+        raise MalformedError("the frame's value reaches beyond the file", start)
+    what = Predecessor(*PREDECESSOR.unpack(rest[key_length:])) if seen == SEEN_FRAME else seen
+    head_end = start + FRAME_SIZE + rest_length
+    return Frame(kind, what, sequence, rest[:key_length], head_end, offset, length, checksum, end)
+
+
+def participants_pack(transaction: bytes, number: int) -> bytes:
+    """Return the id of a pack of a transaction; that of number 0 is the transaction's own."""
+    last = int.from_bytes(transaction[12:], "little") ^ number
+    return transaction[:12] + last.to_bytes(4, "little")
+
+
+def packs_begin(pack_id: bytes) -> bytes:
+    """Return what the ids of all packs of a transaction begin with."""
+    return pack_id[:12]
+
+
+def number_of(transaction: bytes, pack_id: bytes) -> int:
+    """Return the number of a pack in its transaction."""
+    return int.from_bytes(transaction[12:], "little") ^ int.from_bytes(pack_id[12:], "little")
+
+
+# A participant that can't let a file grow has several packs, counted from 1; whoever can has one, the 0th. An offset
+# says in its upper bits in which of them it is.
+_OFFSET_BITS, _PARTICIPANT_BITS = 40, 16
+MAX_PARTICIPANT = (1 << _PARTICIPANT_BITS) - 1
+
+
+def pack_number(participant: int, nth: int) -> int:
+    """Return the number in its transaction of a participant's nth pack. Raises `OSError` if it has too many."""
+    if nth >> (32 - _PARTICIPANT_BITS) or participant >> _PARTICIPANT_BITS:
+        raise OSError(
+            f"participant {participant} of this transaction has {nth} packs, more than can be numbered: commit"
+        )
+    return nth << _PARTICIPANT_BITS | participant
+
+
+def participant_of(number: int) -> int:
+    """Return whose pack has this number in its transaction."""
+    return number & ((1 << _PARTICIPANT_BITS) - 1)
+
+
+def nth_of(number: int) -> int:
+    """Return which of its participant's packs has this number in its transaction."""
+    return number >> _PARTICIPANT_BITS
+
+
+def join_offset(nth: int, offset: int) -> int:
+    return nth << _OFFSET_BITS | offset
+
+
+def split_offset(offset: int) -> tuple[int, int]:
+    """Return in which of its participant's packs an offset is, and the offset in that."""
+    return offset >> _OFFSET_BITS, offset & ((1 << _OFFSET_BITS) - 1)
+
+
+def encode_directory(heads: Sequence[bytes], end: int) -> bytes:
+    """Return what lists the frames of a pack that is read from afar: their headers, keys and predecessors."""
+    content = b"".join(heads)
+    return content + with_checksum(DIRECTORY.pack(b"TXSTDIRY", end, len(content), 0))
+
+
+def decode_directory(data: bytes) -> tuple[int, int]:
+    """Return where the frames of a pack end, and the length of what lists them, which ends where `data` begins."""
+    fixed = checked("directory", data, DIRECTORY_SIZE, b"TXSTDIRY")
+    _, end, length, _ = DIRECTORY.unpack(fixed)
+    return end, length
+
+
+def frames_listed(content: bytes, end: int) -> Iterator[Frame]:
+    """Yield the frames that a directory lists, each where it lies in the pack."""
+    view, at, start = memoryview(content), 0, HEAD_SIZE
+    while at < len(content):
+        frame = decode_frame(view[at:], start, begin=start, size=end)
+        at += frame.head_end - start
+        start = frame.end
+        yield frame
+    if start != end:
+        raise MalformedError(f"the frames that are listed end at {start} instead of {end}")
+
+
+class PackName(NamedTuple):
+    """Where a pack lies: in a slot, or, without a branch, in `packs/`. The id is checked against the pack's head."""
+
+    id: bytes
+    branch: str | None = None
+    slot: int = 0
+
+    @property
+    def path(self) -> str:
+        return names.data_pack_path(self.id) if self.branch is None else names.commit_path(self.branch, self.slot)
+
+    def encode(self) -> bytes:
+        if self.branch is None:
+            return bytes([PACK_DATA]) + self.id
+        return bytes([PACK_COMMIT_FILE]) + self.id + encode_varint(self.slot) + self.branch.encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> PackName:
+        reader = Reader(data)
+        kind = reader.take(1)[0]
+        if kind not in (PACK_COMMIT_FILE, PACK_DATA):
+            raise NewerFormatError(f"a pack of kind {kind}")
+        pack_id = reader.take(16)
+        if kind == PACK_DATA:
+            if not reader.at_end:
+                raise MalformedError("the entry of a data pack is too long")
+            return cls(pack_id)
+        slot = reader.varint()
+        return cls(pack_id, reader.branch(), slot)

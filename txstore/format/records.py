@@ -1,0 +1,233 @@
+"""The small files beside the commits: hint, tag, `format.json` and the guard. docs/format.md, "Files"."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from txstore.errors import KeyFormatError
+from txstore.format.commitfile import REQUIRED_FEATURES_KNOWN
+from txstore.format.encoding import (
+    MAX_TIME,
+    VERSION,
+    MalformedError,
+    NewerFormatError,
+    Reader,
+    checked,
+    crc32c,
+    json_object,
+    with_checksum,
+)
+from txstore.format.keys import check_name
+
+#: Of the files in which these lie, in bytes: docs/format.md, "Bounds".
+MAX_SIZE = 4 << 20
+
+HINT = struct.Struct("<8sQ16sQQIII")
+HINT_SIZE = 64
+assert HINT.size == 60
+TAG = struct.Struct("<8sQ16s")
+
+#: What a transaction may be checked for: what it writes, or also what it reads.
+SNAPSHOT, SERIALIZABLE = ISOLATIONS = "snapshot", "serializable"
+
+_ID = re.compile("[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Where the search for the head begins.
+
+    `durable`: this commit and all before it are known to be. `boot`: of the machine that has seen them, 0 if not known.
+    `place`: where that is true, see `Storage.place`.
+    """
+
+    slot: int
+    commit_id: bytes
+    file_length: int
+    header_offset: int
+    header_length: int
+    durable: bool
+    boot: int = 0
+    place: int = 0  # even
+
+    def encode(self) -> bytes:
+        return with_checksum(
+            HINT.pack(
+                b"TXSTHEAD", self.slot, self.commit_id, self.file_length,
+                self.header_offset, self.header_length, self.place | self.durable, self.boot,
+            )
+        )  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes) -> Hint:
+        fixed = checked("hint", data, HINT_SIZE, b"TXSTHEAD")
+        _, slot, commit_id, size, offset, length, place, boot = HINT.unpack(fixed)
+        return cls(slot, commit_id, size, offset, length, place & 1 == 1, boot, place & ~1)
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    branch: str
+    slot: int
+    commit_id: bytes
+
+    def encode(self) -> bytes:
+        return with_checksum(TAG.pack(b"TXSTTAG1", self.slot, self.commit_id) + self.branch.encode())
+
+    @classmethod
+    def decode(cls, data: bytes) -> Tag:
+        fixed = checked("tag", data, max(len(data), TAG.size + 4), b"TXSTTAG1")
+        _, slot, commit_id = TAG.unpack(fixed[: TAG.size])
+        return cls(Reader(fixed, TAG.size).branch(), slot, commit_id)
+
+
+#: How a slot is taken at most once: on a local disk; by a promise that nobody else writes; in all other known ways.
+SLOTS_BY_RENAME, SLOTS_BY_PROMISE = "rename", "single writer"
+SLOTS_KNOWN = frozenset({SLOTS_BY_RENAME, SLOTS_BY_PROMISE, "conditional", "lock"})
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryFormat:
+    """The content of `format.json`."""
+
+    repository_id: bytes
+    slots: str = SLOTS_BY_RENAME
+    required: int = 0
+    optional: int = 0
+
+    def encode(self) -> bytes:
+        members = {
+            "txstore": VERSION,
+            "repository": self.repository_id.hex(),
+            "slots": self.slots,
+            "required": self.required,
+            "optional": self.optional,
+        }
+        return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> RepositoryFormat:
+        members = json_object(data)
+        version = members.get("txstore")
+        if isinstance(version, int) and version > VERSION:
+            raise NewerFormatError(f"format version {version}")
+        checksum = members.pop("checksum", None)
+        if checksum != _json_checksum(members):
+            raise MalformedError("the document has a wrong checksum")
+        repository, slots = members.get("repository"), members.get("slots")
+        required, optional = members.get("required"), members.get("optional")
+        if version != VERSION or not isinstance(required, int) or not isinstance(optional, int):
+            raise MalformedError("a number in the document is missing or not one")
+        if not isinstance(repository, str) or not _ID.fullmatch(repository):
+            raise MalformedError("the document names no repository")
+        if not isinstance(slots, str) or slots not in SLOTS_KNOWN:
+            raise NewerFormatError(f"slots taken by {slots!r}")
+        if required & ~REQUIRED_FEATURES_KNOWN:
+            raise NewerFormatError(f"required features {required:#x}")
+        return cls(bytes.fromhex(repository), slots, required, optional)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRecord:
+    """What a process has to know to stage into another's transaction."""
+
+    id: bytes
+    branch: str
+    base: tuple[int, str] | None  # slot and commit id; None: there was no commit yet
+    name: str | None = None
+    message: str | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    durability: str = "fsync"
+    owner: str = ""  # who began it: user@host, and the process id
+    time: int = 0  # when it began, microseconds since 1970 UTC
+    isolation: str = SNAPSHOT
+
+    def encode(self) -> bytes:
+        members = {
+            "transaction": self.id.hex(),
+            "branch": self.branch,
+            "base": None if self.base is None else list(self.base),
+            "name": self.name,
+            "message": self.message,
+            "properties": dict(self.properties),
+            "durability": self.durability,
+            "owner": self.owner,
+            "time": self.time,
+            "isolation": self.isolation,
+        }
+        # Not indented: what is nested would take many times its length.
+        return json.dumps({**members, "checksum": _json_checksum(members)}).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> TransactionRecord:
+        members = json_object(data)
+        checksum = members.pop("checksum", None)
+        if checksum != _json_checksum(members):
+            raise MalformedError("the record of the transaction has a wrong checksum")
+        for name, is_fit in _FIT_FOR_A_RECORD.items():
+            if name not in members or not is_fit(members[name]):
+                raise MalformedError(f"the record of the transaction has no {name} that makes sense")
+        base = members["base"]
+        return cls(
+            bytes.fromhex(members["transaction"]),
+            members["branch"],
+            None if base is None else (base[0], base[1]),
+            members["name"],
+            members["message"],
+            members["properties"],
+            members["durability"],
+            members["owner"],
+            members["time"],
+            members["isolation"],
+        )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _is_name(value: object) -> bool:
+    """Tell whether it may become a part of a path."""
+    try:
+        return isinstance(value, str) and check_name("name", value) == value
+    except KeyFormatError:
+        return False
+
+
+_FIT_FOR_A_RECORD: Mapping[str, Callable[[Any], bool]] = {
+    "transaction": _is_id,
+    "branch": _is_name,
+    "base": lambda base: (
+        base is None or (isinstance(base, list) and len(base) == 2 and _is_number(base[0]) and _is_id(base[1]))
+    ),
+    "name": lambda name: name is None or _is_name(name),
+    "message": lambda message: message is None or isinstance(message, str),
+    "properties": lambda properties: isinstance(properties, dict),
+    "durability": lambda durability: durability in ("fsync", "none"),
+    "owner": lambda owner: isinstance(owner, str),
+    "time": lambda time: _is_number(time) and time <= MAX_TIME,
+    "isolation": lambda isolation: isolation in ISOLATIONS,
+}
+
+
+def _json_checksum(members: Mapping[str, Any]) -> str:
+    canonical = json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
+    return f"{crc32c(canonical):08x}"
+
+
+#: The guard is a valid group but for one member that nobody understands, so that zarr's own error shows its name.
+GUARD_SENTENCE = "this is a TxStore repository: open it with txstore.TxStore(path), not by its bare path"
+
+
+def encode_guard() -> bytes:
+    document = {"zarr_format": 3, "node_type": "group", "attributes": {}, GUARD_SENTENCE: {"must_understand": True}}
+    return json.dumps(document, indent=2).encode() + b"\n"

@@ -1,0 +1,221 @@
+"""The fsspec protocol `txstore`: `txstore::URL` is a snapshot of the repository at URL, as a read-only file system.
+
+`txstore://URL`, which stores print, is the same; a path inside of the repository may follow either.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Never
+
+from fsspec.core import split_protocol
+from fsspec.spec import AbstractFileSystem
+
+from txstore.errors import RepositoryNotFoundError, SnapshotExpiredError
+from txstore.history.opening import CHAINED, PRINTED, Access, locate
+from txstore.history.snapshot import Snapshot
+from txstore.interchange.concealing import concealed
+from txstore.repository import Repository
+from txstore.storage.sources import Given
+
+#: What these keep goes stale, and a repository keeps what was read itself.
+_CACHES = ("blockcache", "cached", "filecache", "simplecache")
+
+
+class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """The keys of one commit as files: `zarr.open("txstore::s3://bucket/data.tx", mode="r")`.
+
+    Options of this protocol stand beside those of the one that it is chained to, which go under its name:
+    `storage_options={"at": 7, "s3": {"anon": True}}`. Each opening looks for the newest commit anew; what was opened
+    stays at it, in the pickles, too. Paths are the keys of the Zarr hierarchy.
+
+    Parameters
+    ----------
+    fo : str
+        The URL or path of the repository, or of a group, array or key in it, which is the root then. fsspec gives it,
+        and the next two, for a chained URL.
+    target_protocol : str, optional
+        The protocol of `fo`, where that is a path without one.
+    target_options : dict, optional
+        Of the file system that the repository lies on.
+    branch, at, tag
+        Which commit: as in `Repository.snapshot`.
+    sources : dict or list of str, optional
+        Below which URLs values may lie outside: as in `Repository`.
+
+    Writing raises `PermissionError`.
+    """
+
+    protocol = "txstore"
+    cachable = False  # an instance that was made an hour ago is an hour old
+
+    def __init__(
+        self,
+        fo: str | None = None,
+        *,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        branch: str = "main",
+        at: int | str | datetime | None = None,
+        tag: str | None = None,
+        sources: Given | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if not fo:
+            raise ValueError("which repository? Chain its URL: txstore::s3://bucket/data.tx, txstore::/data/data.tx")
+        given = {**options.get(split_protocol(fo)[0], {}), **(target_options or {})}
+        self._root = ""
+        concealed(lambda: self._find(fo, target_protocol, given, sources), [fo], given)
+        self.snapshot: Snapshot = self.repository.mapping(at=at, branch=branch, tag=tag)
+
+    def _find(self, fo: str, target_protocol: str | None, given: dict[str, Any], sources: Given | None) -> None:
+        url, repository_options = _url_of(fo, target_protocol, given)
+        try:
+            self.repository = Repository(url, create=False, storage_options=repository_options, sources=sources)
+        except RepositoryNotFoundError:
+            url, self._root = locate(CHAINED + url, Access(repository_options))
+            if not self._root:
+                raise
+            self.repository = Repository(url, create=False, storage_options=repository_options, sources=sources)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        commit = self.snapshot.commit
+        place = None if commit is None else (commit.slot, commit.id)
+        return _restored, (self.storage_args, dict(self.storage_options), place)
+
+    @property
+    def fsid(self) -> str:
+        commit = self.snapshot.commit
+        return f"txstore_{self.repository.id}_{'' if commit is None else commit.id}_{self._root}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TxStoreFileSystem) and self.repository == other.repository and self.fsid == other.fsid
+
+    def __hash__(self) -> int:
+        return hash(self.fsid)
+
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        return self.repository.url, self.fsid
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        path = str(path).removeprefix(CHAINED)
+        return "" if _is_printed(path) else path.removeprefix(PRINTED).strip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {"fo": path.removeprefix(PRINTED)} if _is_printed(path) else {}
+
+    def _key(self, path: Any) -> str:
+        return "/".join(part for part in (self._root, self._strip_protocol(path)) if part)
+
+    # --- reading
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        path, key = self._strip_protocol(path), self._key(path)
+        prefix = path + "/" if path else ""
+        names = [prefix + name for name in self.snapshot.list_dir(key)]
+        if not names and key:
+            names = [path] if key in self.snapshot else []
+            if not names:
+                raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
+        return [self.info(name) for name in names] if detail else names
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path, key = self._strip_protocol(path), self._key(path)
+        size = self.snapshot.size_of(key) if key else None
+        if size is not None:
+            return {"name": path, "size": size, "type": "file"}
+        if key and not self.snapshot.has_keys_below(key):
+            raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
+        return {"name": path, "size": 0, "type": "directory"}
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
+    ) -> Any:
+        if maxdepth is not None or withdirs:
+            return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
+        path, key = self._strip_protocol(path), self._key(path)
+        if key and key in self.snapshot:
+            found = [path]
+        else:
+            found = [each[len(self._root) :].lstrip("/") for each in self.snapshot.keys_below(key)]
+        return {key: self.info(key) for key in found} if detail else found
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        key = self._key(path)
+        if start is None and end is None:
+            view = self.snapshot.get_view(key) if key else None
+        else:
+            view = self.snapshot.get_part(key, slice(start, end)) if key else None
+        if view is None:
+            if key and not self.snapshot.has_keys_below(key):
+                raise FileNotFoundError(errno.ENOENT, "no such key", path)
+            raise IsADirectoryError(errno.EISDIR, "keys are below it, it is none", path)
+        return bytes(view)
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
+        if mode != "rb":
+            self._refuse(path)
+        return io.BytesIO(self.cat_file(path))
+
+    def modified(self, path: str) -> datetime:
+        """Return when the commit was made that is read."""
+        self.info(path)
+        commit = self.snapshot.commit
+        if commit is None:
+            raise FileNotFoundError(errno.ENOENT, "the repository has no commit yet", path)
+        return commit.time
+
+    created = modified
+
+    # --- writing: what fsspec's classes do by default is nothing, without a word
+
+    def _refuse(self, path: Any = "", *_: Any, **__: Any) -> Never:
+        words = "txstore:: is for reading: write to Repository(url).transaction()"
+        raise PermissionError(errno.EROFS, words, f"{self.repository.url}: {path}")
+
+    pipe_file = put_file = cp_file = mv = rm = rm_file = rmdir = mkdir = makedirs = touch = _rm = _refuse
+
+
+def _is_printed(path: str) -> bool:
+    """Tell whether this is the URL of a repository, or of what is inside, and not of a key: `txstore://position/c/0`."""
+    place = path.removeprefix(PRINTED)
+    return place != path and (place.startswith("/") or "://" in place)
+
+
+def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the URL of the repository, put together again from what fsspec took apart, and its options."""
+    while protocol in _CACHES and "target_protocol" in options:
+        protocol, fo, options = (
+            options["target_protocol"],
+            options.get("fo", fo),
+            dict(options.get("target_options") or {}),
+        )
+    if protocol in (None, "file", "local"):
+        if "://" not in fo:
+            options.pop("auto_mkdir", None)
+        return fo, options
+    if "://" in fo:
+        return fo, options
+    if "host" in options:  # of a file server: fsspec takes it out of the URL
+        port = options.pop("port", None)
+        return f"{protocol}://{options.pop('host')}{f':{port}' if port else ''}/{fo.lstrip('/')}", options
+    return f"{protocol}://{fo.lstrip('/')}", options
+
+
+def _restored(arguments: tuple[Any, ...], options: dict[str, Any], place: tuple[int, str] | None) -> TxStoreFileSystem:
+    if place is None:
+        return TxStoreFileSystem(*arguments, **options)
+    slot, commit_id = place
+    restored = TxStoreFileSystem(*arguments, **{**options, "at": slot, "tag": None})
+    commit = restored.snapshot.commit
+    if commit is None or commit.id != commit_id:
+        raise SnapshotExpiredError(f"{commit_id} (slot {slot})")
+    return restored

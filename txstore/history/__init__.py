@@ -1,0 +1,1 @@
+"""Commits and what leads to them: slots, snapshots, runs, packs, tags, following."""

@@ -1,0 +1,90 @@
+"""One commit: as people see it, and as it was read from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from txstore.format import encoding, names
+from txstore.format.commitfile import Footer, Header
+from txstore.format.records import Hint
+
+MAIN = "main"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit of the history.
+
+    Attributes
+    ----------
+    id, parent : str
+        32 hexadecimal digits; the parent of the first commit is None.
+    slot, seq : int
+        Its place in the branch, and its number among its ancestors.
+    time : datetime
+        Aware, in UTC, later than the parent's.
+    statistics : dict
+        `keys_set`, `keys_deleted`, `prefixes_deleted`, `bytes_set` (of the values), `arrays` (touched).
+    """
+
+    id: str
+    branch: str
+    slot: int
+    seq: int
+    parent: str | None
+    time: datetime
+    author: str
+    message: str
+    properties: Mapping[str, Any]
+    statistics: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.branch}@{self.slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A commit as it was read: its header, and what a child says of it."""
+
+    header: Header
+    footer: Footer
+    hash: bytes
+
+    @property
+    def path(self) -> str:
+        return names.commit_path(self.header.branch, self.header.slot)
+
+    @property
+    def next(self) -> tuple[int, int, int]:
+        """Slot, seq and, at least, floor of a child."""
+        return self.header.slot + 1, self.header.seq + 1, self.header.floor
+
+    @property
+    def commit(self) -> Commit:
+        h = self.header
+        return Commit(
+            id=h.id.hex(), branch=h.branch, slot=h.slot, seq=h.seq,
+            parent=None if h.parent_id == encoding.NO_ID else h.parent_id.hex(),
+            time=EPOCH + timedelta(microseconds=h.time),
+            author=h.author, message=h.message, properties=h.properties, statistics=h.statistics.as_dict(),
+        )  # fmt: skip
+
+    def follows(self, below: Stored | None) -> bool:
+        """Tell whether `below`, or nothing, is the parent that the header names.
+
+        The id is not enough: after a power loss, a transaction with a name is committed again, under the same one.
+        """
+        parent = (encoding.NO_ID, encoding.NO_ID) if below is None else (below.header.id, below.hash)
+        return (self.header.parent_id, self.header.parent_hash) == parent
+
+    def has_parent_of(self, other: Stored) -> bool:
+        mine, theirs = self.header, other.header
+        return (mine.parent_id, mine.parent_hash) == (theirs.parent_id, theirs.parent_hash)
+
+    def hint(self, *, durable: bool, boot: int, place: int) -> Hint:
+        f = self.footer
+        return Hint(self.header.slot, f.pack_id, f.file_length, f.header_offset, f.header_length, durable, boot, place)

@@ -1,0 +1,467 @@
+"""The history of a repository: slots, heads, tags. Commits are read here, and slots are taken here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+from txstore.errors import (
+    CommitNotFoundError,
+    CommitUnknownError,
+    CorruptionError,
+    SnapshotExpiredError,
+    UnsupportedFormatError,
+    WrongFileTypeError,
+)
+from txstore.format import commitfile, encoding, names, records
+from txstore.format.commitfile import Footer, Header
+from txstore.format.keys import check_name
+from txstore.format.records import Hint, Tag
+from txstore.history.commit import MAIN, Stored
+from txstore.history.identity import Identity
+from txstore.history.packs import PackWriter, Writer
+from txstore.storage.interface import Storage
+
+#: So often a search for the head begins anew that a vacuum has overtaken.
+_SEARCHES = 20
+#: So many commits may follow one another before their directory is synced: as many as a search has to read, at most.
+MAX_PENDING = 64
+#: Seconds between two looks at a name that is there and not seen yet.
+_LOOK_AGAIN = 0.1
+
+
+class SlotTakenError(Exception):
+    """Another commit has the slot. Internal: the committer goes on to the next one."""
+
+
+class Commits:
+    """The history of one repository."""
+
+    #: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
+    tail_size = 4096
+    #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.
+    takes_turns = True
+    #: Whether a slot may still be taken by a request that has failed for the one who made it.
+    may_come_late = False
+    #: Whether whoever vacuums sees who reads: then it matters whether the head was still kept when it was pinned.
+    pins_are_seen = True
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.identity = Identity(storage)
+        self.is_tidy = False  # what dead processes had staged was looked for
+        self._newest: Stored | None = None  # the head that was found last
+        self._durable_slot = -1  # known to be durable, with all slots below it
+        self.warned_of = 0  # the time, ahead of the clock, that a commit was warned to be of
+        self._is_copy = False  # its files were durable elsewhere; here nobody has synced them
+
+    def new_pack(self, transaction: bytes, number: int) -> Writer:
+        """Return a pack of a transaction to be written; that of number 0 becomes the commit file."""
+        return PackWriter.of_participant(self.storage, transaction, number, self.identity.id)
+
+    def staged_path(self, transaction: bytes, number: int) -> str:
+        """Return where a pack of a transaction lies until it is committed."""
+        return names.staging_path(transaction, number)
+
+    # --- reading commits
+
+    def read(self, branch: str, slot: int) -> Stored | None:
+        """Return the commit in a slot, None if the slot is free. Raises `CorruptionError`."""
+        path = names.commit_path(branch, slot)
+        try:
+            tail, size = self.storage.read_tail(path, self.tail_size)
+        except FileNotFoundError:
+            return None
+        return self.decode(path, branch, slot, tail, size)
+
+    def decode(self, path: str, branch: str, slot: int, tail: bytes, size: int) -> Stored:
+        """Return the commit in a file of `size` bytes of which the last are `tail`. Raises `CorruptionError`."""
+        try:
+            footer = Footer.decode(tail[-commitfile.FOOTER_SIZE :])
+            if footer.file_length != size:
+                raise encoding.MalformedError(f"the file has {size} bytes instead of {footer.file_length}")
+            start = len(tail) - commitfile.FOOTER_SIZE - footer.header_length
+            if start >= 0:
+                encoded = tail[start : start + footer.header_length]
+            else:
+                encoded = self.storage.read_range(path, footer.header_offset, footer.header_length)
+            if encoding.crc32c(encoded) != footer.header_checksum:
+                raise encoding.MalformedError("the header has a wrong checksum")
+            header = Header.decode(encoded)
+            header.check_placed(footer.header_offset)
+        except encoding.NewerFormatError as error:
+            raise UnsupportedFormatError(path, found=error.reason, supported=f"version {encoding.VERSION}") from error
+        except encoding.MalformedError as error:
+            raise CorruptionError(path, reason=error.reason) from error
+        if (header.repository_id, header.branch, header.slot) != (self.identity.id, branch, slot):
+            raise CorruptionError(path, reason="this commit belongs to another repository, branch or slot")
+        if header.id != footer.pack_id:
+            raise CorruptionError(path, reason="header and footer name different commits")
+        return Stored(header, footer, commitfile.header_hash(encoded))
+
+    def head(self, branch: str = MAIN) -> Stored | None:
+        """Return the newest commit, None if there is none yet."""
+        self.check_branch(branch)
+        newest = self._newest
+        found = self._follow_hint(branch, newest) or self._search(branch, newest)
+        for _ in range(_SEARCHES):
+            while True:
+                above = self.read(branch, 0 if found is None else found.header.slot + 1)
+                if above is None or not above.follows(found):  # nothing, or an orphan: not followed
+                    break
+                found = above
+            # I10: below the floor there are gaps. A search may have been overtaken by a vacuum, a hint written late.
+            if not self.is_below_floor(branch, -1 if found is None else found.header.slot):
+                break
+            found = self._search(branch, newest)
+        else:
+            raise CorruptionError(names.floor_directory(branch), reason="it names a slot that is above all commits")
+        # `newest` is what was known when the search began: another thread may have found a newer one since.
+        if newest is not None and (found is None or found.header.slot < newest.header.slot):
+            # I4: what was there is not missing but lost.
+            reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
+            raise CorruptionError(names.commits_directory(branch), reason=reason)
+        self._newest = found
+        return found
+
+    def _follow_hint(self, branch: str, newest: Stored | None) -> Stored | None:
+        try:
+            hint = self.read_hint(branch)
+        except (OSError, encoding.MalformedError):
+            return None  # it is only a hint: the slots are the truth
+        is_durable = hint.durable
+        if newest is not None and newest.header.id == hint.commit_id:
+            # A commit never changes; but is it still there?
+            found = newest if self.storage.exists(newest.path) else None
+        else:
+            found = self.read(branch, hint.slot)
+            # All that was below it when the hint was written is there, unless the power was lost since, or this is a
+            # copy: what was true of the original need not be true of it.
+            place = self.storage.place()
+            is_here = hint.place == place != 0
+            is_durable = is_here and hint.durable
+            is_of_boot = is_here and hint.boot == self.storage.boot() != 0
+            self._is_copy = hint.place not in (0, place)
+            if (
+                found is None
+                or found.header.id != hint.commit_id
+                or not (is_durable or is_of_boot or self._is_whole(found, newest))
+            ):
+                return None
+        if is_durable and found is not None and hint.slot > self._durable_slot and self.is_durable(hint):
+            self._durable_slot = hint.slot
+        return found
+
+    def read_hint(self, branch: str) -> Hint:
+        """Raises `OSError` or `MalformedError`."""
+        return Hint.decode(self.storage.read_range(names.hint_path(branch), 0, records.HINT_SIZE))
+
+    def is_durable(self, hint: Hint) -> bool:
+        """Tell whether a hint says, of this directory, that its commit is durable."""
+        return hint.durable and hint.place == self.storage.place() != 0
+
+    def _search(self, branch: str, newest: Stored | None) -> Stored | None:
+        """Find a commit near the head without a hint: the highest one whose chain of parents is whole."""
+        lowest: int | None = None  # slot, of those whose chain breaks where that of a commit above them did
+        for slot in sorted(self.slots(branch), reverse=True):
+            if lowest is not None and slot >= lowest:
+                continue  # nobody vouches for it who was not met on the way down to there
+            found = self.read(branch, slot)
+            if found is not None:
+                lowest = self._break_below(found, newest)
+                if lowest is None:
+                    return found
+        return None
+
+    def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
+        """Tell whether a slot is missing. In a copy any may be: what commits vouch for was true of the original."""
+        header, slots = stored.header, set(self.slots(stored.header.branch))
+        first = header.floor if known is None else max(header.floor, known.header.slot)
+        return any(slot not in slots for slot in range(first, header.slot))
+
+    def _is_whole(self, stored: Stored, known: Stored | None) -> bool:
+        return self._break_below(stored, known) is None
+
+    def _break_below(self, stored: Stored, known: Stored | None) -> int | None:
+        """Return where the parents of a commit are not there any more: the slot above that. None: the chain is whole.
+
+        It is if they are there down to one that was durable before its child was made. A commit that was synced vouches
+        for all below it but those that it calls pending (I1); one made with `durability="none"` vouches for nothing.
+        """
+        if self._is_copy and self._has_gaps(stored, known):
+            return stored.header.slot
+        vouched = 0  # what lies below this slot was durable when a commit was made that we have met
+        floor = 0
+        while known is None or stored.header.id != known.header.id:
+            header = stored.header
+            floor = max(floor, header.floor)
+            if header.slot <= floor:
+                return None  # a vacuum, which is durable before it deletes anything, may have removed what was below
+            below = self.read(header.branch, header.slot - 1) if header.slot else None
+            if not stored.follows(below):
+                is_removed = below is None and self.is_below_floor(header.branch, header.slot - 1)
+                return None if is_removed else header.slot
+            if header.synced:
+                vouched = max(vouched, header.slot - header.pending)
+            if below is None or below.header.slot < vouched:
+                return None
+            stored = below
+        return None
+
+    def check_branch(self, branch: str) -> None:
+        """Raise `CommitNotFoundError` unless there is, or can be, such a branch."""
+        if branch != MAIN:
+            raise CommitNotFoundError(f"branch {branch!r}", hint="so far a repository has one branch, 'main'")
+
+    def slots(self, branch: str) -> list[int]:
+        """Return the slots that hold a file, in no order."""
+        return self._slots_in(names.commits_directory(branch))
+
+    def _slots_in(self, directory: str) -> list[int]:
+        return [slot for slot in map(names.parse_slot, self.storage.list(directory)) if slot is not None]
+
+    def floor(self, branch: str) -> int:
+        """Return the lowest slot that every vacuum so far has kept."""
+        return max(self._slots_in(names.floor_directory(branch)), default=0)
+
+    def is_below_floor(self, branch: str, slot: int) -> bool:
+        """Tell whether a vacuum has given up a slot, or what was there before the first one (-1)."""
+        floor = self.floor(branch)
+        return floor > 0 and slot < floor
+
+    def is_kept(self, stored: Stored) -> bool:
+        """Tell whether a commit is one that no vacuum has given up: not below the floor, or tagged."""
+        header = stored.header
+        if self.floor(header.branch) <= header.slot:
+            return True
+        return self._is_tagged(header)
+
+    def ancestors(self, stored: Stored | None) -> Iterator[Stored]:
+        """Yield a commit and those before it that are kept, newest first.
+
+        Raises `CorruptionError` where the chain is broken.
+        """
+        if stored is None:
+            return
+        floor = max(stored.header.floor, self.floor(stored.header.branch))
+        while True:
+            yield stored
+            header = stored.header
+            if header.slot <= floor:
+                return
+            stored = self.read(header.branch, header.slot - 1)
+            if stored is None and (floor := self.floor(header.branch)) >= header.slot:
+                return  # a vacuum has overtaken us
+            if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
+                path = names.commit_path(header.branch, header.slot - 1)
+                raise CorruptionError(path, reason=f"this is not the parent that slot {header.slot} names")
+
+    # --- tags, and the floor
+
+    def tags(self) -> dict[str, Tag]:
+        """Return all tags by their names. Raises `CorruptionError`."""
+        found = {}
+        for name in self.tag_names():
+            with contextlib.suppress(CommitNotFoundError):  # deleted meanwhile
+                found[name] = self.read_tag(name)
+        return found
+
+    def tag_names(self) -> list[str]:
+        return [name for name in self.storage.list(names.TAGS) if names.is_name(name)]
+
+    def read_tag(self, name: str) -> Tag:
+        path = names.tag_path(check_name("tag", name))
+        try:
+            return Tag.decode(self.storage.read(path))
+        except FileNotFoundError:
+            raise CommitNotFoundError(f"tag {name!r}", hint="there is no such tag; see repo.tags") from None
+        except encoding.MalformedError as error:
+            raise CorruptionError(path, reason=error.reason) from error
+
+    def write_tag(self, name: str, stored: Stored) -> None:
+        """Create a tag. Raises `FileExistsError`: a tag is written once."""
+        header = stored.header
+        self.make_durable(stored)  # I1: the tag is
+        content = Tag(header.branch, header.slot, header.id).encode()
+        path = names.tag_path(check_name("tag", name))
+        self.storage.write_once(path, content, durable=True)
+        if header.slot < self.floor(header.branch) and not self._is_tagged(header, but=name):
+            # A vacuum may have looked for tags before this one was there.
+            self.delete_tag(name)
+            raise SnapshotExpiredError(f"{header.branch}@{header.slot}")
+
+    def delete_tag(self, name: str) -> None:
+        """Delete a tag, durably. Raises `CommitNotFoundError` if there is none, `OSError`."""
+        path = names.tag_path(check_name("tag", name))
+        if not self.storage.exists(path):
+            raise CommitNotFoundError(f"tag {name!r}", hint="there is no such tag; see repo.tags")
+        self.storage.delete(path)
+        # A tag that came back after a power loss would name a commit that a vacuum may have deleted.
+        self.storage.sync_directory(names.TAGS)
+
+    def _is_tagged(self, header: Header, *, but: str | None = None) -> bool:
+        return any(tag.commit_id == header.id for name, tag in self.tags().items() if name != but)
+
+    def write_floor(self, stored: Stored) -> None:
+        """Say that what lies below the floor of a vacuum's commit, which is durable, goes now. Raises `OSError`."""
+        header = stored.header
+        content = Tag(header.branch, header.slot, header.id).encode()
+        self.storage.sync_directory(names.FLOOR)  # whoever made the branch's directory may not have done so
+        with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
+            self.storage.write_once(names.floor_path(header.branch, header.floor), content, durable=True)
+
+    # --- files
+
+    def paths_in(self, directory: str) -> list[str]:
+        """Return what belongs to the repository in one of its directories. Other programs may leave files there."""
+        found = (f"{directory}/{name}" for name in self.storage.list(directory))
+        return [path for path in found if names.belongs(path)]
+
+    def pack_folders(self) -> list[str]:
+        return self.paths_in(names.PACKS)
+
+    # --- taking a slot
+
+    def pending(self, parent: Stored | None) -> int:
+        """Return how many commits, `parent` and those right below it, are not known to be durable."""
+        if parent is None:
+            return 0
+        header = parent.header
+        vouched = header.slot - header.pending - 1 if header.synced else -1
+        return max(0, header.slot - max(vouched, self._durable_slot))
+
+    def is_fit_parent(self, parent: Stored | None) -> bool:
+        """Tell whether a durable commit may be made on top without `make_durable` (I1).
+
+        Names may be pending: the sync of the directory that makes the new name durable does so for all below it.
+        """
+        if self._is_copy:
+            return False
+        pending = self.pending(parent)
+        return parent is not None and (not pending or (parent.header.synced and pending <= MAX_PENDING))
+
+    def make_durable(self, newest: Stored | None) -> None:
+        """Make a commit and all before it durable, and that there is a repository, where that is not known (I1).
+
+        Commits made with `durability="none"` are synced file by file, down to the first that was made durable: its
+        committer did the same for those below it. Raises `OSError`.
+        """
+        self.identity.create(durable=True)  # of a copy, empty directories may be missing
+        self.identity.make_durable()
+        if self._is_copy:
+            self._sync_all()
+        for stored in self.ancestors(newest):
+            if stored.header.synced or stored.header.slot <= self._durable_slot:
+                break
+            try:
+                self._sync_files(stored)
+            except FileNotFoundError:
+                if not self.is_below_floor(stored.header.branch, stored.header.slot):
+                    raise
+                break  # a vacuum, which is durable, has removed it
+        self.storage.sync_directory(names.commits_directory(MAIN if newest is None else newest.header.branch))
+        self._is_copy = False
+        if newest is not None:
+            self._durable_slot = max(self._durable_slot, newest.header.slot)
+
+    def _sync_all(self) -> None:
+        for directory in [*self.pack_folders(), names.TAGS, names.commits_directory(MAIN)]:
+            with contextlib.suppress(WrongFileTypeError):  # no directory, so that nothing of ours is in it
+                for path in self.paths_in(directory):
+                    with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
+                        self.storage.sync_file(path)
+                self.storage.sync_directory(directory)
+        self.storage.sync_directory(names.PACKS)
+
+    def _sync_files(self, stored: Stored) -> None:
+        packs = [pack.name for pack in stored.header.packs]
+        for pack in packs:
+            self.storage.sync_file(pack.path)
+        for directory in sorted({names.data_pack_directory(pack.id) for pack in packs}):
+            self.storage.sync_directory(directory)
+        if packs:
+            self.storage.sync_directory(names.PACKS)
+        self.storage.sync_file(stored.path)
+
+    def take_slot(self, source: str, stored: Stored) -> None:
+        """Rename a finished file into its slot: the moment of commit (I2).
+
+        Raises `SlotTakenError` if a foreign commit has the slot, `CommitUnknownError` if it can't be told whose commit
+        it has (I3), `OSError` if the commit was not made.
+        """
+        header = stored.header
+        try:
+            self.storage.rename_noreplace(source, stored.path)
+        except OSError as error:
+            # I3: "it exists", or any error, is no proof of having lost. Only the slot's content is.
+            there = self._read_back(header, error)
+            if there is None:
+                refused = self.not_taken(header, error)
+                if refused is error:
+                    raise
+                raise refused from error
+            if there.hash != stored.hash:
+                if there.has_parent_of(stored):
+                    raise SlotTakenError from error
+                self._move_aside(there)
+                self.take_slot(source, stored)
+                return
+        self._newest = stored
+
+    def not_taken(self, header: Header, error: OSError) -> Exception:
+        """Return what to raise for a slot that is still free after the file was offered to it."""
+        return error
+
+    def _read_back(self, header: Header, error: OSError) -> Stored | None:
+        try:
+            deadline = time.monotonic() + self.storage.stale_seconds
+            while (there := self.read(header.branch, header.slot)) is None and isinstance(error, FileExistsError):
+                if time.monotonic() >= deadline:
+                    break  # it has been emptied since
+                time.sleep(_LOOK_AGAIN)
+            return there
+        except OSError:
+            raise CommitUnknownError(header.id.hex(), reason="the slot can't be read back") from error
+
+    def _move_aside(self, orphan: Stored) -> None:
+        header = orphan.header
+        aside = names.orphan_path(header.branch, header.slot, header.id)
+        try:
+            self.storage.rename_noreplace(orphan.path, aside)
+        except (FileExistsError, FileNotFoundError):
+            there = self.read(header.branch, header.slot)
+            if there is not None and there.header.id == header.id:
+                # A crash between link and unlink left both names. The lock keeps the slot as it was just read.
+                self.storage.rename_noreplace(orphan.path, f"{aside}-{os.urandom(4).hex()}")
+
+    def hint(self, stored: Stored, *, durable: bool) -> Hint:
+        """Return the hint that names a commit, true of this directory in this boot."""
+        return stored.hint(durable=durable, boot=self.storage.boot(), place=self.storage.place())
+
+    def give_back(self, stored: Stored) -> None:
+        """Empty a slot below the floor, which this process has just taken, and which nobody follows."""
+        self._newest = None
+        self.storage.delete(stored.path)
+
+    def write_hint(self, stored: Stored, *, durable: bool) -> None:
+        hint = self.hint(stored, durable=durable)
+        # The commit stands whatever becomes of the hint.
+        with contextlib.suppress(OSError):
+            self.storage.write_in_place(names.hint_path(stored.header.branch), hint.encode())
+
+    def settle(self, stored: Stored) -> None:
+        """Make the name of a commit durable that has just got it, and so those of all commits before it (I1).
+
+        Raises `CommitUnknownError` (I3).
+        """
+        branch = stored.header.branch
+        try:
+            self.storage.sync_directory(names.commits_directory(branch))
+        except OSError as error:
+            raise CommitUnknownError(stored.header.id.hex(), reason="syncing the directory failed") from error
+        self._durable_slot = max(self._durable_slot, stored.header.slot)
+        with contextlib.suppress(OSError, encoding.MalformedError):
+            if self.read_hint(branch).commit_id == stored.header.id:  # else it has moved on, and should not go back
+                self.write_hint(stored, durable=True)

@@ -1,0 +1,136 @@
+"""What a repository has declared: what headers say of constraints, and how a commit is checked against it. No I/O."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from txstore.errors import ConflictError, ConstraintError, CorruptionError, UnsupportedFormatError, Violation
+from txstore.format import constraints
+from txstore.format.constraints import Constraint, Outcome, as_text
+from txstore.format.keys import check_name
+
+#: Of each constraint, so many violations are named.
+MAX_NAMED = 10
+#: Every commit carries all constraints in its header.
+MAX_BYTES = 1 << 16
+
+# --- what headers say
+
+#: Constraints as they are written, by name.
+Written = Mapping[str, Any]
+
+
+def encode(constraint: Constraint) -> dict[str, Any]:
+    """Return what is written of a constraint, and can be read again.
+
+    Raises `TypeError` or `ValueError` for what is no JSON, or no constraint that every writer can check.
+    """
+    try:
+        written: dict[str, Any] = json.loads(json.dumps({"kind": constraint.kind, **constraint.as_dict()}))
+    except RecursionError:
+        raise ValueError(f"{type(constraint).__name__} is nested too deeply to be written") from None
+    if type(constraint) is not constraints.KINDS.get(written["kind"]):
+        kinds = ", ".join(f"constraints.{kind.__name__}" for kind in constraints.KINDS.values())
+        raise TypeError(f"{constraint!r} can't be checked by every writer: use one of {kinds}")
+    constraints.KINDS[written["kind"]].from_dict(written)
+    return written
+
+
+def decode(url: str, written: Written) -> dict[str, Constraint]:
+    """Return the constraints of a header: new objects, whatever is done to them.
+
+    Raises `UnsupportedFormatError` for one that this version can't check, `CorruptionError` for what is none.
+    """
+    found = {}
+    for name, fields in written.items():
+        try:
+            kind = constraints.KINDS.get(fields["kind"])
+            if kind is not None:
+                found[name] = kind.from_dict(copy.deepcopy(fields))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptionError(url, reason=f"constraint {name!r} of a commit is none: {error!r}") from error
+        if kind is None:
+            known = ", ".join(map(repr, constraints.KINDS))
+            raise UnsupportedFormatError(url, found=f"a constraint of kind {fields['kind']!r}", supported=known)
+    return found
+
+
+# --- the commit
+
+#: What a transaction declares, as it is written, or (None) drops.
+Changes = Mapping[str, Any]
+
+
+def changed(changes: Changes, written: Written) -> Written:
+    """Return what is written after changes. Raises `ValueError` if it is too much."""
+    found = {name: each for name, each in {**written, **changes}.items() if each is not None}
+    length = len(as_text(found))
+    if changes and length > MAX_BYTES:
+        raise ValueError(
+            f"all constraints together have {length} bytes, and every commit carries them: at most {MAX_BYTES} are "
+            "possible"
+        )
+    return found
+
+
+def changes_nothing(changes: Changes, written: Written) -> bool:
+    return all(as_text(each) == as_text(written.get(name)) for name, each in changes.items())
+
+
+def check_unmoved(changes: Changes, base: Written, head: Written) -> None:
+    """Raise `ConflictError` if others have declared or dropped what these changes do, in another way."""
+    taken = [
+        name for name, each in changes.items() if as_text(base.get(name)) != as_text(head.get(name)) != as_text(each)
+    ]
+    if taken:
+        raise ConflictError(taken, reason="another commit declared or dropped these constraints")
+
+
+def check(url: str, written: Written, head: Written, outcome: Outcome) -> None:
+    """Raise `ConstraintError` if the outcome of a commit that carries `written`, on top of `head`, breaks any."""
+    violations = []
+    for name, each in decode(url, written).items():
+        is_new = as_text(written[name]) != as_text(head.get(name))
+        for where, reason in islice(each.faults(outcome, is_new=is_new), MAX_NAMED):
+            violations.append(Violation(name, where, reason))
+    if violations:
+        raise ConstraintError(violations)
+
+
+# --- for users
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Constraints(MutableMapping[str, Constraint]):
+    """Constraints by their names. What is set or deleted is declared, or dropped, with a commit."""
+
+    _read: Callable[[], Mapping[str, Constraint]]
+    _declare: Callable[[str, Constraint | None], None]
+
+    def __getitem__(self, name: str) -> Constraint:
+        return self._read()[name]
+
+    def __setitem__(self, name: str, constraint: Constraint) -> None:
+        check_name("constraint", name)
+        if not isinstance(constraint, Constraint):
+            raise TypeError(f"{constraint!r} is no constraint: use one of those in txstore.constraints")
+        self._declare(name, constraint)
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            raise KeyError(name)
+        self._declare(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._read()))
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __repr__(self) -> str:
+        return f"<Constraints {dict(self)}>"

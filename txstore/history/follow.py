@@ -1,0 +1,172 @@
+"""Following a branch: every commit in order as it is made, whoever makes it and whatever becomes of them.
+
+The commits are the truth, and reading them is the only way to see one. A watch on the branch's directory, where the
+system has such a thing, only says when to look; so a writer that was killed owes its followers nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+from collections.abc import Generator
+from contextlib import closing, suppress
+from datetime import datetime
+from typing import NamedTuple
+
+from txstore._native import watch
+from txstore.errors import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, SnapshotExpiredError
+from txstore.format import names
+from txstore.history.commit import MAIN, Commit, Stored
+from txstore.history.commits import Commits
+from txstore.history.find import find_commit
+
+#: Seconds between two looks: without a watch the pause doubles from the first to the longest; with one it is the
+#: longest at once, for what a watch may not report, such as commits made on another host of a network file system.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
+
+
+class _Place(NamedTuple):
+    """A commit that was yielded, or that the following began after."""
+
+    slot: int
+    id: bytes
+
+
+def follow(
+    commits: Commits,
+    branch: str = MAIN,
+    since: Commit | int | str | datetime | None = None,
+    timeout: float | None = None,
+) -> Generator[Commit, None, None]:
+    """Yield every commit after `since`, in order, and wait for the next: `Repository.follow`."""
+    commits.check_branch(branch)
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r}: give seconds, 0 or more, or None to wait for ever")
+    # Here, not at the first next(): what is committed from now on counts.
+    return _follow(commits, branch, _beginning(commits, branch, since), timeout)
+
+
+def _beginning(commits: Commits, branch: str, since: Commit | int | str | datetime | None) -> _Place | None:
+    """Return the commit to begin after; None: with the first one of the branch."""
+    if not commits.identity.exists():
+        if since in (None, -1):
+            return None
+        raise RepositoryNotFoundError(commits.storage.url)
+    if since == -1:
+        return None
+    if since is None:
+        head = commits.head(branch)
+        return None if head is None else _place(head)
+    place = _place(find_commit(commits, since.slot if isinstance(since, Commit) else since, branch))
+    if isinstance(since, Commit) and place.id.hex() != since.id:
+        hint = f"slot {since.slot} of branch {branch!r} holds another commit; see repo.log()"
+        raise CommitNotFoundError(f"commit {since.id}", hint=hint)
+    head = commits.head(branch)  # it is not below what was found before
+    if head is None or (place.slot >= head.header.slot and place != _place(head)):
+        raise CommitNotFoundError(f"slot {place.slot}", hint="it holds an orphan, which is no commit; see repo.log()")
+    return place
+
+
+def _follow(commits: Commits, branch: str, last: _Place | None, timeout: float | None) -> Generator[Commit, None, None]:
+    with closing(_Bell(commits, branch)) as bell:
+        while True:
+            deadline = math.inf if timeout is None else time.monotonic() + timeout
+            while (found := _next(commits, branch, last)) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                bell.wait(left)
+            last = _place(found)
+            bell.rang()
+            yield found.commit
+
+
+def _next(commits: Commits, branch: str, last: _Place | None) -> Stored | None:
+    """Return the commit that follows the last one, None if there is none yet.
+
+    A commit in the next slot that has another parent is an orphan, until the head is above it: then what was followed
+    is no longer the history. That the head is where it was is asked each time before anybody waits.
+    """
+    if last is None:
+        if not commits.identity.exists() or commits.head(branch) is None:
+            return None
+        return _read(commits, branch, 0)
+    above = commits.read(branch, last.slot + 1)
+    if above is not None and commits.is_below_floor(branch, last.slot + 1):
+        raise SnapshotExpiredError(f"{branch}@{last.slot + 1}")  # there may be gaps, and what is not of the history
+    if above is not None and above.header.parent_id == last.id:
+        return above
+    head = commits.head(branch)
+    if head is not None and _place(head) == last:
+        return None
+    if head is None or head.header.slot <= last.slot:
+        raise _replaced(branch, last.slot)
+    above = _read(commits, branch, last.slot + 1)  # it was made since the first look
+    if above.header.parent_id != last.id:
+        raise _replaced(branch, last.slot)
+    return above
+
+
+def _read(commits: Commits, branch: str, slot: int) -> Stored:
+    """Read a commit at or below the head."""
+    stored = commits.read(branch, slot)
+    if commits.is_below_floor(branch, slot):
+        raise SnapshotExpiredError(f"{branch}@{slot}")
+    if stored is not None:
+        return stored
+    raise CorruptionError(names.commit_path(branch, slot), reason="the file is missing")
+
+
+def _place(stored: Stored) -> _Place:
+    return _Place(stored.header.slot, stored.header.id)
+
+
+def _replaced(branch: str, slot: int) -> CorruptionError:
+    reason = "this commit was there and is gone: the repository was deleted or replaced while it was followed"
+    return CorruptionError(names.commit_path(branch, slot), reason=reason)
+
+
+class _Bell:
+    """Says when to look for a commit again: too early or for nothing at times, never more than a second too late."""
+
+    def __init__(self, commits: Commits, branch: str) -> None:
+        self._storage = commits.storage
+        self._directory = names.commits_directory(branch)
+        self._descriptor = -1
+        self._process = os.getpid()
+        self._pause = _FIRST_PAUSE
+
+    def rang(self) -> None:
+        """There was a commit: where one has to poll, the next may come as soon."""
+        self._pause = _FIRST_PAUSE
+
+    def wait(self, seconds: float) -> None:
+        """Return when it is time to look, after these seconds at the latest."""
+        if self._descriptor >= 0 and self._process != os.getpid():
+            self.close()  # the events of a forked child go to its parent as well as to itself
+        if self._descriptor >= 0:
+            self._listen(min(seconds, _LONGEST_PAUSE))
+        elif not self._open():
+            # The limit of watches is reached, the directory is not there yet, or this system has no watches.
+            time.sleep(min(seconds, self._pause))
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        # Else the watch was opened just now, after the last look: look again before waiting.
+
+    def _open(self) -> bool:
+        with suppress(OSError):
+            self._descriptor = self._storage.watch(self._directory)
+            self._process = os.getpid()
+        return self._descriptor >= 0
+
+    def _listen(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        if poll.poll(math.ceil(seconds * 1000)) and not watch.drain(self._descriptor):
+            self.close()
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

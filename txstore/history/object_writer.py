@@ -1,0 +1,304 @@
+"""What one process stages on an object store, where a file can't grow: packs that are uploaded as they fill up.
+
+The first frames go into the file of the commit itself, as long as they are few: a small transaction is one object. All
+that follow are collected in packs of `OBJECT_SIZE`, which are numbered from 1 and uploaded in the background, a few at
+a time, so that memory is bounded. Together they are one pack of which each has a part: sequences go on from one to the
+next, and an offset says in its upper bits in which of them it is (`format.split_offset`).
+
+Nobody sees a pack that no commit refers to, so each has its last name from the beginning.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING
+
+from txstore import processes
+from txstore.errors import CorruptionError
+from txstore.format import names, packfile
+from txstore.format.encoding import crc32c
+from txstore.format.packfile import Predecessor, Seen, encode_frame, frame_layout
+from txstore.history.packs import PackWriter, Staged
+from txstore.storage.leases import Lease
+from txstore.storage.remote import RemoteStorage
+from txstore.storage.request_threads import executor
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+#: A pack is uploaded when the next frame would make it larger than this.
+OBJECT_SIZE = 32 << 20
+#: What a commit's own file holds of values, at most: it is sent again when another commit was faster.
+INLINE_SIZE = 1 << 20
+#: Packs of one writer that are uploaded at the same time; `append` waits for one of them when there are more.
+UPLOADS = 3
+
+
+class ObjectWriter:
+    """Appends framed values to the packs of one participant. Threads may append at the same time.
+
+    After `publish` every frame is stored before `append` returns; what comes in from other threads meanwhile is stored
+    together.
+    """
+
+    def __init__(self, storage: RemoteStorage, transaction: bytes, participant: int, repository_id: bytes) -> None:
+        self.id = packfile.participants_pack(transaction, participant)
+        self.path = names.staging_path(transaction, participant)
+        self._storage = storage
+        self._transaction = transaction
+        self._participant = participant
+        self._repository_id = repository_id
+        self._own_file = PackWriter(storage, self.path, self.id, repository_id, participant=participant)
+        self._packs: list[_Pack] = []  # number n at n - 1; the last one may be filling
+        self._is_filling = False
+        self._is_published = False
+        self._lease: Lease | None = None
+        self._sequence = 0
+        self._error: OSError | None = None
+        self._lock = processes.new_lock()
+        self._uploads: set[Future[None]] = set()  # in the background
+        self._slots, self._stores = threading.Semaphore(UPLOADS), threading.Semaphore(UPLOADS)
+        self._process = os.getpid()
+
+    @property
+    def size(self) -> int:
+        """Where the frames in the commit's own file end."""
+        return self._own_file.size
+
+    def ends(self) -> dict[int, int]:
+        """Return where the frames end, by the number of the pack in the transaction."""
+        packs = {packfile.pack_number(self._participant, n): pack.end for n, pack in enumerate(self._packs, 1)}
+        return packs if self._participant else {0: self.size, **packs}
+
+    def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen) -> Staged:
+        """Append one frame. `value` is not needed afterwards. Raises `OSError`, also of an earlier upload."""
+        view = memoryview(value)
+        if view.nbytes:
+            view = view.cast("B")
+        full = None
+        with self._lock:
+            self._check()
+            sequence = self._sequence
+            self._sequence += 1
+            if not (self._packs or self._is_published or self._participant) and self.size + view.nbytes <= INLINE_SIZE:
+                return self._own_file.append(kind, key, view, seen=seen)
+            pack, full = self._room_for(len(key) + view.nbytes)
+            staged = pack.append(kind, key, view, seen, sequence)
+        if full is not None:
+            self._upload(full)
+        if self._is_published:
+            self._store(pack)
+        return staged
+
+    def _room_for(self, length: int) -> tuple[_Pack, _Pack | None]:
+        """Return the pack that the next frame goes to, and one that is full by then; the caller holds the lock.
+
+        There is a slot for the upload of the full one, taken here: whoever has to wait for one lets all others wait, or
+        each of them would fill a pack meanwhile.
+        """
+        last = self._packs[-1] if self._is_filling else None
+        if last is not None and last.end + length <= OBJECT_SIZE:
+            return last, None
+        if last is not None:
+            self._slots.acquire()
+        if not self._participant:
+            self._hold(b"")  # a vacuum must not take for abandoned what no commit refers to yet
+        number = packfile.pack_number(self._participant, len(self._packs) + 1)
+        pack = _Pack(self._transaction, number, self._repository_id, len(self._packs) + 1, self._sequence - 1)
+        self._packs.append(pack)
+        self._is_filling = True
+        return pack, last
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise OSError(
+                f"an upload of this transaction failed before ({self._error}): call rollback(), then write again"
+            ) from self._error
+        if self._process != os.getpid():
+            raise OSError("this transaction was begun before the fork: its uploads are the parent's")
+        if self._lease is not None:
+            self._lease.check()
+
+    def _hold(self, about: bytes) -> None:
+        """Let others see that this process stages, and that it lives; the caller holds the lock.
+
+        Raises `FileExistsError` if another process is this participant.
+        """
+        if self._lease is None:
+            self._lease = self._storage.create_held(self.path, about or self._own_content())
+
+    def _own_content(self) -> bytes:
+        self._own_file.create()
+        return self._storage.read_staged(self.path)
+
+    # --- uploading
+
+    def _upload(self, pack: _Pack) -> None:
+        """Upload a pack in the background, in the slot that was taken for it."""
+        try:
+            future = executor("upload", 4 * UPLOADS).submit(self._upload_now, pack)
+        except BaseException:
+            self._slots.release()
+            raise
+        self._uploads.add(future)
+        future.add_done_callback(self._uploads.discard)
+
+    def _upload_now(self, pack: _Pack) -> None:
+        try:
+            with pack.uploading:
+                if not pack.is_uploaded:
+                    pack.upload(self._storage, is_published=self._is_published)
+        except OSError as error:
+            self._error = self._error or error
+        finally:
+            self._slots.release()
+
+    def _store(self, pack: _Pack) -> None:
+        """Return when a pack is stored. Of the threads that wait for one pack, one uploads it."""
+        with pack.uploading:
+            if pack.is_uploaded:
+                return
+            with self._stores:
+                # Without the lock where it is full: whoever has that may wait for just this upload.
+                if self._packs[-1] is pack:
+                    with self._lock:
+                        if self._packs[-1] is pack:
+                            self._is_filling = False  # what comes now goes to the next one
+                try:
+                    pack.upload(self._storage, is_published=self._is_published)
+                except OSError as error:
+                    self._error = self._error or error
+                    raise
+
+    def _store_all(self) -> None:
+        """Return when all packs are stored. Raises `OSError`."""
+        for pack in list(self._packs):
+            self._store(pack)
+        wait(list(self._uploads))
+        self._check()
+
+    def publish(self) -> None:
+        """Let the other processes of the transaction find every frame, from now on as soon as it is appended.
+
+        Of participants other than 0, the first frame says who they are; it is uploaded with the next.
+        """
+        with self._lock:
+            if self._is_published:
+                return
+            self._check()
+            if self._participant:
+                self._hold(next(iter(self._packs[0].values.values())))
+            elif self._lease is None:
+                self._hold(b"")
+            else:
+                self._storage.objects.put(self.path, [self._own_content()])
+            self._is_published = True
+        if not self._participant:
+            self._store_all()
+
+    # --- reading
+
+    def read(self, staged: Staged) -> bytes:
+        """Return a value that was appended here. Raises `CorruptionError` if it is no longer what was written."""
+        number, offset = packfile.split_offset(staged.offset)
+        if not number:
+            return self._own_file.read(staged)
+        pack = self._packs[number - 1]
+        value = pack.values.get(offset)
+        if value is None:  # it is uploaded
+            value = self._storage.read_range(pack.path, offset, staged.length) if staged.length else b""
+        if len(value) != staged.length or crc32c(value) != staged.checksum:
+            raise CorruptionError(pack.path, offset=offset, reason="a staged value is not what was uploaded")
+        return value
+
+    # --- the commit's own file
+
+    def write_at(self, offset: int, content: bytes) -> None:
+        """Write what follows the frames: sections, header, footer. A later frame overwrites it."""
+        self._own_file.write_at(offset, content)
+
+    def finish(self, length: int) -> None:
+        """Upload what is left, and end the commit's own file here."""
+        with self._lock:
+            self._check()
+            self._is_filling = False
+        self._store_all()
+        if not self._participant:
+            self._own_file.finish(length)
+
+    def sync(self) -> None:
+        """What was uploaded is durable."""
+
+    def create(self) -> None:
+        """Let others see that this process stages. Raises `FileExistsError` if another process is this participant."""
+        with self._lock:
+            self._hold(b"")
+
+    def close(self) -> bool:
+        """Let others see that this process stages no more; return whether there is anything to be deleted."""
+        if self._process != os.getpid():
+            return False
+        if self._lease is not None:
+            self._lease.close()
+        return self._own_file.close() or self._lease is not None
+
+    def release(self) -> None:
+        """Let others see that this process stages no more: what was committed is referred to."""
+        if self.close():
+            self._storage.delete(self.path)
+
+    def close_between_reads(self) -> None:
+        if self._participant:
+            self.close()
+        elif self._lease is not None:
+            self.release()
+
+    def drop(self) -> None:
+        """Delete what was uploaded: no commit will refer to it. Raises `OSError`."""
+        if self._process != os.getpid():
+            return
+        self._error = self._error or OSError("the transaction was rolled back")
+        wait(list(self._uploads))  # what is under way would be found by nobody
+        for pack in list(self._packs):
+            with pack.uploading:
+                pack.is_uploaded = True
+        if self.close():
+            self._storage.forget_staged(self.path)
+            self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
+
+
+class _Pack:
+    """One data pack, in memory until it is uploaded."""
+
+    def __init__(self, transaction: bytes, number: int, repository_id: bytes, nth: int, first: int) -> None:
+        pack_id = packfile.participants_pack(transaction, number)
+        self.path = names.data_pack_path(pack_id)
+        self.values: dict[int, bytes] = {}
+        self.end = packfile.HEAD_SIZE
+        self._nth = nth
+        self._first = first
+        self._parts: list[bytes] = [packfile.encode_head(pack_id, repository_id, number, first)]
+        self._heads: list[bytes] = []
+        self.uploading = processes.new_lock()
+        self.is_uploaded = False
+
+    def append(self, kind: int, key: bytes, view: memoryview, seen: Seen, sequence: int) -> Staged:
+        """Copy one frame; the writer's lock is held."""
+        value = bytes(view)
+        start, length, checksum = self.end, len(value), crc32c(value)
+        offset, self.end = frame_layout(start, len(key), length, has_predecessor=isinstance(seen, Predecessor))
+        frame = encode_frame(kind, seen, sequence - self._first, key, length, checksum)
+        self._parts += [frame, bytes(offset - start - len(frame)), value, bytes(self.end - offset - length)]
+        self._heads.append(frame)
+        self.values[offset] = value
+        return Staged(packfile.join_offset(self._nth, offset), length, checksum, sequence)
+
+    def upload(self, storage: RemoteStorage, *, is_published: bool) -> None:
+        """Write the object; the caller holds `uploading`, and nobody appends. Raises `OSError`."""
+        # Others look for what there is before it is committed.
+        directory = [packfile.encode_directory(self._heads, self.end)] if is_published else []
+        storage.objects.put(self.path, self._parts + directory)
+        self.is_uploaded = True
+        self._parts, self._heads, self.values = [], [], {}

@@ -1,0 +1,110 @@
+"""Which storage a URL means, and the history that lies on it.
+
+A store prints itself as `txstore://` and its URL, and zarr adds the path of an array: `txstore:///data/run.tx/position`.
+What was printed can be opened again. Only there may a path inside of the repository follow; it is found by looking.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from fsspec.core import split_protocol
+
+from txstore.errors import RepositoryNotFoundError
+from txstore.format import names
+from txstore.history.commits import Commits
+from txstore.history.remote_commits import RemoteCommits
+from txstore.storage.file_systems import is_on_network
+from txstore.storage.interface import Storage
+from txstore.storage.local import LocalStorage
+from txstore.storage.network import NetworkStorage
+from txstore.storage.objects.interface import open_objects
+from txstore.storage.pack_cache import CACHE_SIZE, open_cache
+from txstore.storage.remote import RemoteStorage
+from txstore.storage.sources import Allowed
+
+
+class Access(NamedTuple):
+    """How a URL is reached: what `Repository` is told besides."""
+
+    storage_options: Mapping[str, Any] = MappingProxyType({})  # of the fsspec file system; they may be secrets
+    single_writer: bool = False
+    cache_dir: str | None = None
+    cache_size: int = CACHE_SIZE
+    sources: Allowed = MappingProxyType({})  # below which URLs values may lie outside; the options may be secrets
+    commit_timeout: float | None = None  # seconds
+
+    def __repr__(self) -> str:
+        sources = f", sources {sorted(self.sources)}" if self.sources else ""
+        return f"<Access with {sorted(self.storage_options)}{sources}>"
+
+
+_PLAIN = Access()
+#: What stands before a URL as a store prints it, and as fsspec chains it.
+PRINTED, CHAINED = "txstore://", "txstore::"
+
+
+def locate(url: str | os.PathLike[str], access: Access = _PLAIN) -> tuple[str, str]:
+    """Return the URL of a repository, and the path inside of it: empty, unless the URL begins with `txstore:`."""
+    address = os.fspath(url)
+    if not address.startswith((PRINTED, CHAINED)):
+        return address, ""
+    whole = repository = address.removeprefix(PRINTED).removeprefix(CHAINED).rstrip("/")
+    inside: list[str] = []
+    while not is_repository(repository, access):
+        above, _, name = repository.rpartition("/")
+        if not above or above.endswith(":/"):
+            return whole, ""  # there is none yet
+        repository, inside = above, [name, *inside]
+    return repository, "/".join(inside)
+
+
+def is_repository(url: str, access: Access = _PLAIN) -> bool:
+    """Tell by the names that are there whether this is the root of a repository."""
+    if split_protocol(url)[0] is not None:
+        return open_storage(url, access).exists(names.FORMAT)
+    path = os.path.expanduser(url)
+    return all(os.path.lexists(os.path.join(path, name)) for name in (names.FORMAT, names.commits_directory("main")))
+
+
+def _is_inside(given: str, repository: str, path: str) -> RepositoryNotFoundError:
+    reason = f"this is inside of the repository {repository}: open that, and give zarr path={path!r}"
+    return RepositoryNotFoundError(given, reason=reason)
+
+
+def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storage:
+    """Return the storage for a path or URL. Of what is there, nothing is read yet.
+
+    Raises `ValueError` for a scheme that nobody knows, or for options that a local directory does not have, and
+    `RepositoryNotFoundError` for a place inside of a repository.
+    """
+    url, inside = locate(given := os.fspath(url), access)
+    if inside:
+        raise _is_inside(given, url, inside)
+    protocol, path = split_protocol(url)
+    if protocol not in (None, "file", "local"):
+        objects = open_objects(url, access.storage_options, single_writer=access.single_writer)
+        return RemoteStorage(objects, open_cache(access.cache_dir, access.cache_size))
+    root = os.path.abspath(os.path.expanduser(path))
+    if not os.path.lexists(root):  # nobody means a repository inside of another, but an array of it
+        for above in map(str, Path(root).parents):
+            if is_repository(above):
+                raise _is_inside(root, above, os.path.relpath(root, above))
+    is_shared = is_on_network(root)
+    meant_for_others = sorted(access.storage_options)
+    meant_for_others += ["single_writer"] if access.single_writer else []
+    meant_for_others += ["cache_dir"] if access.cache_dir and not is_shared else []
+    if meant_for_others:
+        raise ValueError(f"{', '.join(meant_for_others)}: means nothing for the local path {path!r}; leave it out")
+    if is_shared:
+        return NetworkStorage(root, open_cache(access.cache_dir, access.cache_size))
+    return LocalStorage(root)
+
+
+def open_commits(storage: Storage) -> Commits:
+    """Return the history of the repository that lies, or will, on a storage."""
+    return RemoteCommits(storage) if isinstance(storage, RemoteStorage) else Commits(storage)

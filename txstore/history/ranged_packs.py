@@ -1,0 +1,321 @@
+"""Finished packs that are read by ranges: few requests for many readers, and none twice.
+
+Threads that read one pack at the same time share requests: while one is under way the others wait, and the next to go
+takes along what all of them want. What `read_ahead` makes of that is fetched in parallel, kept in the cache, and handed
+out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from txstore import processes
+from txstore.errors import CorruptionError, TxStoreError
+from txstore.format import commitfile, names, packfile
+from txstore.format.encoding import crc32c
+from txstore.format.packfile import PackName
+from txstore.history.packs import Missing, MissingPackError, Packs, PackSource, check_head
+from txstore.history.read_ahead import ReadAhead
+from txstore.storage.interface import Storage
+from txstore.storage.objects.errors import CutShortError
+from txstore.storage.pack_cache import PackCache, joined
+
+if TYPE_CHECKING:
+    from txstore.storage.objects.interface import Ranges
+
+#: Packs whose streams are followed. What is behind one is found again, a little slower.
+MAX_READERS = 4096
+#: A value above this length is not kept in memory: whoever reads it has it, and it would drive out hundreds of others.
+_LARGE = 1 << 20
+
+
+class _Read(NamedTuple):
+    """One range that is wanted, and the beginning of it that was at hand."""
+
+    begin: int  # of what is missing
+    end: int
+    found: list[memoryview]
+
+
+class _Request:
+    """What one thread wants of a pack."""
+
+    __slots__ = ("contents", "error", "is_done", "ranges", "wake")
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self.ranges = ranges
+        self.contents: list[memoryview] = []
+        self.error: OSError | TxStoreError | None = None
+        self.is_done = False
+        self.wake = threading.Event()  # it is done, or this thread is the next to go
+
+
+class PackReader:
+    """Reads one pack for all threads."""
+
+    def __init__(self, ranges: Ranges, cache: PackCache, name: PackName) -> None:
+        self._ranges = ranges
+        self._cache = cache
+        self._id = name.id
+        self._path = name.path
+        self._size: int | None = None
+        self._has_checked_head = False
+        self._ahead = ReadAhead()  # used by whoever goes
+        self._lock = processes.new_lock()
+        self._waiting: list[_Request] = []
+        self._is_busy = False
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return ranges, (offset, length) each: shorter only where the pack ends. Raises `FileNotFoundError`."""
+        contents = [self._cache.find(self._id, offset, length) for offset, length in ranges]
+        found = [content for content in contents if content is not None]
+        if len(found) == len(ranges):
+            return found
+        request = _Request(ranges)
+        self._wait_and_go(request)
+        if request.error is not None:
+            try:
+                raise request.error
+            finally:
+                request.error = None  # it has this frame, which has the request: neither would go by itself
+        return request.contents
+
+    def read_unchecked(self, offset: int, length: int) -> memoryview:
+        """Return a range that no checksum ties to this pack: its head does, which is read along with the first one."""
+        if self._has_checked_head:
+            return self.read([(offset, length)])[0]
+        content, head = self.read([(offset, length), (0, packfile.HEAD_SIZE)])
+        self._check_head(head)
+        return content
+
+    def size(self) -> int:
+        if self._size is None:
+            self._size = self._ranges.get_tail(self._path, commitfile.FOOTER_SIZE)[1]
+        return self._size
+
+    def find(self, offset: int, length: int) -> memoryview | None:
+        """Return a range that is at hand, without a request."""
+        return self._cache.find(self._id, offset, length)
+
+    def forget(self) -> None:
+        """Read all anew: what was read is not what was written. Perhaps it is the cache, or it was repaired since."""
+        self._cache.forget(self._id)
+        self._size = None
+        self._has_checked_head = False
+
+    # --- taking turns
+
+    def _wait_and_go(self, request: _Request) -> None:
+        with self._lock:
+            self._waiting.append(request)
+            if self._is_busy:
+                goes = False
+            else:
+                goes = self._is_busy = True
+        if not goes:
+            try:
+                request.wake.wait()
+            except BaseException:
+                self._leave(request)
+                raise
+        if not request.is_done:
+            self._go()
+
+    def _go(self) -> None:
+        """Fetch what all want that wait, this thread among them; then the next goes."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        try:
+            self._serve(taken)
+        except (OSError, TxStoreError) as error:
+            for request in taken:
+                request.error = error
+                request.is_done = True
+        finally:
+            with self._lock:
+                for request in taken:
+                    if request.is_done:
+                        request.wake.set()
+                # This thread was interrupted: the others go without it.
+                self._waiting[:0] = [request for request in taken[1:] if not request.is_done]
+                self._next_goes()
+
+    def _next_goes(self) -> None:
+        """The caller holds the lock, and the turn."""
+        if self._waiting:
+            # Its own request comes first, as `_go` expects.
+            self._waiting[0].wake.set()
+        else:
+            self._is_busy = False
+
+    def _leave(self, request: _Request) -> None:
+        """Wait no longer, and pass the turn on if it has just come."""
+        with self._lock:
+            if request in self._waiting:
+                self._waiting.remove(request)
+                if request.wake.is_set():
+                    self._next_goes()
+
+    # --- fetching
+
+    def _serve(self, requests: Sequence[_Request]) -> None:
+        reads = [[self._start(*wanted) for wanted in request.ranges] for request in requests]
+        missing = {(read.begin, read.end) for each in reads for read in each if read.begin < read.end}
+        pieces = self._fetch(missing) if missing else []
+        for request, each in zip(requests, reads, strict=True):
+            request.contents = [_assembled(read, pieces) for read in each]
+            request.is_done = True
+
+    def _start(self, offset: int, length: int) -> _Read:
+        found = self._cache.find_start(self._id, offset, length)
+        return _Read(offset + sum(map(len, found)), offset + length, found)
+
+    def _fetch(self, missing: set[tuple[int, int]]) -> list[tuple[int, memoryview]]:
+        """Return pieces that hold what is missing, with their offsets, ascending."""
+        planned = [(begin, end - begin) for begin, end in self._ahead.plan(missing, self._size)]
+        if len(planned) == 1:
+            contents = [self._ranges.get_range(self._path, *planned[0])]
+        else:
+            try:
+                contents = self._ranges.get_ranges(self._path, planned)
+            except CutShortError:  # then what there is, so that whoever reads it says what is damaged
+                contents = [self._ranges.get_range(self._path, *each) for each in planned]
+        pieces = [(offset, memoryview(content)) for (offset, _), content in zip(planned, contents, strict=True)]
+        large = [wanted for wanted in missing if wanted[1] - wanted[0] > _LARGE]
+        for (offset, length), (_, content) in zip(planned, pieces, strict=True):
+            if offset == 0 and len(content) >= packfile.HEAD_SIZE:
+                self._check_head(content)
+            if len(content) < length and (content or offset == 0):
+                self._size = offset + len(content)
+            is_large = any(begin <= offset and offset + length <= end for begin, end in large)
+            self._cache.keep(self._id, offset, content, in_memory=not is_large)
+        return pieces
+
+    def _check_head(self, content: memoryview) -> None:
+        try:
+            check_head(self._path, bytes(content[: packfile.HEAD_SIZE]), self._id)
+        except CorruptionError:
+            self.forget()
+            raise
+        self._has_checked_head = True
+
+
+def _assembled(read: _Read, pieces: Sequence[tuple[int, memoryview]]) -> memoryview:
+    parts, position = list(read.found), read.begin
+    for offset, piece in pieces:
+        if offset <= position < min(offset + len(piece), read.end):
+            parts.append(piece[position - offset : read.end - offset])
+            position += len(parts[-1])
+    return joined(parts)
+
+
+class RemotePack:
+    """A pack that is read by ranges.
+
+    Its head is not read first, as that of a pack that is mapped is: it would be one more request. That these bytes are
+    what was written the checksum of each value says, as those of blocks and index do. Only a part of a value has none.
+    """
+
+    __slots__ = ("_missing", "path", "reader")
+
+    def __init__(self, reader: PackReader, path: str, missing: Missing | None) -> None:
+        self.reader = reader
+        self.path = path
+        self._missing = missing
+
+    @property
+    def may_be_replaced(self) -> bool:
+        # A data pack's name is random; that of a commit file is used again where a repository is deleted and made anew.
+        return names.is_commit_path(self.path)
+
+    @property
+    def size(self) -> int:
+        try:
+            return self.reader.size()
+        except FileNotFoundError as error:
+            raise self._is_missing() from error
+
+    def view(self, offset: int, length: int, checksum: int, key: str | None = None) -> memoryview:
+        content = self._value(offset, length, key)
+        if crc32c(content) == checksum:
+            return content
+        self.reader.forget()
+        content = self._value(offset, length, key)
+        if (computed := crc32c(content)) != checksum:
+            reason = f"checksum mismatch: stored 0x{checksum:08x}, computed 0x{computed:08x}"
+            raise CorruptionError(self.path, offset=offset, key=key, reason=reason)
+        return content
+
+    def part(self, offset: int, length: int, part: slice, key: str | None = None) -> memoryview:
+        start, stop, step = part.indices(length)
+        if step != 1:
+            return self.part(offset, length, slice(None), key)[part]
+        if stop <= start:
+            return memoryview(b"")
+        try:
+            content = self.reader.read_unchecked(offset + start, stop - start)
+        except FileNotFoundError as error:
+            raise self._is_missing() from error
+        return self._complete(content, stop - start, offset, key)
+
+    def section(self, offset: int, length: int) -> memoryview:
+        [content] = self.read([(offset, length)])
+        return content  # if the pack ends too early, the run says so
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return ranges, (offset, length) each: shorter only where the pack ends."""
+        try:
+            return self.reader.read(ranges)
+        except FileNotFoundError as error:
+            raise self._is_missing() from error
+
+    def _value(self, offset: int, length: int, key: str | None) -> memoryview:
+        [content] = self.read([(offset, length)])
+        return self._complete(content, length, offset, key)
+
+    def _complete(self, content: memoryview, length: int, offset: int, key: str | None) -> memoryview:
+        if len(content) != length:
+            raise CorruptionError(self.path, offset=offset, key=key, reason="the value reaches beyond the file")
+        return content
+
+    def _is_missing(self) -> MissingPackError:
+        # Never a missing key (I4): zarr would turn it into fill values.
+        if self._missing is not None:
+            self._missing()
+        return MissingPackError(self.path, reason="the file is missing")
+
+
+class RemotePacks:
+    """The packs of one repository, read by ranges. Safe in threads, and after a fork. `get` makes no request."""
+
+    is_ranged = True
+
+    def __init__(self, ranges: Ranges, cache: PackCache) -> None:
+        self._ranges = ranges
+        self._cache = cache
+        self._readers: dict[bytes, PackReader] = {}
+        self._lock = processes.new_lock()
+        processes.watch(self)
+
+    def get(self, name: PackName, missing: Missing | None = None) -> RemotePack:
+        reader = self._readers.get(name.id)
+        if reader is None:
+            with self._lock:
+                reader = self._readers.setdefault(name.id, PackReader(self._ranges, self._cache, name))
+                if len(self._readers) > MAX_READERS:
+                    del self._readers[next(iter(self._readers))]
+        return RemotePack(reader, name.path, missing)
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self._readers = {}  # a thread of the parent's may be at it, which will never be done here
+
+
+def open_packs(storage: Storage) -> PackSource:
+    """Return the packs of a repository as its storage lets them be read: mapped, or by ranges."""
+    ranges = storage.ranges
+    return Packs(storage) if ranges is None else RemotePacks(ranges, storage.cache)

@@ -1,0 +1,402 @@
+"""Runs of packs that are read by ranges: opened by their index alone; blocks are fetched when they are needed.
+
+A run lies in memory as it does in its pack, in an anonymous map of which only parts are filled in. The native
+functions are the same as for mapped packs. They are never asked before `Run.window` has said which blocks they will
+read and these are there: a block that is not would be taken for a damaged one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
+
+from txstore import processes
+from txstore._native import index
+from txstore.errors import CorruptionError
+from txstore.format import packfile
+from txstore.format.commitfile import RunName
+from txstore.format.packfile import PackName
+from txstore.history.packs import MissingPackError, Pack, PackSource
+from txstore.history.ranged_packs import RemotePack
+from txstore.history.runs import NONE_KNOWN, Change, Found, Known, Listed, OpenPacks, OpenRun, Runs, placed
+from txstore.storage.foreign import ForeignRange
+
+#: What is fetched of a run at first, in bytes: as a rule all that follows the blocks, and a few of these. A run that is
+#: not longer is fetched whole.
+TAIL = 64 << 10
+#: What a scan fetches at a time of each run, at first and at most. One that wants few keys fetches less.
+SCAN_SMALLEST, SCAN_LARGEST = 64 << 10, 1 << 20
+_BYTES_PER_KEY = 256
+_EVERYTHING = 1 << 63
+
+_TRAILER_SIZE = 64  # format.md, "Trailer"
+_INDEX_AT = struct.Struct("<36xQ")
+_THREADS_MOST = 16
+#: There is nothing to keep open: to get a pack makes no request.
+_NO_PACKS = OpenPacks()
+
+_BEGIN, _END = itemgetter(0), itemgetter(1)
+
+T = TypeVar("T")
+
+
+class Filled:
+    """Which ranges of a buffer are there. Not safe in threads."""
+
+    def __init__(self) -> None:
+        # Ascending, neither overlapping nor touching. One list, changed in one step: a fork may come at any time.
+        self._ranges: list[tuple[int, int]] = []
+
+    def missing(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return what is not there of a range."""
+        found, position = [], begin
+        for low, high in self._ranges[bisect_right(self._ranges, begin, key=_END) :]:
+            if position >= end or low >= end:
+                break
+            if position < low:
+                found.append((position, low))
+            position = high
+        if position < end:
+            found.append((position, end))
+        return found
+
+    def add(self, begin: int, end: int) -> None:
+        if begin == end:
+            return
+        ranges = self._ranges
+        first, last = bisect_left(ranges, begin, key=_END), bisect_right(ranges, end, key=_BEGIN)
+        if first < last:
+            begin, end = min(begin, ranges[first][0]), max(end, ranges[last - 1][1])
+        ranges[first:last] = [(begin, end)]
+
+
+class Section:
+    """A run's section, as far as it was fetched. Safe in threads; what is there never changes while it is right."""
+
+    def __init__(self, offset: int, length: int, tail: memoryview) -> None:
+        self.offset = offset
+        if len(tail) == length:
+            self.buffer: bytearray | mmap.mmap = bytearray(tail)
+        else:
+            self.buffer = _anonymous_map(length)
+            self.buffer[length - len(tail) :] = tail
+        self._filled = Filled()
+        self._filled.add(length - len(tail), length)
+        self._lock = processes.new_lock()
+
+    def missing(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return what is not there yet, as ranges of the pack: (offset, length) each."""
+        with self._lock:
+            return [(self.offset + start, stop - start) for start, stop in self._filled.missing(begin, end)]
+
+    def fill(self, offset: int, content: memoryview, *, anew: bool = False) -> None:
+        """Fill in what was fetched at an offset of the pack; with `anew` also what is there."""
+        begin = offset - self.offset
+        end = begin + len(content)
+        with self._lock:  # filled before it is said to be, and not again while others read it
+            for start, stop in [(begin, end)] if anew else self._filled.missing(begin, end):
+                self.buffer[start:stop] = content[start - begin : stop - begin]
+            self._filled.add(begin, end)
+
+
+def _anonymous_map(length: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, length)
+    # By itself it would be shared with forked children, which say for themselves what of it is there.
+    return mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+class LazyRun(OpenRun):
+    """A run that was opened by its index. Other blocks than those of `section` are not there."""
+
+    def __init__(self, name: RunName, section: Section) -> None:
+        self.file = placed(name)
+        self.section = section
+        self._open(name, section.buffer)
+
+
+class _Blocks(NamedTuple):
+    """Blocks that a question will read: a range of a run's section."""
+
+    open_run: LazyRun
+    begin: int
+    end: int
+
+
+class LazyRuns(Runs):
+    """The runs of one commit, in packs that are read by ranges."""
+
+    def _open_all(self, known: Known) -> list[tuple[OpenRun, OpenPacks]]:
+        there = {name: known[name] for name in self.names if name in known}
+        opened = {name: run for name, (run, _) in there.items() if isinstance(run, LazyRun)}
+        opened.update(_opened([name for name in self.names if name not in opened], self._packs))
+        self._lazy = tuple([opened[name] for name in self.names])
+        return [(run, _NO_PACKS) for run in self._lazy]
+
+    def open_pack(self, run: int, number: int) -> Pack:
+        return self._packs.get(self._open[run].pack(number))
+
+    def lookup(self, key: bytes) -> Found | None:
+        for i, open_run in enumerate(self._lazy):
+            run = open_run.run
+            begin, end, _ = run.window(key, 0)
+            found = self._ask([_Blocks(open_run, begin, end)], partial(index.lookup, (run,), key))
+            if found is not None:
+                return Found(i, *found[1:])
+        return None
+
+    def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
+        found = self.lookup(encoded)
+        if found is None or found.kind not in packfile.FRAME_OF_REF:
+            return None
+        return self.stored(key, found) if found.kind == packfile.REF_PACK else self.foreign(key, found)
+
+    def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
+        found: list[Listed] = []
+        if stop is not None and start >= stop:
+            return found
+        length = SCAN_SMALLEST if limit < 0 else min(SCAN_SMALLEST, max(limit, 1) * _BYTES_PER_KEY)
+        while limit < 0 or len(found) < limit:
+            windows = [_window(open_run.run, start, stop, length) for open_run in self._lazy]
+            # No further than where the first window ends: behind it a run may hold keys that are not there yet.
+            bound = min((after for *_, after in windows if after is not None), default=None)
+            is_last = bound is None or (stop is not None and stop <= bound)
+            end = stop if is_last else bound
+            rest = limit - len(found) if limit >= 0 else -1
+            found += self._scan(windows, start, end, rest)
+            if is_last or bound is None:
+                break
+            start, length = bound, min(2 * length, SCAN_LARGEST)
+        return found
+
+    def _scan(
+        self, windows: Sequence[tuple[int, int, bytes | None]], start: bytes, stop: bytes | None, limit: int
+    ) -> list[Listed]:
+        blocks = [_Blocks(open_run, *window[:2]) for open_run, window in zip(self._lazy, windows, strict=True)]
+        found = self._ask(blocks, lambda: index.scan(self._runs, start, stop, limit), start, stop)
+        return [Listed._make(item) for item in found]
+
+    def changes(self, start: bytes, stop: bytes | None, seq: int) -> list[Change]:
+        blocks = [
+            _Blocks(open_run, begin, end)
+            for open_run in self._lazy
+            for begin, end in _windows(open_run.run, start, stop, seq)
+        ]
+        found = self._ask(
+            blocks, lambda: [item for run in self._runs for item in run.scan(start, stop, -1, seq)], start, stop, seq
+        )
+        return [Change._make(item) for item in found]
+
+    def merge(self, count: int) -> bytes:
+        self._fill(_whole(self._lazy[:count]))
+        return super().merge(count)
+
+    def merge_oldest(
+        self, count: int, above: Sequence[index.Run], tables: Sequence[Sequence[bytes]], *, forgotten: int
+    ) -> bytes:
+        self._fill(_whole(self._lazy[len(self._open) - count :]))
+        return super().merge_oldest(count, above, tables, forgotten=forgotten)
+
+    def _corrupt(self, error: ValueError) -> CorruptionError:
+        """Say which run is damaged. Reached by merging alone: the oldest may be there only in part."""
+        self._fill(_whole(self._lazy))
+        return super()._corrupt(error)
+
+    # --- blocks
+
+    def _ask(
+        self,
+        blocks: Sequence[_Blocks],
+        question: Callable[[], T],
+        start: bytes = b"",
+        stop: bytes | None = None,
+        seq: int = 0,
+    ) -> T:
+        """Ask what reads these blocks. If they are damaged, ask again after they were fetched anew."""
+        self._fill(blocks)
+        try:
+            return question()
+        except ValueError:
+            self._fill_anew(blocks)
+        try:
+            return question()
+        except ValueError as error:
+            raise self._damaged(blocks, error, start, stop, seq) from error
+
+    def _damaged(
+        self, blocks: Sequence[_Blocks], error: ValueError, start: bytes, stop: bytes | None, seq: int
+    ) -> CorruptionError:
+        """Say which run it is, of those whose blocks were asked for in a range of keys."""
+        for open_run in {id(each.open_run): each.open_run for each in blocks}.values():
+            fault: ValueError | None = error
+            if len(blocks) > 1:
+                try:
+                    open_run.run.scan(start, stop, -1, seq)
+                    fault = None
+                except ValueError as found:
+                    fault = found
+            if fault is not None:
+                offset = self.names[self._lazy.index(open_run)].offset
+                return CorruptionError(open_run.file.path, offset=offset, reason=f"damaged run: {fault}")
+        return CorruptionError("a run", reason=str(error))
+
+    def _fill(self, blocks: Iterable[_Blocks]) -> None:
+        wanted: dict[PackName, list[tuple[Section, int, int]]] = {}
+        for open_run, begin, end in blocks:
+            section = open_run.section
+            for offset, length in section.missing(begin, end):
+                wanted.setdefault(open_run.file, []).append((section, offset, length))
+        self._fetch(wanted)
+
+    def _fill_anew(self, blocks: Iterable[_Blocks]) -> None:
+        wanted: dict[PackName, list[tuple[Section, int, int]]] = {}
+        for open_run, begin, end in blocks:
+            wanted.setdefault(open_run.file, []).append(
+                (open_run.section, open_run.section.offset + begin, end - begin)
+            )
+        for file in wanted:
+            _ranged(self._packs, file).reader.forget()
+        self._fetch(wanted, anew=True)
+
+    def _fetch(self, wanted: Mapping[PackName, Sequence[tuple[Section, int, int]]], *, anew: bool = False) -> None:
+        def fetch(file: PackName) -> None:
+            ranges = [(offset, length) for _, offset, length in wanted[file]]
+            contents = _ranged(self._packs, file).read(ranges)
+            for (section, offset, _), content in zip(wanted[file], contents, strict=True):
+                section.fill(offset, content, anew=anew)
+
+        _in_parallel(fetch, list(wanted))
+
+
+def _window(run: index.Run, start: bytes, stop: bytes | None, length: int) -> tuple[int, int, bytes | None]:
+    """Return a window for a scan: only the first block of it if that reaches to `stop`."""
+    window = run.window(start, 0)
+    return window if _reaches(window[2], stop) else run.window(start, length)
+
+
+def _windows(run: index.Run, start: bytes, stop: bytes | None, seq: int) -> Iterator[tuple[int, int]]:
+    """Yield where the blocks lie in which there may be anything newer than `seq` in a range of keys."""
+    position: bytes | None = start
+    length = 0
+    while position is not None:
+        begin, end, after = run.window(position, length, seq)
+        yield begin, end
+        position = None if _reaches(after, stop) else after
+        length = min(max(2 * length, SCAN_SMALLEST), SCAN_LARGEST)
+
+
+def _reaches(after: bytes | None, stop: bytes | None) -> bool:
+    return after is None or (stop is not None and after >= stop)
+
+
+def _whole(runs: Sequence[LazyRun]) -> list[_Blocks]:
+    return [_Blocks(open_run, *open_run.run.window(b"", _EVERYTHING)[:2]) for open_run in runs]
+
+
+# --- opening
+
+
+def open_runs(names: Sequence[RunName], packs: PackSource, known: Known = NONE_KNOWN) -> Runs:
+    """Open the runs of one commit in packs that are mapped, or read by ranges."""
+    return (LazyRuns if packs.is_ranged else Runs)(names, None, packs, known)
+
+
+def open_run(name: RunName, packs: PackSource) -> OpenRun:
+    """Open one run, for what its index says."""
+    return _opened([name], packs)[name] if packs.is_ranged else OpenRun(name, packs)
+
+
+def _opened(names: Sequence[RunName], packs: PackSource) -> dict[RunName, LazyRun]:
+    files: dict[PackName, list[RunName]] = {}
+    for name in names:
+        files.setdefault(placed(name), []).append(name)
+    opened: dict[RunName, LazyRun] = {}
+
+    def open_file(file: PackName) -> None:
+        pack = _ranged(packs, file)
+        try:
+            opened.update(_open_in(pack, files[file]))
+        except MissingPackError:
+            raise
+        except CorruptionError:
+            pack.reader.forget()
+            opened.update(_open_in(pack, files[file]))
+
+    _in_parallel(open_file, list(files))
+    return opened
+
+
+def _open_in(pack: RemotePack, names: Sequence[RunName]) -> dict[RunName, LazyRun]:
+    """Open runs that lie in one pack, by one request if they are short or lie together."""
+    tails = {name: _tail_at_hand(pack, name) for name in names}
+    ranges = {name: _tail(name) for name, tail in tails.items() if tail is None}
+    for name, content in zip(ranges, pack.read(list(ranges.values())), strict=True):
+        if len(content) != ranges[name][1]:
+            raise CorruptionError(pack.path, offset=name.offset, reason="the run reaches beyond the file")
+        tails[name] = content[max(len(content) - name.length, 0) :]
+    return {name: _open_at(pack, name, tail) for name, tail in tails.items() if tail is not None}
+
+
+def _open_at(pack: RemotePack, name: RunName, tail: memoryview) -> LazyRun:
+    begin, index_at = name.length - len(tail), _index_at(tail)
+    if index_at < begin:
+        [rest] = pack.read([(name.offset + index_at, begin - index_at)])
+        tail = memoryview(b"".join((rest, tail)))
+    return LazyRun(name, Section(name.offset, name.length, tail))
+
+
+def _tail(name: RunName) -> tuple[int, int]:
+    # Of a run that is shorter, what lies before it comes along: as a rule the values of a small commit.
+    end = name.offset + name.length
+    begin = max(end - TAIL, 0)
+    return begin, end - begin
+
+
+def _tail_at_hand(pack: RemotePack, name: RunName) -> memoryview | None:
+    """Return all that follows the blocks if no request is needed for it."""
+    if name.length <= TAIL:
+        return pack.reader.find(name.offset, name.length)
+    trailer = pack.reader.find(name.offset + name.length - _TRAILER_SIZE, _TRAILER_SIZE)
+    if trailer is None:
+        return None
+    index_at = _index_at(trailer)
+    return pack.reader.find(name.offset + index_at, name.length - index_at) if index_at < name.length else None
+
+
+def _index_at(tail: memoryview) -> int:
+    """Return where in a run its index begins. What is wrong with the trailer is said when the run is opened."""
+    if len(tail) < _TRAILER_SIZE:
+        return 0
+    return int(_INDEX_AT.unpack_from(tail, len(tail) - _TRAILER_SIZE)[0])
+
+
+def _ranged(packs: PackSource, name: PackName) -> RemotePack:
+    pack = packs.get(name)
+    assert isinstance(pack, RemotePack), "these packs are mapped"
+    return pack
+
+
+def _in_parallel(work: Callable[[PackName], None], files: Sequence[PackName]) -> None:
+    if len(files) < 2:
+        for file in files:
+            work(file)
+        return
+    try:
+        with ThreadPoolExecutor(min(len(files), _THREADS_MOST), thread_name_prefix="txstore-read") as pool:
+            futures = [pool.submit(work, file) for file in files]
+    except RuntimeError:  # the interpreter is about to end, and starts no threads any more
+        for file in files:
+            work(file)
+        return
+    try:
+        for future in futures:
+            future.result()
+    finally:
+        del futures, future  # an error has this frame, and the future that has failed has the error

@@ -1,0 +1,283 @@
+"""The history of a repository on an object store: few requests, since each takes its time.
+
+What was created there is durable, so nothing is pending and no chain of parents has to be walked. A listing that begins
+right below the newest known commit tells in one request whether it is still there and what has come since. The hint is
+written when there is time, not more often than `HINT_PERIOD`, and holds the end of the commit's file, too: whoever
+opens the repository has the header, and as a rule the index of the run, without another request.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+
+from txstore import processes
+from txstore.errors import CommitUnknownError, CorruptionError
+from txstore.format import commitfile, encoding, names, packfile
+from txstore.format.commitfile import Footer, Header
+from txstore.format.records import HINT_SIZE, Hint
+from txstore.history.commit import MAIN, Stored
+from txstore.history.commits import Commits
+from txstore.history.object_writer import ObjectWriter
+from txstore.storage.objects.errors import was_unanswered
+from txstore.storage.objects.interface import Object
+from txstore.storage.remote import RemoteStorage
+
+#: Seconds between two hints of one process.
+HINT_PERIOD = 1.0
+#: Seconds that a process waits for its last hint when it ends.
+EXIT_SECONDS = 2.0
+#: So many bytes at the end of a commit file are read at once, and kept by the hint.
+_TAIL = 64 << 10
+_LISTED = 1000
+
+
+class RemoteCommits(Commits):
+    """The history of one repository on an object store."""
+
+    storage: RemoteStorage
+    tail_size = _TAIL
+    takes_turns = False
+    may_come_late = True
+    pins_are_seen = False
+
+    def __init__(self, storage: RemoteStorage) -> None:
+        super().__init__(storage)
+        self.is_tidy = True  # what dead processes have left there is the vacuum's: to look for it takes requests
+        self._hints = _HintWriter(self)
+        self._listed: tuple[bytes, float | None] | None = None  # the commit last met in a listing, and its time there
+
+    def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
+        return ObjectWriter(self.storage, transaction, number, self.identity.id)
+
+    def staged_path(self, transaction: bytes, number: int) -> str:
+        if not number:
+            return names.staging_path(transaction, number)
+        return names.data_pack_path(packfile.participants_pack(transaction, number))
+
+    # --- the head
+
+    def head(self, branch: str = MAIN) -> Stored | None:
+        self.check_branch(branch)
+        newest = self._newest
+        known = newest or self._hinted(branch)
+        found = self._look_above(branch, known) if known is not None else None
+        if found is None:
+            found = self._search(branch, None)
+        if newest is not None and (
+            found is None
+            or found.header.slot < newest.header.slot
+            or (found.header.slot == newest.header.slot and found.header.id != newest.header.id)
+        ):
+            reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
+            raise CorruptionError(names.commits_directory(branch), reason=reason)
+        self._newest = found
+        return found
+
+    def _look_above(self, branch: str, known: Stored) -> Stored | None:
+        """Return the newest commit from a known one on; None if that is not there, and nothing above it."""
+        slot = known.header.slot
+        directory = names.commits_directory(branch)
+        below = names.slot_name(slot - 1) if slot else ""
+        listed = self.storage.objects.list_after(directory, below, _LISTED)
+        if listed is None:
+            return self._walk_above(branch, known)
+        slots = self._slots_of(listed)
+        while len(listed) == _LISTED:
+            listed = self.storage.objects.list_after(directory, listed[-1].name, _LISTED) or []
+            slots |= self._slots_of(listed)
+        if not slots:
+            return None
+        top = max(slots)
+        if top == slot and self._is_same(known, slots[slot]):
+            return known
+        stored = self.read(branch, top)
+        if stored is None:
+            return self._search(branch, None)  # somebody has given it back, or a vacuum has overtaken us
+        if top == slot + 1 and not stored.follows(known):
+            return known  # an orphan
+        self._listed = stored.header.id, slots[top].modified
+        return stored
+
+    @staticmethod
+    def _slots_of(listed: Iterable[Object]) -> dict[int, Object]:
+        return {slot: found for found in listed if (slot := names.parse_slot(found.name)) is not None}
+
+    def _is_same(self, known: Stored, listed: Object) -> bool:
+        """Tell whether a listed object is the one that a commit was read from, and not one made in its place.
+
+        Objects never change: one that has the length and time that it had before is the same. Its time is learned when
+        it is first listed; until then its length has to do, and that it is of this repository.
+        """
+        if listed.size != known.footer.file_length:
+            return False
+        if self._listed is None or self._listed[0] != known.header.id:
+            self._listed = known.header.id, listed.modified
+        return self._listed[1] == listed.modified
+
+    def _has_id(self, known: Stored) -> bool:
+        """Tell whether a slot holds a known commit."""
+        try:
+            tail, _ = self.storage.read_tail(known.path, commitfile.FOOTER_SIZE)
+            return Footer.decode(tail) == known.footer
+        except (FileNotFoundError, encoding.MalformedError):
+            return False
+
+    def _walk_above(self, branch: str, known: Stored) -> Stored | None:
+        found: Stored | None = known
+        while found is not None:
+            above = self.read(branch, found.header.slot + 1)
+            if above is None or not above.follows(found):
+                break
+            found = above
+        if found is known and not self._has_id(known):
+            return None
+        # I10: below the floor there are gaps.
+        if found is not None and self.is_below_floor(branch, found.header.slot):
+            return None
+        return found
+
+    def _search(self, branch: str, newest: Stored | None) -> Stored | None:
+        """Find the head in a listing of all slots."""
+        for slot in sorted(self.slots(branch), reverse=True):
+            if (found := self.read(branch, slot)) is not None:
+                return found
+        return None
+
+    def _hinted(self, branch: str) -> Stored | None:
+        """Return the commit that the hint holds."""
+        try:
+            hint, tail = self._read_hint(branch)
+        except (OSError, encoding.MalformedError):
+            return None
+        with contextlib.suppress(CorruptionError):
+            stored = self.decode(names.commit_path(branch, hint.slot), branch, hint.slot, tail, hint.file_length)
+            if stored.header.id == hint.commit_id:
+                return stored
+        return None  # it is only a hint
+
+    def decode(self, path: str, branch: str, slot: int, tail: bytes, size: int) -> Stored:
+        stored = super().decode(path, branch, slot, tail, size)
+        self._keep(stored, tail)
+        return stored
+
+    def _keep(self, stored: Stored, tail: bytes) -> None:
+        """Keep the end of a commit file, of which more is asked for next: the index of its run, and small values."""
+        self.storage.cache.keep(stored.header.id, stored.footer.file_length - len(tail), tail)
+
+    def read_hint(self, branch: str) -> Hint:
+        return self._read_hint(branch)[0]
+
+    def _read_hint(self, branch: str) -> tuple[Hint, bytes]:
+        """Return the hint, and the end of the commit's file that stands behind it."""
+        content = self.storage.objects.get(names.hint_path(branch))
+        return Hint.decode(content[:HINT_SIZE]), content[HINT_SIZE:]
+
+    # --- durability: the server's
+
+    def pending(self, parent: Stored | None) -> int:
+        return 0
+
+    def is_fit_parent(self, parent: Stored | None) -> bool:
+        return parent is not None
+
+    def make_durable(self, newest: Stored | None) -> None:
+        self.identity.create(durable=True)
+
+    def settle(self, stored: Stored) -> None:
+        """It is durable since it was created."""
+
+    # --- taking a slot
+
+    def take_slot(self, source: str, stored: Stored) -> None:
+        tail = self.storage.read_staged(source)[-_TAIL:]
+        super().take_slot(source, stored)
+        self.storage.forget_staged(source)  # it is still there if the answer was lost
+        self._keep(stored, tail)
+        self._hints.offer(stored, tail)
+
+    def _move_aside(self, orphan: Stored) -> None:
+        # What would have to be deleted could be somebody else's commit by then: nothing keeps the slot as it was read.
+        reason = "it does not follow the commit below it: somebody has copied or deleted objects; see verify"
+        raise CorruptionError(orphan.path, reason=reason)
+
+    def not_taken(self, header: Header, error: OSError) -> OSError | CommitUnknownError:
+        if isinstance(error, FileExistsError | PermissionError | FileNotFoundError) and not was_unanswered(error):
+            return error
+        # I3: the slot is empty, but the server may yet come to a request that it has not answered.
+        return CommitUnknownError(header.id.hex(), reason=f"the server did not confirm it ({error})")
+
+    def write_hint(self, stored: Stored, *, durable: bool) -> None:
+        self._hints.start()
+
+
+_writers: weakref.WeakSet[_HintWriter] = weakref.WeakSet()
+
+
+class _HintWriter:
+    """Writes the newest hint in the background: nobody waits for it, and not every commit has one."""
+
+    def __init__(self, commits: RemoteCommits) -> None:
+        self._commits = commits
+        self._lock = processes.new_lock()
+        self._offered: tuple[Stored, bytes] | None = None
+        self._thread: threading.Thread | None = None  # None: nothing is being written, and nothing is going to be
+        self._last = -HINT_PERIOD
+        processes.watch(self)
+        _writers.add(self)
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self._offered = self._thread = None  # they are the parent's
+
+    def offer(self, stored: Stored, tail: bytes) -> None:
+        with self._lock:
+            self._offered = stored, tail
+
+    def start(self) -> None:
+        with self._lock:
+            if self._offered is None or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._thread = threading.Thread(target=self._run, name="txstore hint", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the interpreter is ending, or there can be no more threads: the hint can do without
+                self._thread = None
+
+    def finish(self, timeout: float) -> None:
+        """Wait a moment for the last hint when the process ends: who commits once and ends has one, too."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        while (offered := self._next()) is not None:
+            self._write(*offered)
+
+    def _next(self) -> tuple[Stored, bytes] | None:
+        wait = self._last + HINT_PERIOD - time.monotonic()
+        if wait > 0:
+            threading.main_thread().join(wait)  # the last hint is not put off when the process ends
+        with self._lock:
+            offered, self._offered = self._offered, None
+            if offered is None:
+                self._thread = None
+        return offered
+
+    def _write(self, stored: Stored, tail: bytes) -> None:
+        self._last = time.monotonic()
+        content = self._commits.hint(stored, durable=True).encode() + tail
+        with contextlib.suppress(OSError, RuntimeError):  # the commit stands whatever becomes of the hint
+            self._commits.storage.objects.put(names.hint_path(stored.header.branch), [content])
+
+
+@atexit.register
+def _finish_hints() -> None:
+    for writer in list(_writers):
+        writer.finish(EXIT_SECONDS)

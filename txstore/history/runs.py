@@ -1,0 +1,321 @@
+"""Runs: opening them where they lie, looking up through several, building a transaction's own, merging old ones.
+
+The table itself is in `_native` (C, and a Python twin); here are the names, the errors and the merge policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from txstore._native import index
+from txstore.errors import CorruptionError, UnsupportedFormatError
+from txstore.format import encoding, packfile
+from txstore.format.commitfile import RunName
+from txstore.format.keys import stored_prefix
+from txstore.format.packfile import PackName
+from txstore.history.packs import Kept, Pack, PackSource
+from txstore.storage.foreign import ForeignRange
+from txstore.storage.interface import Mapped
+
+_LIGHT = 1 << 20  # bytes
+
+
+class Found(NamedTuple):
+    """What an index says of a key: which run of the list, and the ref in it."""
+
+    run: int
+    kind: int  # format.REF_* or format.FOUND_PREFIX
+    seq: int
+    pack: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class Listed(NamedTuple):
+    """A live key of a scan, with its ref."""
+
+    key: bytes
+    run: int
+    kind: int
+    seq: int
+    pack: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class Change(NamedTuple):
+    """An entry of one run, tombstones included."""
+
+    key: bytes
+    kind: int
+    seq: int
+    pack: int
+    offset: int
+    length: int
+    checksum: int
+
+
+#: The packs that the refs of one run have led to, by their numbers in its table.
+OpenPacks = Kept[int, Pack]
+
+
+class OpenRun:
+    """A run, opened where it lies, and what was decoded of its table of packs."""
+
+    is_light = True
+    """Whether it may be kept open when nobody reads it: it takes little space on the disk when its file is deleted."""
+
+    def __init__(self, name: RunName, packs: PackSource) -> None:
+        self.file = placed(name)
+        self._pack = packs.get(self.file)  # so that its values need no second map
+        self.is_light = name.offset + name.length <= _LIGHT  # all but a header follows
+        self._open(name, self._pack.section(name.offset, name.length))
+
+    def _open(self, name: RunName, section: Mapped) -> None:
+        self._entries: list[bytes] | None = None
+        self._names: dict[int, PackName] = {0: self.file}
+        try:
+            self.run = index.Run(section, name.seq)
+        except ValueError as error:
+            reason = f"the run can't be opened: {error}"
+            raise CorruptionError(self.file.path, offset=name.offset, reason=reason) from error
+        if self.run.max_seq > name.max_seq or self.run.entries != name.entries:
+            reason = "the run is not the one that the header lists"
+            raise CorruptionError(self.file.path, offset=name.offset, reason=reason)
+
+    def pack(self, number: int) -> PackName:
+        """Return the pack that a ref names: the run's own file, or one of its table."""
+        name = self._names.get(number)
+        if name is None:
+            name = self._names[number] = self._decode_pack(number)
+        return name
+
+    def _decode_pack(self, number: int) -> PackName:
+        try:
+            if self._entries is None:
+                self._entries = self.run.packs
+            return PackName.decode(self._entries[number - 1])
+        except encoding.NewerFormatError as error:
+            raise UnsupportedFormatError(self.file.path, found=error.reason, supported="commit files") from error
+        except (IndexError, encoding.MalformedError) as error:
+            reason = f"a run names pack {number}, which it does not list: {error}"
+            raise CorruptionError(self.file.path, reason=reason) from error
+
+
+def placed(name: RunName) -> PackName:
+    """Return the file that a run lies in."""
+    if name.pack is None:
+        raise ValueError("the run was not placed in a file")
+    return name.pack
+
+
+#: Runs that are open, and the packs that they have led to, which are shared by all the commits that have the run.
+Known = Mapping[RunName, tuple[OpenRun, OpenPacks]]
+NONE_KNOWN: Known = MappingProxyType({})
+
+
+class Runs:
+    """The runs of one commit, newest first, opened in its mapped packs. Immutable.
+
+    `known` are runs that other commits have opened. Packs are immutable, and the name of a run is all that it is
+    compared with when it is opened: what was opened under the same name needs no second look.
+
+    Raises `CorruptionError` for whatever is wrong with the bytes of a run, at opening or at the look-up that meets it.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[RunName],
+        own: PackName | None,
+        packs: PackSource,
+        known: Known = NONE_KNOWN,
+    ) -> None:
+        self.names = names_of(names, own)
+        self._packs = packs
+        opened = self._open_all(known)
+        self._open = tuple([open_run for open_run, _ in opened])
+        self._open_packs = tuple([open_packs for _, open_packs in opened])
+        self._runs = tuple([open_run.run for open_run in self._open])
+
+    def _open_all(self, known: Known) -> list[tuple[OpenRun, OpenPacks]]:
+        return [known.get(name) or (OpenRun(name, self._packs), OpenPacks()) for name in self.names]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def opened(self) -> Known:
+        """Return the runs as the `known` ones of another commit."""
+        return dict(zip(self.names, zip(self._open, self._open_packs, strict=True), strict=True))
+
+    def file(self, run: int) -> PackName:
+        return self._open[run].file
+
+    def open_pack(self, run: int, number: int) -> Pack:
+        """Open the pack that a ref names: its run's file, or one of the run's table."""
+        pack = self._open_packs[run].get(number)
+        if pack is None:
+            pack = self._packs.get(self._open[run].pack(number))
+            self._open_packs[run].keep(number, pack)
+        return pack
+
+    def lookup(self, key: bytes) -> Found | None:
+        """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it."""
+        try:
+            found = index.lookup(self._runs, key)
+        except ValueError as error:
+            raise self._corrupt(error) from error
+        return None if found is None else Found._make(found)
+
+    def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
+        """Return the value of a key as a view of the mapped file, its checksum compared; None if there is none.
+
+        Of a value that lies outside of the repository, return where.
+        """
+        try:
+            found = index.lookup(self._runs, encoded)
+        except ValueError as error:
+            raise self._corrupt(error) from error
+        if found is None:
+            return None
+        run, kind, _, number, offset, length, checksum = found
+        if kind == packfile.REF_PACK:
+            return self.open_pack(run, number).view(offset, length, checksum, key)
+        return self.foreign(key, Found._make(found)) if kind == packfile.REF_FOREIGN else None
+
+    def stored(self, key: str, found: Found | Listed) -> memoryview:
+        """Return what a ref leads to as it is stored, its checksum compared."""
+        return self.open_pack(found.run, found.pack).view(found.offset, found.length, found.checksum, key)
+
+    def foreign(self, key: str, found: Found | Listed) -> ForeignRange:
+        """Return where a value lies outside of the repository, as the record says that a ref leads to."""
+        try:
+            return ForeignRange.decode(bytes(self.stored(key, found)))
+        except encoding.NewerFormatError as error:
+            path = self.pack_name(found.run, found.pack).path
+            raise UnsupportedFormatError(path, found=error.reason, supported="version 1") from error
+        except encoding.MalformedError as error:
+            path = self.pack_name(found.run, found.pack).path
+            raise CorruptionError(path, offset=found.offset, key=key, reason=error.reason) from error
+
+    def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
+        """Return the first live keys from `start` on, below `stop`."""
+        try:
+            return [Listed._make(item) for item in index.scan(self._runs, start, stop, limit)]
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+    def scan_all(self) -> Iterator[Listed]:
+        """Yield all live keys, ascending."""
+        start = b""
+        while page := self.scan(start, None, 4096):
+            yield from page
+            start = page[-1].key + b"\0"
+
+    def pack_name(self, run: int, number: int) -> PackName:
+        """Return which pack a ref names."""
+        return self._open[run].pack(number)
+
+    def pack(self, name: PackName) -> Pack:
+        return self._packs.get(name)
+
+    def _corrupt(self, error: ValueError) -> CorruptionError:
+        """Say which run is damaged: a look-up goes through several."""
+        for name, found in zip(self.names, self._open, strict=True):
+            try:
+                found.run.verify()
+            except ValueError as fault:
+                return CorruptionError(found.file.path, offset=name.offset, reason=f"damaged run: {fault}")
+        return CorruptionError("a run", reason=str(error))
+
+    # --- what has changed since a seq
+
+    def newer(self, seq: int) -> Runs:
+        """Return those runs that hold anything newer, as a list of its own."""
+        return type(self)([name for name in self.names if name.max_seq > seq], None, self._packs, self.opened())
+
+    def changes(self, start: bytes, stop: bytes | None, seq: int) -> list[Change]:
+        """Return entries newer than `seq` in a range of keys, tombstones too, run by run (newest run first)."""
+        try:
+            return [Change._make(item) for run in self._runs for item in run.scan(start, stop, -1, seq)]
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+    def new_prefixes(self, seq: int) -> list[str]:
+        """Return the prefixes that were deleted since `seq`."""
+        return [
+            stored_prefix(prefix, found.file.path)
+            for found in self._open
+            for prefix, deleted in found.run.prefixes
+            if deleted > seq
+        ]
+
+    # --- merging
+
+    def plan_merge(self) -> int:
+        """Return how many of the newest runs to merge into one; 0 if none.
+
+        A run is taken along while it has at most twice the entries of those before it together, so that the sizes that
+        are left at least triple from each to the next: their number is logarithmic, and so is the number of times that
+        one entry is copied.
+        """
+        count = total = 0
+        for name in self.names:
+            weight = max(name.entries, 1)
+            if count and weight > 2 * total:
+                break
+            total += weight
+            count += 1
+        return count if count > 1 else 0
+
+    def merge(self, count: int) -> bytes:
+        """Merge the newest `count` runs into one section."""
+        try:
+            return index.merge(self._runs[:count], _tables(self._open[:count]))
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+    def merge_oldest(
+        self, count: int, above: Sequence[index.Run], tables: Sequence[Sequence[bytes]], *, forgotten: int
+    ) -> bytes:
+        """Merge the oldest `count` runs, and above them runs with tables of their own, into one section.
+
+        Tombstones up to seq `forgotten` are left out.
+        """
+        oldest = self._open[len(self._open) - count :]
+        runs = (*above, *[found.run for found in oldest])
+        try:
+            return index.merge(runs, [*tables, *_tables(oldest)], forgotten)
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+
+def _tables(runs: Sequence[OpenRun]) -> list[list[bytes]]:
+    return [[found.file.encode(), *found.run.packs] for found in runs]
+
+
+def names_of(runs: Sequence[RunName], own: PackName | None) -> tuple[RunName, ...]:
+    """Return the runs that the header of pack `own` lists, each with the file that it lies in."""
+    return tuple(runs) if own is None else tuple([run.inside(own) for run in runs])
+
+
+def build(
+    entries: Iterable[tuple[bytes, int, int, int, int, int] | tuple[bytes, int, int, int, int, int, int]],
+    prefixes: Iterable[bytes],
+    packs: Sequence[PackName] = (),
+) -> bytes:
+    """Build a run of ascending (key, ref kind, offset, length, checksum, pack), or with a seq behind that.
+
+    Pack 0 is the file that the run will lie in, the others are numbered from 1. Without a seq, or with 0, an entry has
+    that of the commit in whose file the run will lie.
+    """
+    return index.build(entries, prefixes, [pack.encode() for pack in packs])
+
+
+def name_run(section: bytes, seq: int, offset: int) -> RunName:
+    """Return how a header lists a run that was just built in its own file."""
+    run = index.Run(section, seq)
+    return RunName(None, seq, offset, len(section), run.entries, run.max_seq)

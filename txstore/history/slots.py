@@ -1,0 +1,293 @@
+"""Taking a slot: what has been written below `.staging/` becomes the next commit of a branch.
+
+Whose commit it is, a transaction's or one of maintenance, is not known here: what its header says is asked for when the
+parent is known, which is under the commit lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from txstore.errors import (
+    ClockWarning,
+    CommitUnknownError,
+    CorruptionError,
+    SnapshotExpiredError,
+    TxStoreError,
+)
+from txstore.format import commitfile, encoding, names
+from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits, SlotTakenError
+from txstore.history.find import first_since
+from txstore.history.packs import Writer
+from txstore.history.snapshot import Snapshot
+from txstore.storage.turns import this_user
+
+#: A commit above this length is synced before the commit lock is taken, so that nobody waits for its data.
+SYNC_BEFORE_LOCK = 1 << 20
+#: Clocks order nothing, but a commit from the future takes all later commit times along (microseconds).
+MAX_CLOCK_LEAD = 60 * 1_000_000
+
+
+class SyncFailedError(Exception):
+    """The medium refused to make data durable (I9). Internal: carries the `OSError`."""
+
+    def __init__(self, cause: OSError) -> None:
+        self.cause = cause
+
+
+class Contents(NamedTuple):
+    """What the header of a commit says besides who made it, when, and on which parent."""
+
+    sections: tuple[Section, ...]
+    runs: tuple[RunName, ...]
+    statistics: Statistics = Statistics()
+    floor: int = 0  # at least the parent's
+    required: int = 0  # features that a reader has to know, besides those of the parent
+    constraints: Mapping[str, Any] | None = None  # None: those of the parent
+
+
+class Publisher:
+    """One file below `.staging/`, and the data packs beside it, on their way into a slot."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        writer: Writer,
+        packs: Sequence[tuple[DataPack, str]] = (),
+        *,
+        branch: str,
+        durable: bool,
+        message: str = "",
+        properties: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.commits = commits
+        self.storage = commits.storage
+        self.writer = writer
+        self.packs = packs  # each with the path of its file below `.staging/`
+        self.branch = branch
+        self.durable = durable
+        self.message = message
+        self.properties = properties or {}
+        self.end = align(writer.size)
+        self.offered = False  # the file to a slot, which may have taken it
+
+    def append(self, content: bytes) -> Section:
+        """Write a run behind the values."""
+        section = Section(commitfile.SECTION_RUN, self.end, len(content))
+        self.end = align(self.end + len(content))
+        self.writer.write_at(section.offset, content + bytes(self.end - section.offset - len(content)))
+        return section
+
+    def prepare(self, head: Stored | None) -> None:
+        """I1: values and runs are durable before the header that names them: large ones now, small ones with it.
+
+        The file is created now in any case: that can take a millisecond where many others were deleted. The data packs
+        go where readers look for them. `head` is the newest commit that is known. Raises `SyncFailedError` or
+        `OSError`.
+        """
+        if head is not None:
+            self._compare_clocks(head)
+        self.writer.finish(self.end)
+        if self.durable and self.end > SYNC_BEFORE_LOCK:
+            self._sync()
+        for pack, source in self.packs:
+            if source == pack.name.path:
+                continue
+            directory = names.data_pack_directory(pack.name.id)
+            try:
+                if self.durable:
+                    self.storage.sync_file(source)
+                self.storage.make_directory(directory, durable=self.durable)
+                # It keeps the name below `.staging/` until the commit is made.
+                with contextlib.suppress(FileExistsError):  # by one who died while committing
+                    self.storage.link(source, pack.name.path)
+                if self.durable and pack is self.packs[-1][0]:
+                    for path in (directory, names.PACKS):  # all of a transaction are in one
+                        self.storage.sync_directory(path)
+            except OSError as error:
+                if not self.durable:
+                    raise
+                raise SyncFailedError(error) from error
+
+    def _compare_clocks(self, head: Stored) -> None:
+        """Warn of commits that are dated later than it is now: who made the first, and what that means.
+
+        Before anything is published: somebody may have made an error of the warning.
+        """
+        now = time.time_ns() // 1000
+        if head.header.time - now <= MAX_CLOCK_LEAD or head.header.time - self.commits.warned_of <= MAX_CLOCK_LEAD:
+            return
+        self.commits.warned_of = head.header.time  # once: those that follow are dated a microsecond later
+        # Those above the first one are dated as they are because of it.
+        first = self.commits.read(self.branch, first_since(self.commits, head, now)) or head
+        ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
+        warnings.warn(
+            f"{self.storage.url}: commit {commit} ({commit.id[:12]}) by {commit.author} is dated "
+            f"{commit.time.isoformat(timespec='seconds')}, {_hours(ahead)} ahead of the clock of this machine "
+            f"({platform.node()}): one of the two is wrong. Until that time, each commit is dated a microsecond after "
+            "the one before, and is found by that date",
+            ClockWarning,
+            stacklevel=2,
+        )
+
+    def publish(
+        self, catch_up: Callable[[], Snapshot], contents: Callable[[Snapshot], Contents | None]
+    ) -> Stored | None:
+        """Take the next slot.
+
+        `catch_up` returns the head as it is when it is called, if the commit may follow that; else it raises.
+        `contents` tells what the header is to say then; None, which `publish` returns too: no commit is to be made.
+
+        Raises what these two raise, `CommitUnknownError`, `CorruptionError`, `SyncFailedError` or `OSError`; then
+        nothing was published (or, with `CommitUnknownError`, that is not known). `SnapshotExpiredError`: a vacuum has
+        passed us by.
+        """
+        # The lock gives everybody a turn. That a slot is taken once does not depend on it. Who waited looks at what
+        # others have committed before it is let in: then it has only the last commit left to look at.
+        with self.storage.lock(names.COMMIT_LOCK, catch_up):
+            while True:
+                head = catch_up()
+                if self.durable:
+                    self._prepare_parent(head.stored)
+                content = contents(head)
+                if content is None:
+                    return None
+                stored = self._write_header(head.stored, content)
+                if self.durable:
+                    self._sync()
+                # The rename is the commit.
+                self.offered = True
+                try:
+                    self.commits.take_slot(self.writer.path, stored)
+                except SlotTakenError:
+                    self.offered = False
+                    continue  # I2: the slot is proven to be another's, so the file may be written again
+                except OSError:
+                    self.offered = False  # it was read back: nothing is there
+                    raise
+                except BaseException:
+                    # I3: where the server may yet come to it, what the commit refers to must stay.
+                    self.offered = self.commits.may_come_late or self._may_be_published(stored)
+                    raise
+                break
+            self._check_floor(stored)
+            # Others find the new head sooner.
+            self.commits.write_hint(stored, durable=False)
+
+        # I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile.
+        if self.durable:
+            self.commits.settle(stored)
+        return stored
+
+    def withdraw_packs(self) -> None:
+        """Take back the names in `packs/`: no commit refers to them."""
+        for pack, source in self.packs:
+            if source != pack.name.path:  # else it is the only one
+                with contextlib.suppress(OSError):
+                    self.storage.delete(pack.name.path)
+
+    def _check_floor(self, stored: Stored) -> None:
+        """I10: who slept while a vacuum raised the floor may have taken a slot that was freed, outside of history.
+
+        Before the hint names it: a slot that was never taken is not below the floor, now or when it was taken.
+        """
+        if not self.commits.is_below_floor(self.branch, stored.header.slot):
+            return
+        if self.storage.lock_excludes_all:
+            self.offered = False
+            self.commits.give_back(stored)
+        else:
+            # Others may have built on it, and a vacuum may have passed it then. It stays: what needs it is not known.
+            above = self.commits.read(self.branch, stored.header.slot + 1)
+            if above is None:
+                reason = "a vacuum has passed it since, or had passed its slot before"
+                raise CommitUnknownError(stored.header.id.hex(), reason=reason)
+            if above.follows(stored):
+                return
+            self.offered = False
+        raise SnapshotExpiredError(f"{self.branch}@{stored.header.slot - 1}")
+
+    def _may_be_published(self, stored: Stored) -> bool:
+        try:
+            there = self.commits.read(self.branch, stored.header.slot)
+        except (OSError, TxStoreError):
+            return True
+        return there is not None and there.header.id == stored.header.id
+
+    def _sync(self) -> None:
+        """Make what was written durable."""
+        try:
+            self.writer.sync()
+        except OSError as error:
+            raise SyncFailedError(error) from error
+
+    def _prepare_parent(self, parent: Stored | None) -> None:
+        """Make the commit that this one follows durable, as far as the syncs of the two committers don't (I1)."""
+        if not self.commits.is_fit_parent(parent):
+            try:
+                self.commits.make_durable(parent)
+            except OSError as error:
+                raise SyncFailedError(error) from error
+
+    def _write_header(self, parent: Stored | None, contents: Contents) -> Stored:
+        slot, seq, floor = (0, 1, 0) if parent is None else parent.next
+        required = contents.required | (0 if parent is None else parent.header.required)
+        constraints = contents.constraints
+        if constraints is None:
+            constraints = {} if parent is None else parent.header.constraints
+        header = Header(
+            repository_id=self.commits.identity.id,
+            id=self.writer.id,
+            parent_id=encoding.NO_ID if parent is None else parent.header.id,
+            parent_hash=encoding.NO_ID if parent is None else parent.hash,
+            slot=slot,
+            seq=seq,
+            time=_commit_time(parent),
+            branch=self.branch,
+            author=this_user(),
+            message=self.message,
+            properties=self.properties,
+            statistics=contents.statistics,
+            sections=contents.sections,
+            runs=contents.runs,
+            packs=tuple([pack for pack, _ in self.packs]),
+            pending=self.commits.pending(parent) if self.durable else 0,
+            floor=max(floor, contents.floor),
+            required=required | (commitfile.FEATURE_CONSTRAINTS if constraints else 0),
+            constraints=constraints,
+            optional=0 if self.durable else commitfile.FEATURE_NOT_SYNCED,
+        )
+        try:
+            header.check_bounds()
+        except encoding.MalformedError as error:
+            path = names.commit_path(self.branch, slot - 1)
+            raise CorruptionError(path, reason=f"no commit can follow this one: {error.reason}") from error
+        encoded = header.encode()
+        offset = max((align(section.offset + section.length) for section in contents.sections), default=self.end)
+        total = offset + len(encoded) + commitfile.FOOTER_SIZE
+        footer = Footer(len(encoded), offset, total, header.id, encoding.crc32c(encoded))
+        self.writer.write_at(offset, encoded + footer.encode())
+        self.writer.finish(total)
+        return Stored(header, footer, commitfile.header_hash(encoded))
+
+
+def align(offset: int) -> int:
+    return -(-offset // 8) * 8
+
+
+def _commit_time(parent: Stored | None) -> int:
+    now = time.time_ns() // 1000
+    return now if parent is None else min(max(now, parent.header.time + 1), encoding.MAX_TIME)
+
+
+def _hours(ahead: timedelta) -> str:
+    minutes = round(ahead.total_seconds() / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"

@@ -1,0 +1,294 @@
+"""Snapshot: an immutable mapping of keys to values at one commit, read where they lie in mapped packs."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Never
+
+from txstore.errors import CorruptionError, SnapshotExpiredError
+from txstore.format import commitfile, packfile
+from txstore.format.commitfile import RunName
+from txstore.format.constraints import Constraint
+from txstore.format.keys import decode_key, encode_key
+from txstore.format.mapping import Hierarchy
+from txstore.format.packfile import PackName
+from txstore.history.commit import Commit, Stored
+from txstore.history.commits import Commits
+from txstore.history.declarations import decode as decode_constraints
+from txstore.history.packs import Missing, Pack, PackSource
+from txstore.history.ranged_packs import open_packs
+from txstore.history.ranged_runs import open_runs
+from txstore.history.runs import NONE_KNOWN, Found, Known, OpenPacks, OpenRun, Runs, names_of
+from txstore.locks.pins import Pins
+from txstore.storage.foreign import ForeignRange
+from txstore.storage.sources import Sources
+
+_NO_SOURCES = Sources()
+
+
+class _Warm:
+    """The runs that the snapshots of one repository have opened last, for the next one, if nobody reads any more.
+
+    Only those in small files, and nothing that they have led to: of what a vacuum deletes then, little stays on the
+    disk.
+    """
+
+    __slots__ = ("runs",)
+
+    def __init__(self) -> None:
+        self.runs: Mapping[RunName, OpenRun] = {}
+
+    def note(self, opened: Known) -> None:
+        self.runs = {name: run for name, (run, _) in opened.items() if run.is_light}
+
+
+class Snapshot(Hierarchy):
+    """The keys and values of one commit, as a read-only `Mapping[str, bytes]`.
+
+    Nothing that other processes do changes it, and it blocks nobody (I4). Values are views of mapped files; no
+    descriptor is held. Safe in threads, and after a fork.
+
+    Raises `CorruptionError` where stored bytes are not what was written, `SnapshotExpiredError` where a vacuum has
+    removed them: never a missing key. Values that lie in files outside are read from there, if these are allowed and
+    have not changed; else `SourceError` is raised.
+    """
+
+    def __init__(
+        self,
+        stored: Stored | None,
+        packs: PackSource,
+        url: str,
+        sources: Sources = _NO_SOURCES,
+        opened: Known = NONE_KNOWN,
+        warm: _Warm | None = None,
+    ) -> None:
+        """`opened`: runs of this commit that are open."""
+        self.stored = stored
+        self.url = url
+        self.sources = sources
+        self.opened = opened
+        self._packs = packs
+        self._warm = _Warm() if warm is None else warm
+
+    @cached_property
+    def run_names(self) -> tuple[RunName, ...]:
+        """How the runs are called, newest first. None of them is opened."""
+        return () if self.stored is None else names_of(self.stored.header.runs, self.stored.header.name)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The runs of the commit, opened at the first use: making a snapshot can't fail."""
+        runs = open_runs(self.run_names, self._packs, self.opened)
+        self.opened = runs.opened()
+        self._warm.note(self.opened)
+        return runs
+
+    def runs_since(self, seq: int) -> Runs:
+        """Return the runs that hold anything newer than a seq. No others are opened."""
+        newer = [name for name in self.run_names if name.max_seq > seq]
+        runs = open_runs(newer, self._packs, self.opened)
+        known = {**self.opened, **runs.opened()}
+        self.opened = {name: known[name] for name in self.run_names if name in known}
+        self._warm.note(self.opened)
+        return runs
+
+    @property
+    def commit(self) -> Commit | None:
+        """The commit, None for a repository that has none yet."""
+        return None if self.stored is None else self.stored.commit
+
+    @property
+    def slot(self) -> int:
+        """The slot of the commit; -1 before the first."""
+        return -1 if self.stored is None else self.stored.header.slot
+
+    @property
+    def seq(self) -> int:
+        return 0 if self.stored is None else self.stored.header.seq
+
+    @property
+    def floor(self) -> int:
+        """The lowest slot that was kept when the commit was made."""
+        return 0 if self.stored is None else self.stored.header.floor
+
+    @property
+    def written_constraints(self) -> Mapping[str, Any]:
+        """What was declared to be so at every commit, by name, as it is written."""
+        return {} if self.stored is None else self.stored.header.constraints
+
+    @property
+    def constraints(self) -> Mapping[str, Constraint]:
+        """What was declared to be so at every commit, by name. Raises `UnsupportedFormatError` if it is not known."""
+        return decode_constraints(self.url, self.written_constraints)
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.url} {self.commit or '(empty)'}>"
+
+    def lookup(self, key: str) -> Found | None:
+        """Return the ref of a live key."""
+        found = self.runs.lookup(encode_key(key))
+        return found if found is not None and found.kind in packfile.FRAME_OF_REF else None
+
+    def seq_of(self, key: str) -> int | None:
+        """Return the seq of the commit that last wrote a live key."""
+        found = self.lookup(key)
+        return None if found is None else found.seq
+
+    def get_view(self, key: str) -> memoryview | None:
+        value = self.runs.value(key, encode_key(key))
+        return self.sources.read(value) if isinstance(value, ForeignRange) else value
+
+    def is_foreign(self, key: str) -> bool:
+        """Tell whether a value lies outside: to read it takes as long as it takes where that is."""
+        if not self.may_be_foreign:
+            return False
+        found = self.lookup(key)
+        return found is not None and found.kind == packfile.REF_FOREIGN
+
+    @cached_property
+    def may_be_foreign(self) -> bool:
+        """Whether there may be any value that lies outside."""
+        return self.stored is not None and bool(self.stored.header.required & commitfile.FEATURE_FOREIGN)
+
+    def get_part(self, key: str, part: slice) -> memoryview | None:
+        """Return a part of a value without comparing the checksum, which covers the whole."""
+        found = self.lookup(key)
+        if found is None:
+            return None
+        if found.kind == packfile.REF_FOREIGN:
+            return self.sources.read(self.runs.foreign(key, found), part)
+        pack = self.runs.open_pack(found.run, found.pack)
+        if pack.may_be_replaced:
+            return pack.view(found.offset, found.length, found.checksum, key)[part]
+        return pack.part(found.offset, found.length, part, key)
+
+    def size_of(self, key: str) -> int | None:
+        found = self.lookup(key)
+        if found is not None and found.kind == packfile.REF_FOREIGN:
+            return self.runs.foreign(key, found).length
+        return None if found is None else found.length
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.lookup(key) is not None
+
+    # zarr 2 accepts a mapping, and reads it, only if these are there.
+
+    def __setitem__(self, key: str, value: object) -> Never:
+        raise TypeError("a snapshot is read-only: write to repo.transaction() or repo.begin()")
+
+    def __delitem__(self, key: str) -> Never:
+        raise TypeError("a snapshot is read-only: write to repo.transaction() or repo.begin()")
+
+    def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
+        begin, end = start.encode(), None if stop is None else stop.encode()
+        while page := self.runs.scan(begin, end, batch):
+            for item in page:
+                # Not `stored_key`, which would ask for the path of each.
+                key = decode_key(item.key)
+                if key is None:
+                    raise CorruptionError(self.runs.file(item.run).path, reason=f"{item.key!r} is no key")
+                yield key
+            if len(page) < batch:
+                return
+            begin = page[-1].key + b"\0"
+            batch = min(batch * 4, 4096)
+
+
+class Snapshots:
+    """Makes the snapshots of one repository, and pins them. Handles that stand at the same commit share one."""
+
+    def __init__(self, commits: Commits, sources: Sources = _NO_SOURCES) -> None:
+        self._commits = commits
+        self._sources = sources
+        self._packs = open_packs(commits.storage)
+        self.is_ranged = self._packs.is_ranged
+        self.pins = Pins(commits.storage.open_pins)
+        self._last: weakref.ref[Snapshot] | None = None  # what nobody reads any more is not to be pinned
+        self._warm = _Warm()
+
+    def of(self, stored: Stored | None, *, check: bool = True) -> Snapshot:
+        """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up.
+
+        Without `check` that is found out by whoever reads.
+        """
+        last = None if self._last is None else self._last()
+        if last is not None and _id(last.stored) == _id(stored):
+            self.pins.renew()
+            return last
+        packs: PackSource = self._packs if stored is None else _PacksOfCommit(self, stored)
+        opened = NONE_KNOWN if stored is None else self._opened(stored.header.runs, last)
+        snapshot = Snapshot(stored, packs, self._commits.storage.url, self._sources, opened, self._warm)
+        # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
+        self.pins.hold(snapshot, snapshot.seq)
+        if stored is not None and check:
+            try:
+                self.check_kept(stored)
+            except BaseException:
+                del snapshot, packs  # its pin goes now, not when whoever catches this forgets it
+                raise
+        self._last = weakref.ref(snapshot)
+        return snapshot
+
+    def _opened(self, names: Sequence[RunName], last: Snapshot | None) -> Known:
+        """Return which of a commit's runs are open. Those that came with it, which have other names here, are not.
+
+        No others: what they lead to may have been deleted, and takes space as long as it is mapped.
+        """
+        if last is not None:
+            opened = last.opened
+            return {name: found for name in names if (found := opened.get(name)) is not None}
+        warm = self._warm.runs
+        return {name: (run, OpenPacks()) for name in names if (run := warm.get(name)) is not None}
+
+    def newest(self, branch: str, found: Stored | None = None) -> Snapshot:
+        """Return the snapshot at the head of a branch, which is `found` unless a vacuum has overtaken it since."""
+        head = found or self._commits.head(branch)
+        while True:
+            try:
+                return self.of(head, check=self._commits.pins_are_seen)
+            except SnapshotExpiredError:
+                expired, head = head, self._commits.head(branch)
+                if _id(expired) == _id(head):
+                    raise
+
+    def oldest(self, branch: str) -> Snapshot | None:
+        """Return the oldest commit that is kept: from there on, all stay for as long as the snapshot lives."""
+        while True:
+            floor = self._commits.floor(branch)
+            stored = self._commits.read(branch, floor)
+            if stored is not None:
+                with contextlib.suppress(SnapshotExpiredError):
+                    return self.of(stored)
+            elif self._commits.floor(branch) == floor:
+                return None
+
+    def get(self, name: PackName, missing: Missing | None = None) -> Pack:
+        """Open a pack; in a forked child, pin first what the parent had pinned."""
+        self.pins.renew()
+        return self._packs.get(name, missing)
+
+    def check_kept(self, stored: Stored) -> None:
+        """Raise `SnapshotExpiredError` if a vacuum has given a commit up."""
+        if not self._commits.is_kept(stored):
+            raise SnapshotExpiredError(str(stored.commit))
+
+
+class _PacksOfCommit:
+    """The packs of one commit: one that is missing may be gone with it."""
+
+    __slots__ = ("_missing", "_snapshots", "is_ranged")
+
+    def __init__(self, snapshots: Snapshots, commit: Stored) -> None:
+        self.is_ranged = snapshots.is_ranged
+        self._snapshots = snapshots
+        self._missing = partial(snapshots.check_kept, commit)
+
+    def get(self, name: PackName, missing: Missing | None = None) -> Pack:
+        return self._snapshots.get(name, self._missing)
+
+
+def _id(stored: Stored | None) -> bytes | None:
+    return None if stored is None else stored.header.id

@@ -1,0 +1,51 @@
+"""The tags of a repository, as a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+
+from txstore.errors import CommitNotFoundError
+from txstore.history.commit import Commit
+from txstore.history.commits import Commits
+from txstore.history.find import find_commit, find_tagged
+from txstore.history.snapshot import Snapshots
+
+
+class Tags(MutableMapping[str, Commit]):
+    """The tags of a repository. A tag is never moved. A vacuum keeps what is tagged until the tag is deleted."""
+
+    def __init__(self, commits: Commits, snapshots: Snapshots) -> None:
+        self._commits = commits
+        self._snapshots = snapshots
+
+    def __getitem__(self, name: str) -> Commit:
+        try:
+            return find_tagged(self._commits, name).commit
+        except CommitNotFoundError as error:
+            raise KeyError(name) from error
+
+    def __setitem__(self, name: str, commit: Commit | str | int) -> None:
+        stored = find_commit(self._commits, commit.id if isinstance(commit, Commit) else commit)
+        pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
+        try:
+            self._commits.write_tag(name, stored)
+        except FileExistsError:
+            raise ValueError(f"tag {name!r} exists; a tag is never moved: choose another name") from None
+        finally:
+            del pinned
+
+    def __delitem__(self, name: str) -> None:
+        """Delete a tag, durably. Its commit stays for as long as `vacuum` keeps it."""
+        try:
+            self._commits.delete_tag(name)
+        except CommitNotFoundError as error:
+            raise KeyError(name) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._commits.tag_names()))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<Tags {', '.join(self)}>"

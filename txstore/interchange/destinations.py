@@ -1,0 +1,450 @@
+"""Where plain copies go: a directory of this machine, or the objects below a URL. Each file is replaced in one step.
+
+What stands there may be somebody else's: no link below the root is followed, and nothing but a regular file is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from urllib.parse import unquote
+
+from fsspec.core import split_protocol
+
+from txstore.errors import ExportError, PublishError
+from txstore.format.keys import ancestors
+from txstore.storage.objects.backend import SINGLE_WRITER
+from txstore.storage.objects.interface import ObjectStore, open_objects
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+#: Below the root: what is written here is renamed to where it belongs, and is nobody's if its writer died.
+TEMPORARY = ".txstore-publishing"
+
+#: So often is a directory made again that another thread has deleted because it was empty.
+_ATTEMPTS = 100
+
+Refused: TypeAlias = type[PublishError] | type[ExportError]
+
+
+class Destination(Protocol):
+    """A tree of files, by key. Safe in threads. Errors are those of `ObjectStore`, and `refused` for what is no file.
+
+    A *marker* is a file in which a writer says what it does here. It counts only if it was written here, by this user.
+    """
+
+    url: str
+    writers: int
+    """How many threads are worth while."""
+    refused: Refused
+
+    def check_key(self, key: str) -> None:
+        """Raise unless a key can be the name of a file below the root."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return a file, None if there is none."""
+
+    def write(self, key: str, content: Buffer) -> None:
+        """Create or replace a file in one step: a reader sees the old one or the new one."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete files; one that is not there is no error."""
+
+    def list(self, path: str = "") -> Iterator[str]:
+        """Yield the keys below a path."""
+
+    def sync(self) -> None:
+        """Make what was written and deleted durable."""
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other publishers out while the block runs, where that is possible. Raises `refused`."""
+
+    def place(self) -> dict[str, Any]:
+        """Return what tells this place from others, for a marker to say. Members that are missing say nothing."""
+
+    def write_marker(self, key: str, content: bytes) -> None:
+        """Write a file that `read_marker` will take for ours."""
+
+    def read_marker(self, key: str) -> bytes | None:
+        """Return a marker, None if there is none. Raises `refused` for one that another user can have written."""
+
+
+def open_destination(
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    *,
+    durable: bool,
+    refused: Refused = PublishError,
+) -> Destination:
+    protocol, path = split_protocol(os.fspath(url))
+    if protocol in (None, "file", "local"):
+        if storage_options:
+            names = ", ".join(sorted(storage_options))
+            raise ValueError(f"{names}: means nothing for the local path {path!r}; leave it out")
+        return LocalDestination(path, durable=durable, refused=refused)
+    return ObjectDestination(open_objects(os.fspath(url), storage_options, single_writer=True), refused=refused)
+
+
+def check_outside(target: Destination, repository: str) -> None:
+    """Raise `refused` for a place inside of a repository, by the URL or path of that."""
+    outer = repository if "://" in repository else os.path.realpath(repository)
+    if f"{target.url}/".startswith(f"{outer.rstrip('/')}/"):
+        raise target.refused(target.url, f"it lies in the repository {repository}: choose a place outside")
+
+
+def is_place(told: object, place: Mapping[str, Any]) -> bool:
+    """Tell whether a marker was written here, by what it says of its place."""
+    return isinstance(told, Mapping) and any(told.get(name) == value for name, value in place.items())
+
+
+# --- a directory
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+#: Not waiting, if this is no regular file.
+_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class LocalDestination:
+    """A directory."""
+
+    writers = 4
+
+    def __init__(self, path: str | os.PathLike[str], *, durable: bool, refused: Refused = PublishError) -> None:
+        self.url = os.path.realpath(os.path.expanduser(path))
+        self.refused = refused
+        self._durable = durable
+        self._touched: set[str] = set()  # directories that have new names, or lost some
+
+    # --- descriptors, from the root on: what is renamed meanwhile leads nowhere else
+
+    def check_key(self, key: str) -> None:
+        if not {"", ".", ".."}.isdisjoint(key.split("/")) or "\0" in key:
+            raise self.refused(self.url, f"key {key!r} can't be the name of a file")
+
+    @contextlib.contextmanager
+    def _directory(self, path: str, *, create: bool = False) -> Iterator[int]:
+        """Open a directory by its path from the root. Raises `refused` where that has a link."""
+        descriptor = os.open(self.url, _DIRECTORY)
+        try:
+            for segment in path.split("/") if path else ():
+                below = self._open_below(descriptor, segment, path, create)
+                os.close(descriptor)
+                descriptor = below
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _open_below(self, descriptor: int, name: str, path: str, create: bool) -> int:
+        if create:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=descriptor)
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=descriptor)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                if stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                    raise self._is_link(path) from None
+                raise NotADirectoryError(error.errno, error.strerror, os.path.join(self.url, path)) from None
+            raise
+
+    def _is_link(self, path: str) -> PublishError | ExportError:
+        return self.refused(self.url, f"{path!r} is a link, or below one, which is not followed here: delete it")
+
+    @contextlib.contextmanager
+    def _above(self, key: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
+        """Open the directory that a file lies in; yield its descriptor, and the file's name there."""
+        self.check_key(key)
+        directory, _, name = key.rpartition("/")
+        with self._directory(directory, create=create) as descriptor:
+            yield descriptor, name
+
+    # --- reading
+
+    def read(self, key: str) -> bytes | None:
+        found = self._read(key)
+        return None if found is None else found[0]
+
+    def _read(self, key: str) -> tuple[bytes, os.stat_result] | None:
+        """Return a file and its status; None if there is none, or something else, which is not ours either."""
+        try:
+            with self._above(key) as (directory, name):
+                descriptor = os.open(name, _FILE, dir_fd=directory)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket, or a pipe
+                return None
+            raise
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(), status
+        finally:
+            os.close(descriptor)
+
+    def list(self, path: str = "") -> Iterator[str]:
+        if path:
+            self.check_key(path)
+        directories = [path]
+        while directories:
+            directory = directories.pop()
+            try:
+                with self._directory(directory) as descriptor, os.scandir(descriptor) as entries:
+                    found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            for name, is_directory in found:
+                key = f"{directory}/{name}" if directory else name
+                if not is_directory:
+                    yield key
+                elif key != TEMPORARY:
+                    directories.append(key)
+
+    # --- writing
+
+    def write(self, key: str, content: Buffer) -> None:
+        self._write(key, content)
+
+    def _write(self, key: str, content: Buffer, *, is_marker: bool = False) -> None:
+        self.check_key(key)
+        temporary = os.urandom(8).hex()
+        with self._made(TEMPORARY) as directory:
+            try:
+                self._fill(directory, temporary, content, is_marker)
+                self._move(directory, temporary, key)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=directory)
+                raise
+        self._touched.add(key.rpartition("/")[0])
+
+    @contextlib.contextmanager
+    def _made(self, path: str) -> Iterator[int]:
+        os.makedirs(self.url, exist_ok=True)
+        with self._directory(path, create=True) as descriptor:
+            yield descriptor
+
+    def _fill(self, directory: int, name: str, content: Buffer, is_marker: bool) -> None:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        with open(descriptor, "wb", buffering=0) as file:
+            view = memoryview(content)
+            written = 0
+            while written < view.nbytes:
+                written += file.write(view[written:])
+            if is_marker:
+                os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~_OTHERS_WRITE)
+            if self._durable:
+                os.fsync(descriptor)
+
+    def _move(self, directory: int, temporary: str, key: str) -> None:
+        """Put a file in its place, though another thread may be deleting directories that have become empty."""
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError), self._above(key, create=True) as (above, name):
+                os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=above)
+                return
+        with self._above(key) as (above, name):
+            os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=above)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        parents = set()
+        for key in keys:
+            # A directory: another thread has just put what comes instead in the place of the file.
+            with (
+                contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+                self._above(key) as (directory, name),
+            ):
+                os.unlink(name, dir_fd=directory)
+            parents.add(key.rpartition("/")[0])
+        for parent in sorted(parents, key=len, reverse=True):
+            self._prune(parent)
+
+    def _prune(self, directory: str) -> None:
+        """Delete a directory that is empty now, and those above it."""
+        while directory:
+            try:
+                with self._above(directory) as (above, name):
+                    os.rmdir(name, dir_fd=above)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                break
+            self._touched.discard(directory)
+            directory = directory.rpartition("/")[0]
+        self._touched.add(directory)
+
+    def sync(self) -> None:
+        touched, self._touched = self._touched, set()
+        if not self._durable:
+            return
+        directories = touched.union(*map(ancestors, touched))
+        for directory in sorted(directories, key=len, reverse=True):
+            with contextlib.suppress(FileNotFoundError), self._directory(directory) as descriptor:
+                os.fsync(descriptor)
+        if touched:
+            _sync_directory(os.path.dirname(self.url))
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        import fcntl
+
+        if os.path.exists(self.url) and not os.path.isdir(self.url):
+            raise self.refused(self.url, "this is a file: choose an empty or a new place")
+        os.makedirs(self.url, exist_ok=True)
+        descriptor = os.open(self.url, _DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                reason = "another process is writing to it: wait for it, or choose another place"
+                raise self.refused(self.url, reason) from None
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL):
+                    raise
+            self._drop_temporary(descriptor)
+            try:
+                yield
+            finally:
+                self._drop_temporary(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _drop_temporary(self, descriptor: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.stat(TEMPORARY, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                shutil.rmtree(TEMPORARY, dir_fd=descriptor)
+            else:
+                os.unlink(TEMPORARY, dir_fd=descriptor)
+
+    # --- markers
+
+    def place(self) -> dict[str, Any]:
+        return {"path": self.url, "inode": os.stat(self.url).st_ino}
+
+    def write_marker(self, key: str, content: bytes) -> None:
+        self._write(key, content, is_marker=True)
+
+    def read_marker(self, key: str) -> bytes | None:
+        try:
+            with self._directory("") as root:
+                os.stat(key, dir_fd=root, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        found = self._read(key)
+        if found is None or self._owner(found[1]) != self._own_owner():
+            reason = f"{key!r} in it is no file that only you could have written: choose a new place"
+            raise self.refused(self.url, reason)
+        return found[0]
+
+    def _own_owner(self) -> tuple[int, int]:
+        """Return whose a marker is that is written now: some file systems call all files one user's."""
+        name = os.urandom(8).hex()
+        with self._made(TEMPORARY) as directory:
+            self._fill(directory, name, b"", True)
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            os.unlink(name, dir_fd=directory)
+        return self._owner(status)
+
+    def _owner(self, status: os.stat_result) -> tuple[int, int]:
+        return status.st_uid, status.st_mode & _OTHERS_WRITE
+
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- objects
+
+#: How stores create that have names, and no directories.
+_ANY_NAME = ("conditional", "lock")
+
+
+class ObjectDestination:
+    """The objects below a URL. What the server has confirmed is durable."""
+
+    writers = 8
+
+    def __init__(self, objects: ObjectStore, *, refused: Refused = PublishError) -> None:
+        self.url = objects.url
+        self.refused = refused
+        self._objects = objects
+        self._no_links: set[str] = set()  # directories
+
+    def check_key(self, key: str) -> None:
+        for segment in key.split("/"):
+            # Where names are those of files, servers may take a backslash for a slash, and %2e for a dot.
+            plain = segment if self._objects.creation in _ANY_NAME else unquote(segment).replace("\\", "/")
+            if plain in ("", ".", "..") or "\0" in plain or "/" in plain:
+                raise self.refused(self.url, f"key {key!r} can't be the name of a file")
+
+    def _checked(self, key: str, *, is_written: bool = False) -> str:
+        """Return a key that leads to no other place by a link."""
+        self.check_key(key)
+        segments = key.split("/")
+        for length in range(1, len(segments)):
+            directory = "/".join(segments[:length])
+            if directory not in self._no_links:
+                self._check_no_link(directory)
+                self._no_links.add(directory)
+        if is_written and self._objects.creation == SINGLE_WRITER:  # others write beside, and rename
+            self._check_no_link(key)
+        return key
+
+    def _check_no_link(self, path: str) -> None:
+        if self._objects.is_link(path):
+            raise self.refused(self.url, f"{path!r} is a link, which is not followed here: delete it")
+
+    def read(self, key: str) -> bytes | None:
+        try:
+            return self._objects.get(self._checked(key))
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+
+    def write(self, key: str, content: Buffer) -> None:
+        self._objects.put(self._checked(key, is_written=True), [content])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._objects.delete([self._checked(key) for key in keys])
+
+    def list(self, path: str = "") -> Iterator[str]:
+        directories = [self._checked(path) if path else ""]
+        while directories:
+            directory = directories.pop()
+            for found in self._objects.list(directory):
+                key = f"{directory}/{found.name}" if directory else found.name
+                # An empty object and a directory look alike, and to delete a key that is none is no error.
+                if found.size == 0 and found.modified is None and not self._objects.is_link(key):
+                    directories.append(key)
+                else:
+                    yield key
+
+    def sync(self) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        yield  # there are no locks: whoever finds another's state gives up
+
+    def place(self) -> dict[str, Any]:
+        return {"url": self.url}
+
+    def write_marker(self, key: str, content: bytes) -> None:
+        self.write(key, content)
+
+    def read_marker(self, key: str) -> bytes | None:
+        self._check_no_link(key)
+        return self.read(key)

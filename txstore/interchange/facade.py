@@ -1,0 +1,48 @@
+"""What the ways in and out need of a repository: `txstore.Repository`, which lies above them and calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, MutableMapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from txstore.engine import Engine
+from txstore.history.commit import Commit
+from txstore.history.snapshot import Snapshot
+from txstore.transactions.named import NamedTransaction
+
+if TYPE_CHECKING:
+    from txstore.store import TxStore
+
+
+class Facade(Protocol):
+    """One opened repository; see `txstore.Repository`, which says what each of these does."""
+
+    engine: Engine
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tags(self) -> MutableMapping[str, Commit]: ...
+
+    def transaction(
+        self, message: str | None = None, *, name: str | None = None, properties: Mapping[str, Any] | None = None
+    ) -> TxStore: ...
+
+    def transactions(self) -> list[NamedTransaction]: ...
+
+    def mapping(
+        self, at: int | str | datetime | None = None, *, branch: str = ..., tag: str | None = None
+    ) -> Snapshot: ...
+
+    def head(self, branch: str = ...) -> Commit | None: ...
+
+    def commit(self, at: int | str | datetime, *, branch: str = ...) -> Commit: ...
+
+    def follow(
+        self, branch: str = ..., *, since: Commit | int | str | datetime | None = None, timeout: float | None = None
+    ) -> Generator[Commit, None, None]: ...

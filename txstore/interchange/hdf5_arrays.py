@@ -1,0 +1,173 @@
+"""HDF5 files, through h5py: groups, data sets, attributes, and the names of dimensions where scales are attached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from txstore.errors import SourceError
+from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
+from txstore.interchange.blocks import Selection, chunk_shape
+from txstore.interchange.places import Place
+
+#: How HDF5 stores which scale belongs to which dimension; here the dimensions have names instead.
+_OF_SCALES = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"}
+
+
+class Hdf5Arrays:
+    """An open HDF5 file."""
+
+    def __init__(self, place: Place, exclude: Sequence[str] = ()) -> None:
+        try:
+            import h5py
+        except ImportError:
+            raise ModuleNotFoundError("HDF5 files are read by h5py: pip install 'txstore[import]'") from None
+        self._h5py = h5py
+        self._url = place.url
+        self._exclude = exclude
+        self._opened = None if place.is_local else place.fs.open(place.root, "rb")
+        self._file = h5py.File(place.root if self._opened is None else self._opened, "r")
+        self._nodes: dict[str, Any] = {}
+        try:
+            self._nodes = dict(self._walk(self._file, "", ()))
+            self.arrays = {path: self._array(path, node) for path, node in self._nodes.items() if self._is_array(node)}
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    def _is_array(self, node: Any) -> bool:
+        return isinstance(node, self._h5py.Dataset)
+
+    def _walk(self, group: Any, path: str, above: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+        yield path, group
+        if group.id in above:
+            raise self._refused(path, "a link leads back to a group above it")
+        for name in group:
+            below = f"{path}/{name}" if path else name
+            if is_excluded(below, self._exclude):
+                continue
+            link = group.get(name, getlink=True)
+            if isinstance(link, self._h5py.ExternalLink):
+                raise self._refused(below, f"it is a link to another file, {link.filename!r}")
+            try:
+                node = group[name]
+            except KeyError:
+                raise self._refused(below, "it is a link to nothing") from None
+            if isinstance(node, self._h5py.Group):
+                yield from self._walk(node, below, (*above, group.id))
+            elif self._is_array(node):
+                yield below, node
+            else:
+                raise self._refused(below, "it is a named data type")
+
+    def _refused(self, path: str, reason: str) -> SourceError:
+        return SourceError(self._url, f"{path!r} can't be imported: {reason}. To leave it out: exclude=[{path!r}]")
+
+    def _array(self, path: str, node: Any) -> ForeignArray:
+        if node.shape is None:
+            raise self._refused(path, "it has no shape (a null dataspace)")
+        text = self._h5py.check_string_dtype(node.dtype)
+        dtype: Any = node.dtype
+        read: Any = node.__getitem__
+        if text is not None and text.length is None:
+            from zarr.dtype import VariableLengthUTF8
+
+            dtype = VariableLengthUTF8()
+            decoded = node.asstr()
+
+            def read_text(selection: Selection) -> Any:
+                return np.asarray(decoded[selection], dtype=object)
+
+            read = read_text
+        elif dtype.hasobject or self._h5py.check_ref_dtype(dtype) is not None:
+            raise self._refused(path, f"zarr has nothing for its data type, {dtype}")
+        else:
+            if (values := self._h5py.check_enum_dtype(dtype)) is not None and values != {"FALSE": 0, "TRUE": 1}:
+                dtype = np.dtype(dtype.str)  # the names go to the attributes
+            dtype = np.dtype(dtype.str) if dtype.metadata and dtype.names is None else dtype
+        return ForeignArray(
+            shape=node.shape,
+            dtype=dtype,
+            dimensions=tuple(self._dimension(node, axis) for axis in range(len(node.shape))),
+            read=read,
+            meaning=meaning_of(self._attributes(node)),
+            itemsize=node.dtype.itemsize,
+        )
+
+    def _dimension(self, node: Any, axis: int) -> str | None:
+        if node.is_scale and len(node.shape) == 1:
+            return str(node.name.rpartition("/")[2])
+        dimension = node.dims[axis]
+        if len(dimension):
+            return str(dimension[0].name.rpartition("/")[2])
+        return dimension.label or None
+
+    def _attributes(self, node: Any) -> dict[str, Any]:
+        found = {}
+        for name in node.attrs:
+            if name in _OF_SCALES and self._is_array(node):
+                continue
+            value = node.attrs[name]
+            if isinstance(value, self._h5py.Reference | self._h5py.RegionReference):
+                raise self._refused(node.name.strip("/"), f"its attribute {name!r} refers to another object")
+            found[name] = _as_json(value)
+        if self._is_array(node):
+            names = self._h5py.check_enum_dtype(node.dtype)
+            if names is not None and node.dtype != np.bool_:
+                found.setdefault("flag_meanings", " ".join(names))
+                found.setdefault("flag_values", [int(value) for value in names.values()])
+        return found
+
+    def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
+        import zarr
+
+        for path, node in self._nodes.items():
+            attributes = self._attributes(node)
+            if not self._is_array(node):
+                zarr.create_group(store, path=path, attributes=attributes)
+                continue
+            array = self.arrays[path]
+            dimensions = None if all(name is None for name in array.dimensions) else array.dimensions
+            try:
+                zarr.create_array(
+                    store,
+                    name=path,
+                    shape=shapes[path],
+                    dtype=array.dtype,
+                    chunks=chunk_shape(
+                        shapes[path], array.itemsize, given=node.chunks, dimensions=array.dimensions, wanted=chunks
+                    ),
+                    fill_value=_fill_value(node, array),
+                    dimension_names=dimensions,
+                    attributes=attributes,
+                )
+            except (TypeError, ValueError) as error:
+                raise self._refused(path, str(error)) from error
+
+
+def _fill_value(node: Any, array: ForeignArray) -> Any:
+    if array.dtype == node.dtype and node.dtype.kind in "biufc" and math.prod(node.shape):
+        return node.fillvalue
+    return None
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [_as_json(item) for item in value] if value.ndim else _as_json(value[()])
+    if isinstance(value, np.generic):
+        return _as_json(value.item())
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, tuple):
+        return [_as_json(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

@@ -1,0 +1,295 @@
+"""`Repository.import_from`: plain Zarr, NetCDF and HDF5 in one transaction: everything, or nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from txstore.errors import SourceError
+from txstore.format.keys import document_key, is_document
+from txstore.history.commit import Commit
+from txstore.interchange import zarr_arrays
+from txstore.interchange.arrays import ForeignArray, ForeignArrays
+from txstore.interchange.blocks import blocks, copy_array, same
+from txstore.interchange.concealing import concealing
+from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
+from txstore.interchange.places import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, places, stamp
+from txstore.store import TxStore
+
+if TYPE_CHECKING:
+    from txstore.interchange.facade import Facade
+
+Progress = Callable[[int, int], None]
+
+
+@concealing
+def import_from(
+    repo: Facade,
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str = "",
+    *,
+    concat: str | int | None = None,
+    chunks: Mapping[str | int, int] | None = None,
+    exclude: Sequence[str] = (),
+    format: str | None = None,
+    message: str | None = None,
+    name: str | None = None,
+    verify: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Commit:
+    """See `Repository.import_from`."""
+    if format not in (None, *FORMATS):
+        raise ValueError(f"format is one of {', '.join(FORMATS)}, not {format!r}")
+    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    found = places(given, storage_options)
+    if not found:
+        raise ValueError("nothing to import: name at least one source")
+    if len(found) > 1 and concat is None:
+        raise ValueError(f"there are {len(found)} sources: say along which dimension they are joined (concat=)")
+    kinds = {format or place.format() for place in found}
+    if len(kinds) > 1:
+        raise SourceError(found[0].url, f"the sources are of several formats, {', '.join(sorted(kinds))}: import each")
+    kind = kinds.pop()
+    for place in found:
+        if place.is_local and "://" not in repo.url and f"{repo.url}/".startswith(f"{place.root}/"):
+            raise SourceError(place.url, "the repository would lie inside of it: give the repository another place")
+    job = _Job(kind, found, checked_path(path), concat, dict(chunks or {}), tuple(exclude), verify)
+    files = job.files()
+    told = {PROPERTY: job.description(files)}
+    message = message or f"import {found[0].url}" + (f" and {len(found) - 1} more" if found[1:] else "")
+    with repo.transaction(message, name=name, properties=told) as store:
+        check_same_import(repo, name, told)
+        check_free(repo, store, job.path)
+        _Copying(job, store, files, resuming=name is not None, progress=progress).run()
+        if job.description(job.files()) != told[PROPERTY]:
+            raise SourceError(found[0].url, "the source has changed while it was imported: let its writers end first")
+        # What an import that died had staged has been compared by this one.
+        made = store.commit(allow_lost=name is not None)
+        if made is None:
+            raise SourceError(found[0].url, "there is nothing in it")
+        return made
+
+
+@dataclass(frozen=True)
+class _Job:
+    format: str
+    places: Sequence[Place]
+    path: str
+    concat: str | int | None
+    chunks: Mapping[str | int, int]
+    exclude: tuple[str, ...]
+    verify: bool
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether keys are copied as they are."""
+        return self.format == ZARR and self.concat is None
+
+    def files(self) -> list[dict[str, ForeignFile]]:
+        """Return the files of each source, by what follows its own name."""
+        if self.format == ZARR:
+            return [zarr_arrays.hierarchy_files(place, self.exclude) for place in self.places]
+        return [{"": place.file()} for place in self.places]
+
+    def open(self, place: Place) -> ForeignArrays:
+        if self.format == NETCDF:
+            from txstore.interchange.netcdf_arrays import NetcdfArrays
+
+            return NetcdfArrays(place, self.exclude)
+        if self.format == HDF5:
+            from txstore.interchange.hdf5_arrays import Hdf5Arrays
+
+            return Hdf5Arrays(place, self.exclude)
+        return zarr_arrays.ZarrArrays(place, self.exclude)
+
+    def description(self, found: Sequence[Mapping[str, ForeignFile]]) -> dict[str, Any]:
+        """Return what the commit tells of the import, and what must be the same when it is resumed."""
+        files = [file for each in found for file in each.values()]
+        return {
+            "format": self.format,
+            "source": self.places[0].url,
+            "sources": len(self.places),
+            "files": len(files),
+            "bytes": sum(file.size for file in files),
+            "stamp": stamp(files),
+            "path": self.path,
+            "concat": self.concat,
+            "chunks": {str(name): length for name, length in self.chunks.items()},
+            "exclude": list(self.exclude),
+        }
+
+
+# --- copying
+
+
+class _Copying:
+    """One import: stages into a store what a job says."""
+
+    def __init__(
+        self,
+        job: _Job,
+        store: TxStore,
+        files: Sequence[Mapping[str, ForeignFile]],
+        *,
+        resuming: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._job = job
+        self._store = store
+        self._files = files
+        self._resuming = resuming
+        self._progress = progress
+        self._done = self._total = 0
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def run(self) -> None:
+        if self._job.is_copy:
+            self._copy_keys()
+        else:
+            self._copy_arrays()
+
+    def _copy_keys(self) -> None:
+        job, (place,), (files,) = self._job, self._job.places, self._files
+        self._total = sum(file.size for file in files.values())
+        for key, content in groups_above(self._store, job.path, 3 if "zarr.json" in files else 2):
+            self._store[key] = content
+        zarr_arrays.copy_hierarchy(
+            place, files, self._store, job.path, verify=job.verify, resuming=self._resuming, advance=self._advance
+        )
+
+    def _copy_arrays(self) -> None:
+        import zarr
+
+        job = self._job
+        joined = _survey(job)
+        self._total = joined.nbytes
+        documents = joined.documents(job)
+        for key, content in groups_above(self._store, job.path, 3 if "zarr.json" in documents else 2):
+            self._store[key] = content
+        for key, content in documents.items():
+            target = document_key(job.path, key)
+            if not (self._resuming and target in self._store and self._store[target] == content):
+                self._store[target] = content
+        for number, place in enumerate(job.places):
+            with closing(job.open(place)) as opened:
+                for path, array in opened.arrays.items():
+                    node = zarr.open_array(self._store, path=f"{job.path}/{path}".strip("/"), mode="r+")
+                    self._copy_array(joined, number, place, path, array, node)
+
+    def _copy_array(
+        self, joined: _Joined, number: int, place: Place, path: str, array: ForeignArray, target: Any
+    ) -> None:
+        axis = joined.axes[path]
+        if axis is None and number:
+            for region in blocks([0] * len(array.shape), array.shape, target.shards or target.chunks, array.itemsize):
+                if not same(target[region], array.read(region)):
+                    raise SourceError(place.url, _not_joined(path, self._job))
+            return
+        at = [0] * len(array.shape)
+        if axis is not None:
+            at[axis] = joined.starts[path][number]
+        copy_array(
+            array.read,
+            target,
+            at=at,
+            shape=array.shape,
+            verify=self._job.verify,
+            resuming=self._resuming,
+            advance=self._advance,
+        )
+
+
+@dataclass
+class _Joined:
+    """What the arrays of all sources make together."""
+
+    arrays: Mapping[str, ForeignArray]  # of the first source
+    axes: Mapping[str, int | None]
+    starts: Mapping[str, list[int]]  # along the axis, for each source; and where the last one ends
+
+    def shape(self, path: str) -> tuple[int, ...]:
+        shape, axis = list(self.arrays[path].shape), self.axes[path]
+        if axis is not None:
+            shape[axis] = self.starts[path][-1]
+        return tuple(shape)
+
+    @property
+    def nbytes(self) -> int:
+        total = 0
+        for path, array in self.arrays.items():
+            axis = self.axes[path]
+            length = 1 if axis is None else array.shape[axis]
+            total += array.nbytes if axis is None else self.starts[path][-1] * (array.nbytes // max(1, length))
+        return total
+
+    def documents(self, job: _Job) -> dict[str, bytes]:
+        """Return all documents of the imported nodes, as the first source describes them, with the whole lengths."""
+        import zarr
+        from zarr.storage import MemoryStore
+
+        kept: dict[str, Any] = {}
+        store = MemoryStore(kept)
+        with closing(job.open(job.places[0])) as opened:
+            opened.describe(store, {path: self.shape(path) for path in self.arrays}, job.chunks)
+        for path in self.arrays:
+            array = zarr.open_array(store, path=path, mode="r+")
+            if array.shape != self.shape(path):
+                array.resize(self.shape(path))
+        documents = {key: value.to_bytes() for key, value in kept.items() if is_document(key)}
+        return {key: zarr_arrays.without_consolidated(value) for key, value in sorted(documents.items())}
+
+
+def _survey(job: _Job) -> _Joined:
+    """Look at the arrays of each source. Raises `SourceError` if they can't be joined."""
+    first: Mapping[str, ForeignArray] = {}
+    axes: dict[str, int | None] = {}
+    starts: dict[str, list[int]] = {}
+    for number, place in enumerate(job.places):
+        with closing(job.open(place)) as opened:
+            arrays = opened.arrays
+        if not number:
+            first = arrays
+            axes = {path: None if job.concat is None else array.axis(job.concat) for path, array in arrays.items()}
+            starts = {path: [0] for path in arrays}
+            if job.concat is not None and all(axis is None for axis in axes.values()):
+                raise SourceError(place.url, f"no array in it has the dimension {job.concat!r}")
+        if differing := set(first) ^ set(arrays):
+            raise SourceError(place.url, f"it has not the same arrays as {job.places[0].url}: {min(differing)!r}")
+        for path, array in arrays.items():
+            _check_fits(job, place, path, first[path], array, axes[path])
+            axis = axes[path]
+            starts[path].append(starts[path][-1] + (0 if axis is None else array.shape[axis]))
+    return _Joined(first, axes, starts)
+
+
+def _check_fits(job: _Job, place: Place, path: str, first: ForeignArray, array: ForeignArray, axis: int | None) -> None:
+    said = f"{path!r} does not fit that of {job.places[0].url}"
+    if array.dtype != first.dtype:
+        raise SourceError(place.url, f"{said}: its data type is {array.dtype}, not {first.dtype}")
+    if array.meaning != first.meaning:
+        names = sorted(n for n in {*array.meaning, *first.meaning} if array.meaning.get(n) != first.meaning.get(n))
+        raise SourceError(
+            place.url,
+            f"{said}: other {', '.join(names)}, so its numbers mean something else. Let xarray convert them: "
+            "xarray.open_mfdataset(...).to_zarr(store)",
+        )
+    others = [n for number, n in enumerate(array.shape) if number != axis]
+    if len(array.shape) != len(first.shape) or others != [n for i, n in enumerate(first.shape) if i != axis]:
+        if axis is None and job.concat is not None:
+            raise SourceError(place.url, _not_joined(path, job))
+        raise SourceError(place.url, f"{said}: its shape is {array.shape}, not {first.shape}")
+
+
+def _not_joined(path: str, job: _Job) -> str:
+    return (
+        f"{path!r} is not along {job.concat!r}, and differs from that of {job.places[0].url}; to leave it out: "
+        f"exclude=[{path!r}]"
+    )

@@ -1,0 +1,162 @@
+"""Manifests: which bytes of which files the keys of a Zarr hierarchy are. kerchunk's, as JSON or as Parquet files.
+
+VirtualiZarr writes both. What a manifest says is a claim: no template in it is run, and no file that it names is opened
+here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from txstore.errors import SourceError
+from txstore.interchange.concealing import concealed
+from txstore.interchange.places import Place
+from txstore.storage.objects.urls import public
+
+_TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_PARQUET = b'"record_size"'
+
+
+class Reference(NamedTuple):
+    """A range of a file; without a length, up to its end."""
+
+    url: str
+    offset: int = 0
+    length: int | None = None
+
+
+class Manifest:
+    """What one manifest says of each key: a value that is in it, or a reference.
+
+    Raises `SourceError` where it does not say it as it should.
+    """
+
+    def __init__(self, url: str, directory: str, entries: Mapping[str, Any], templates: Mapping[str, Any]) -> None:
+        self.url = url
+        self._directory = directory  # which relative URLs are relative to; empty: this process's
+        self._entries = entries
+        self._templates = templates
+
+    def items(self) -> Iterator[tuple[str, bytes | Reference]]:
+        for key in self._entries:
+            yield key, self._decoded(key, self._entries[key])
+
+    def _decoded(self, key: str, entry: Any) -> bytes | Reference:
+        match entry:
+            case bytes():
+                return entry
+            case str() if entry.startswith("base64:"):
+                try:
+                    return base64.b64decode(entry.removeprefix("base64:"), validate=True)
+                except binascii.Error as error:
+                    raise SourceError(self.url, f"the value of {key!r} is no base64: {error}") from None
+            case str():
+                return entry.encode()
+            case dict():
+                return json.dumps(entry).encode()
+            case [str(url)] | [str(url), None, None]:
+                return Reference(self._absolute(key, url))
+            case [str(url), offset, length] if _is_count(offset) and _is_count(length):
+                return Reference(self._absolute(key, url), offset, length)
+        raise SourceError(self.url, f"what it says of {key!r} is neither a value nor [url, offset, length]")
+
+    def _absolute(self, key: str, url: str) -> str:
+        def filled(match: re.Match[str]) -> str:
+            value = self._templates.get(match[1])
+            return value if isinstance(value, str) else match[0]
+
+        url = _TEMPLATE.sub(filled, url)
+        if "{{" in url:
+            reason = f"the URL of {key!r} has a template that is more than a name in braces: write it out"
+            reason += f" ({public(url)})"
+            raise SourceError(self.url, reason)
+        if "://" in url or url.startswith("/"):
+            return url
+        if "://" not in self._directory:
+            return os.path.join(self._directory, url)
+        scheme, _, path = self._directory.partition("://")
+        host, _, path = path.partition("/")
+        path = posixpath.normpath(posixpath.join("/", path, url))  # no further up than the host
+        return f"{scheme}://{host}{path}"
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
+
+
+def is_manifest(source: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> bool:
+    """Tell whether what is there looks like a manifest: a JSON object, or a directory of Parquet files."""
+    return concealed(lambda: _is_manifest(Place(source, options)), [source], options or {})
+
+
+def _is_manifest(place: Place) -> bool:
+    if place.fs.isdir(place.root):
+        return place.has(".zmetadata") and _PARQUET in place.read(".zmetadata")
+    if not place.fs.exists(place.root):
+        return False
+    with place.fs.open(place.root, "rb") as file:
+        return bool(file.read(64).lstrip().startswith(b"{"))
+
+
+def open_manifest(
+    source: str | os.PathLike[str] | Mapping[str, Any], options: Mapping[str, Any] | None = None
+) -> Manifest:
+    """Return the manifest at a URL, or that a dict is. Raises `SourceError` if it is none."""
+    if isinstance(source, Mapping):
+        return _of_members("a manifest", "", source)
+    place = Place(source, options)
+    directory, _, _ = (place.root if place.is_local else place.url).rpartition("/")
+    if place.fs.isdir(place.root):
+        return Manifest(place.url, directory, _parquet(place), {})
+    try:
+        members = json.loads(place.read(""))
+    except FileNotFoundError:
+        raise SourceError(place.url, "there is nothing here; look at the path") from None
+    except (ValueError, RecursionError) as error:
+        raise SourceError(place.url, f"this is no JSON, and so no manifest: {error}") from None
+    if not isinstance(members, dict):
+        raise SourceError(place.url, "this is no manifest: the JSON in it is not an object")
+    return _of_members(place.url, directory, members)
+
+
+def _of_members(url: str, directory: str, members: Mapping[str, Any]) -> Manifest:
+    if "version" not in members:  # format 0: the references alone
+        return Manifest(url, directory, members, {})
+    if members["version"] not in (0, 1):
+        raise SourceError(url, f"manifests of version {members['version']!r} are not known, only 0 and 1")
+    if members.get("gen"):
+        raise SourceError(url, "it has references that are to be generated (gen): let kerchunk write them out")
+    entries, templates = members.get("refs"), members.get("templates") or {}
+    if not isinstance(entries, Mapping) or not isinstance(templates, Mapping):
+        raise SourceError(url, "this is no manifest: it has no refs")
+    return Manifest(url, directory, entries, templates)
+
+
+def _parquet(place: Place) -> dict[str, Any]:
+    """Return what a directory of Parquet files says, as a JSON file would."""
+    from fsspec.implementations.reference import LazyReferenceMapper
+
+    if not place.has(".zmetadata") or _PARQUET not in place.read(".zmetadata"):
+        raise SourceError(place.url, "this directory is no manifest: it has no .zmetadata with a record_size")
+    try:
+        engine = "pyarrow" if find_spec("pyarrow") is not None else "fastparquet"
+        mapper = LazyReferenceMapper(place.root, fs=place.fs, engine=engine)
+        return {key: _plain(mapper[key]) for key in mapper}
+    except ImportError as error:
+        reason = f"to read Parquet files, a package is missing: pip install pandas pyarrow ({error})"
+        raise ModuleNotFoundError(f"{place.url}: {reason}") from None
+
+
+def _plain(entry: Any) -> Any:
+    """Return an entry with numbers of Python's for those of the table."""
+    if isinstance(entry, bytes | str):
+        return entry
+    return [entry[0], *map(int, entry[1:])]

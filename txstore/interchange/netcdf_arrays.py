@@ -1,0 +1,107 @@
+"""NetCDF files, through xarray, whose way to write them as Zarr it keeps: nothing is decoded, so nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from txstore.errors import SourceError
+from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
+from txstore.interchange.blocks import Selection, chunk_shape
+from txstore.interchange.places import Place
+
+#: One by one: open_groups has let `decode_cf=False` pass without a word, and decoded.
+_AS_IT_IS: Mapping[str, Any] = {
+    "mask_and_scale": False,
+    "decode_times": False,
+    "decode_timedelta": False,
+    "concat_characters": False,
+    "decode_coords": False,
+}
+
+
+class NetcdfArrays:
+    """An open NetCDF file, with all its groups."""
+
+    def __init__(self, place: Place, exclude: Sequence[str] = ()) -> None:
+        try:
+            import xarray
+        except ImportError:
+            raise ModuleNotFoundError("NetCDF files are read by xarray: pip install 'txstore[import]'") from None
+        self._opened = None if place.is_local else place.fs.open(place.root, "rb")
+        self._datasets: list[Any] = []  # what xarray has opened: only closing these closes the file
+        self._groups: dict[str, Any] = {}
+        try:
+            opened = xarray.open_groups(place.root if self._opened is None else self._opened, **_AS_IT_IS)
+            self._datasets += opened.values()
+            for path, dataset in opened.items():
+                group = path.strip("/")
+                names = [n for n in dataset.variables if is_excluded(_join(group, str(n)), exclude)]
+                if not is_excluded(group, exclude):
+                    self._groups[group] = dataset.drop_vars(names)
+            self.arrays = {
+                _join(group, name): _array(variable)
+                for group, dataset in self._groups.items()
+                for name, variable in dataset.variables.items()
+            }
+        except ValueError as error:
+            self.close()
+            raise SourceError(place.url, f"xarray can't read it: {error}. pip install 'txstore[import]'") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for dataset in self._datasets:
+            dataset.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
+        for group, dataset in self._groups.items():
+            # One element of each array: xarray writes what it loads, and the rest is copied block by block.
+            sample = dataset.isel(dict.fromkeys(dataset.dims, slice(0, 1))).load().drop_encoding()
+            for name, variable in sample.variables.items():
+                path = _join(group, name)
+                array = self.arrays[path]
+                if _is_text(variable):
+                    sample[name] = (variable.dims, variable.values.astype(object), variable.attrs)
+                sample[name].encoding = {
+                    "chunks": chunk_shape(
+                        shapes[path],
+                        array.itemsize,
+                        given=dataset.variables[name].encoding.get("chunksizes"),
+                        dimensions=array.dimensions,
+                        wanted=chunks,
+                    )
+                }
+            sample.to_zarr(store, group=group or None, mode="a", consolidated=False)
+
+
+def _join(group: str, name: str) -> str:
+    return f"{group}/{name}" if group else name
+
+
+def _is_text(variable: Any) -> bool:
+    return variable.dtype.kind in "OUT"
+
+
+def _array(variable: Any) -> ForeignArray:
+    return ForeignArray(
+        shape=variable.shape,
+        dtype="text" if _is_text(variable) else variable.dtype,
+        dimensions=tuple(variable.dims),
+        read=_reader(variable),
+        meaning=meaning_of(variable.attrs),
+        itemsize=variable.dtype.itemsize,
+    )
+
+
+def _reader(variable: Any) -> Callable[[Selection], Any]:
+    def read(selection: Selection) -> Any:
+        values = variable[selection].values
+        return np.asarray(values, dtype=object) if _is_text(variable) else values
+
+    return read

@@ -1,0 +1,161 @@
+"""Files outside of the repository, at any fsspec URL: which there are, of what kind, and whether they are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from txstore.errors import SourceError
+from txstore.storage.foreign import version_of
+from txstore.storage.objects.urls import public
+
+ZARR, NETCDF, HDF5 = "zarr", "netcdf", "hdf5"
+FORMATS = (ZARR, NETCDF, HDF5)
+
+_ROOT_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_NETCDF_3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+_NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
+#: How deep in an HDF5 file its signature may be, after a block of the user's.
+_USER_BLOCKS = (0, 512, 1024, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFile:
+    """A file, and what tells whether it is still the same."""
+
+    path: str  # as its file system calls it
+    size: int
+    version: str  # an etag, or the time of the last change; empty if the file system knows none
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> ForeignFile:
+        return cls(info["name"], int(info.get("size") or 0), version_of(info))
+
+
+class Place:
+    """A directory or file at a URL."""
+
+    def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
+        from fsspec.core import url_to_fs
+
+        address = os.fspath(url)
+        if "://" not in address and "::" not in address:
+            address = os.path.abspath(os.path.expanduser(address))
+        try:
+            self.fs, path = url_to_fs(address, **dict(options or {}))
+        except ImportError as error:
+            raise ModuleNotFoundError(f"{public(address)}: a package is missing: {error}") from None
+        self.url = public(address)
+        self.root = path.rstrip("/") or path
+
+    def __repr__(self) -> str:
+        return f"<Place {self.url}>"
+
+    @property
+    def is_local(self) -> bool:
+        return "file" in ((self.fs.protocol,) if isinstance(self.fs.protocol, str) else self.fs.protocol)
+
+    @property
+    def _above(self) -> str:
+        """What the paths of all files below here begin with: nothing in an archive."""
+        return self.root.rstrip("/") + "/" if self.root else ""
+
+    def path(self, key: str) -> str:
+        return f"{self._above}{key}" if key else self.root
+
+    def file(self) -> ForeignFile:
+        """Return the file that is here. Raises `FileNotFoundError`."""
+        self.fs.invalidate_cache()
+        return ForeignFile.of(self.fs.info(self.root))
+
+    def files(self) -> dict[str, ForeignFile]:
+        """Return all files below here, by their names relative to it, in the order of these."""
+        self.fs.invalidate_cache()
+        begin = len(self._above)
+        found = {path[begin:]: info for path, info in self.fs.find(self.root, detail=True).items()}
+        return {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
+
+    def check_inside(self, names: Iterable[str]) -> None:
+        """Raise `SourceError` for a file of this machine that a link leads to, from here to somewhere else."""
+        root = os.path.join(os.path.realpath(self.root), "")
+        is_inside: dict[str, bool] = {}  # by directory
+        for name in names if self.is_local else ():
+            path = self.path(name)
+            directory = os.path.dirname(path)
+            if directory not in is_inside:
+                is_inside[directory] = os.path.join(os.path.realpath(directory), "").startswith(root)
+            if not is_inside[directory] or (os.path.islink(path) and not os.path.realpath(path).startswith(root)):
+                reason = f"a link leads from {name!r} to somewhere else: copy it to here, or leave it out with exclude"
+                raise SourceError(self.url, reason)
+
+    def read(self, key: str) -> bytes:
+        return bytes(self.fs.cat_file(self.path(key)))
+
+    def has(self, key: str) -> bool:
+        return bool(self.fs.exists(self.path(key)))
+
+    def format(self) -> str:
+        """Tell whether plain Zarr, a NetCDF or an HDF5 file is here. Raises `SourceError` if it is none of these."""
+        self.fs.invalidate_cache()
+        if self.has("format.json") and self.has("commits"):
+            raise SourceError(self.url, "this is a TxStore repository already: txstore backup copies it")
+        if any(self.has(name) for name in _ROOT_DOCUMENTS):
+            return ZARR
+        if not self.fs.exists(self.root):
+            raise SourceError(self.url, "there is nothing here; look at the path")
+        if self.fs.isdir(self.root):
+            raise SourceError(self.url, "this directory is no Zarr hierarchy: it has no zarr.json, .zgroup or .zarray")
+        return self._format_of_file()
+
+    def _format_of_file(self) -> str:
+        with self.fs.open(self.root, "rb") as file:
+            head = file.read(_USER_BLOCKS[-1] + len(_HDF5))
+        if head.startswith(_NETCDF_3):
+            return NETCDF
+        if any(head[at : at + len(_HDF5)] == _HDF5 for at in _USER_BLOCKS):
+            is_netcdf = self.root.endswith(_NETCDF_NAMES) or b"_NCProperties" in head
+            return NETCDF if is_netcdf else HDF5
+        if head.startswith(b"PK"):
+            raise SourceError(self.url, f"this is a zip file: if it is zipped Zarr, give zip::{self.url}")
+        if head.lstrip().startswith(b"{"):
+            raise SourceError(self.url, "if this is a manifest of references, of kerchunk say, take import_references")
+        raise SourceError(self.url, "this is neither Zarr nor NetCDF nor HDF5")
+
+
+def places(sources: Iterable[str | os.PathLike[str]], options: Mapping[str, Any] | None) -> list[Place]:
+    """Return where the sources are; a pattern stands for all that match it, `part-9` before `part-10`.
+
+    Raises `SourceError` for a pattern that nothing matches.
+    """
+    found: list[Place] = []
+    for source in sources:
+        place = Place(source, options)
+        if not any(sign in place.root for sign in "*?[") or place.fs.exists(place.root):
+            found.append(place)
+            continue
+        matches = sorted(place.fs.glob(place.root), key=_natural)
+        if not matches:
+            raise SourceError(place.url, "nothing matches this pattern")
+        for match in matches:
+            one = Place.__new__(Place)
+            one.fs, one.root = place.fs, match
+            one.url = match if place.is_local else public(place.fs.unstrip_protocol(match))
+            found.append(one)
+    return found
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def stamp(files: Sequence[ForeignFile]) -> str:
+    """Return a digest of what files there are, how large, and of which version."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(f"{file.path}\0{file.size}\0{file.version}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()

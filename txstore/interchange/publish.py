@@ -1,0 +1,359 @@
+"""Publishing: a plain Zarr hierarchy at a URL that follows the head of a branch, for readers that do not know TxStore.
+
+The order makes creation and append atomic to whoever reads consolidated metadata: chunks first, then the documents of
+the nodes, the consolidated metadata at the root last, each by one replacement. What shrinks or goes does so in the
+reverse order, after the root. Each step is durable before the next begins, and a hidden file says what was done: a
+publisher that was killed anywhere is simply run again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from txstore.errors import CommitNotFoundError, CorruptionError, PublishError, SnapshotExpiredError
+from txstore.format import packfile
+from txstore.format.encoding import crc32c
+from txstore.format.keys import is_document, stored_key
+from txstore.history.commit import MAIN, Commit
+from txstore.history.runs import Found, Listed
+from txstore.interchange.concealing import concealing
+from txstore.interchange.consolidated import consolidate, decoded, documents_of, is_consolidated, plain_document
+from txstore.interchange.destinations import Destination, check_outside, is_place, open_destination
+from txstore.interchange.published_state import STATE, Mark, State, witnesses_of
+
+if TYPE_CHECKING:
+    from txstore.history.snapshot import Snapshot
+    from txstore.interchange.facade import Facade
+
+Progress = Callable[[int, int], None]
+
+#: Chunks that are written between two looks at how far it has come.
+_BATCH = 64
+#: Bytes after which the hidden file says how far it has come.
+_CHECKPOINT = 64 << 20
+
+
+@dataclass(frozen=True)
+class Published:
+    """What one publication did."""
+
+    url: str
+    commit: Commit
+    written: int  # files
+    deleted: int
+    bytes: int
+
+
+@concealing
+def publish(
+    repo: Facade,
+    destination: str | os.PathLike[str] | Destination,
+    *,
+    branch: str = MAIN,
+    verify: bool = True,
+    full: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    durable: bool = True,
+) -> Published:
+    """Bring a plain copy to the head of a branch: `Repository.publish`."""
+    target = _target(repo, destination, storage_options=storage_options, durable=durable)
+    snapshot = repo.mapping(branch=branch)
+    if snapshot.commit is None:
+        raise CommitNotFoundError(f"branch {branch!r}", hint="there is nothing to publish: it has no commit yet")
+    with target.alone():
+        return _Publication(repo, snapshot, snapshot.commit, branch, target, verify, progress).run(full)
+
+
+def follow_and_publish(
+    repo: Facade,
+    destination: str | os.PathLike[str] | Destination,
+    *,
+    branch: str = MAIN,
+    verify: bool = True,
+    full: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    durable: bool = True,
+    timeout: float | None = None,
+) -> Iterator[Published]:
+    """Publish, and again after each commit, or after several that were made meanwhile; yield what was done."""
+    target = _target(repo, destination, storage_options=storage_options, durable=durable)
+    last: Commit | int = -1
+    while True:
+        # A commit that a vacuum has removed meanwhile is not the newest.
+        with (
+            suppress(SnapshotExpiredError, CommitNotFoundError),
+            closing(repo.follow(branch, since=last, timeout=timeout)) as commits,
+        ):
+            if next(commits, None) is None:
+                return
+        try:
+            done = publish(repo, target, branch=branch, verify=verify, full=full, progress=progress)
+        except SnapshotExpiredError:  # where nothing is pinned a vacuum may pass: there is a newer commit
+            continue
+        yield done
+        last, full = done.commit, False
+
+
+@concealing
+def _target(
+    repo: Facade,
+    destination: str | os.PathLike[str] | Destination,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    durable: bool,
+) -> Destination:
+    if not isinstance(destination, str | os.PathLike):
+        return destination
+    target = open_destination(destination, storage_options, durable=durable)
+    check_outside(target, repo.url)
+    return target
+
+
+class _Publication:
+    """One snapshot on its way to a destination."""
+
+    def __init__(
+        self,
+        repo: Facade,
+        snapshot: Snapshot,
+        commit: Commit,
+        branch: str,
+        target: Destination,
+        verify: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._repo = repo
+        self._snapshot = snapshot
+        self._commit = commit
+        self._branch = branch
+        self._target = target
+        self._verify = verify
+        self._progress = progress
+        self._writer = os.urandom(8).hex()
+        self._state = State(repo.id, branch, target.place())
+        self._root: dict[str, bytes] = {}
+        self._compares = False  # whether what is there may be what is wanted, though nobody says so
+        self._was_empty = False
+        self._written = self._deleted = self._bytes = self._passed = self._total = 0
+
+    def run(self, full: bool) -> Published:
+        self._state = self._found_state(full)
+        finished = self._state.finished
+        if finished is not None and finished.is_of(self._commit) and not self._state.attempts:
+            return self._report()
+        before = self._state
+        documents = documents_of(self._snapshot)
+        self._root = consolidate(documents)
+        self._begin(documents)
+
+        self._write_chunks()
+        self._target.sync()
+        later = self._write_documents(documents)
+        self._target.sync()
+        self._check_alone()
+        for key, content in self._root.items():
+            if before.attempts or before.finished is None or before.finished.witnesses.get(key) != crc32c(content):
+                self._put(key, content)
+        self._target.sync()
+        for key in later:
+            self._put(key, documents[key])
+        self._target.sync()
+        self._delete(self._gone())
+        self._target.sync()
+        self._check_alone()
+        self._save(self._state.finish())
+        return self._report()
+
+    def _report(self) -> Published:
+        return Published(self._target.url, self._commit, self._written, self._deleted, self._bytes)
+
+    # --- what is known of the copy
+
+    def _found_state(self, full: bool) -> State:
+        """Return the state, without what can't be believed. Raises `PublishError` if the copy is not ours."""
+        content = self._target.read_marker(STATE)
+        if content is None:
+            other = next(iter(self._target.list()), None)
+            if other is not None:
+                raise PublishError(self._target.url, f"it holds something else ({other!r}): choose a new place")
+            self._was_empty = True
+            return self._state
+        state = State.decode(content)
+        if state is None or not is_place(state.place, self._state.place):
+            reason = f"{STATE!r} in it was not written there, or not as it is: choose a new place, or empty this one"
+            raise PublishError(self._target.url, reason)
+        state = replace(state, place=self._state.place)
+        if (state.repository, state.branch) != (self._state.repository, self._state.branch):
+            reason = f"it is the copy of branch {state.branch!r} of repository {state.repository}: choose another place"
+            raise PublishError(self._target.url, reason)
+        names = {name for mark in (state.finished, *state.attempts) if mark for name in mark.witnesses}
+        found = {name: self._target.read(name) for name in names}
+        there = {name: None if value is None else crc32c(value) for name, value in found.items()}
+        covered = [mark.upto for mark in state.attempts if mark.upto is not None]
+        if (
+            full
+            or not state.fits(self._repo, self._commit, there)
+            or any(self._target.read(chunk) is None for chunk in covered)
+        ):
+            self._compares = True
+            return state.forget()
+        return state
+
+    def _begin(self, documents: Mapping[str, bytes]) -> None:
+        witnesses = self._root or dict(sorted(documents.items(), key=lambda item: (item[0].count("/"), item[0]))[:1])
+        mark = Mark(self._commit.id, self._commit.slot, self._commit.seq, witnesses_of(witnesses))
+        # It comes first: after a crash it says that the copy may hold something of this commit.
+        self._save(self._state.begin(mark, self._writer))
+
+    def _save(self, state: State) -> None:
+        self._state = state
+        self._target.write_marker(STATE, state.encode())
+        self._target.sync()
+
+    def _check_alone(self) -> None:
+        found = State.decode(self._target.read(STATE) or b"")
+        if found is None or found.writer != self._writer:
+            reason = "another process has begun to publish to it: let one of them go on alone"
+            raise PublishError(self._target.url, reason)
+
+    # --- what has moved
+
+    def _moved(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the live keys that are newer than the finished copy, in order: key, seq, length."""
+        for encoded, ref in self._newer():
+            key = _decoded(encoded)
+            if key != STATE and not is_consolidated(key):
+                yield key, ref.seq, ref.length
+
+    def _newer(self) -> Iterator[tuple[bytes, Found | Listed]]:
+        if self._state.finished is None:
+            for listed in self._snapshot.runs.scan_all():
+                yield listed.key, listed
+            return
+        since = self._state.finished.seq
+        for key in sorted({change.key for change in self._snapshot.runs_since(since).changes(b"", None, since)}):
+            found = self._snapshot.runs.lookup(key)
+            if found is not None and found.kind in packfile.FRAME_OF_REF:
+                yield key, found
+
+    def _new_chunks(self) -> Iterator[tuple[str, int]]:
+        for key, seq, length in self._moved():
+            if not is_document(key) and seq > self._state.seq_of(key):
+                yield key, length
+
+    def _gone(self) -> list[str]:
+        """Return the keys of the copy that the snapshot does not have: documents first."""
+        finished = self._state.finished
+        if self._was_empty:
+            return []
+        kept = {STATE, *self._root}
+        if finished is not None and finished.slot >= self._snapshot.floor:
+            since = finished.seq
+            runs = self._snapshot.runs_since(since)
+            candidates = {_decoded(change.key) for change in runs.changes(b"", None, since)}
+            for prefix in runs.new_prefixes(since):
+                candidates |= set(self._target.list(prefix.rstrip("/")))
+            candidates |= {key for mark in (finished, *self._state.attempts) for key in mark.witnesses}
+        else:  # what was deleted below the floor has left no trace
+            candidates = set(self._target.list())
+        gone = [key for key in candidates if key not in kept and (is_consolidated(key) or key not in self._snapshot)]
+        return sorted(gone, key=lambda key: (not (is_document(key) or is_consolidated(key)), key))
+
+    # --- copying
+
+    def _write_chunks(self) -> None:
+        if self._progress is not None:
+            self._total = sum(length for _, length in self._new_chunks())
+            self._progress(0, self._total)
+        unsaved = 0
+        chunks = self._new_chunks()
+        with ThreadPoolExecutor(self._target.writers, thread_name_prefix="txstore-publish") as threads:
+            while batch := list(islice(chunks, _BATCH)):
+                list(threads.map(self._copy, [key for key, _ in batch]))
+                size = sum(length for _, length in batch)
+                unsaved += size
+                self._passed += size
+                if self._progress is not None:
+                    self._progress(self._passed, self._total)
+                if unsaved >= _CHECKPOINT:
+                    self._target.sync()
+                    self._save(self._state.advance(batch[-1][0]))
+                    unsaved = 0
+
+    def _copy(self, key: str) -> None:
+        view = self._snapshot.get_view(key)
+        if view is None:
+            raise CorruptionError(self._snapshot.url, key=key, reason="a key that was listed is not found")
+        self._put(key, view)
+
+    def _write_documents(self, documents: Mapping[str, bytes]) -> list[str]:
+        """Write the documents that have moved but those of arrays that shrink, which are returned."""
+        later = []
+        moved = [key for key, _, _ in self._moved() if is_document(key) and key not in self._root]
+        for key in sorted(moved, key=lambda key: (-key.count("/"), key)):
+            content = documents.get(key)
+            if content is None:  # below an array, where no node can be
+                content = plain_document(key, self._snapshot[key])
+            if key in documents and _shrinks(self._target.read(key), content):
+                later.append(key)
+            else:
+                self._put(key, content)
+        return later
+
+    def _put(self, key: str, content: bytes | memoryview) -> None:
+        """Write one file, unless it is known to be there."""
+        if self._compares and self._target.read(key) == content:
+            return
+        try:
+            self._target.write(key, content)
+        except (NotADirectoryError, FileExistsError, IsADirectoryError):
+            self._clear_the_way(key)
+            self._target.write(key, content)
+        if self._verify and self._target.read(key) != content:
+            raise PublishError(self._target.url, f"what was written to {key!r} is not what is read: look at the disk")
+        self._written += 1
+        self._bytes += len(content)
+
+    def _clear_the_way(self, key: str) -> None:
+        """Delete files where a directory has to be, and the reverse: an array was replaced by one of another rank."""
+        above = key
+        # What is below it in the snapshot may be about to be written by another thread.
+        obstacles = [*islice(self._snapshot.keys_below(key), 1), *self._target.list(key)]
+        while above := above.rpartition("/")[0]:
+            obstacles.append(above)
+        for obstacle in obstacles:
+            if obstacle in self._snapshot:
+                reason = f"{obstacle!r} and {key!r} are both keys: no directory can hold a file and what is below it"
+                raise PublishError(self._target.url, reason)
+        self._target.delete([each for each in obstacles if self._target.read(each) is not None])
+
+    def _delete(self, keys: list[str]) -> None:
+        if keys:
+            documents = [key for key in keys if is_document(key) or is_consolidated(key)]
+            self._target.delete(documents)
+            self._target.sync()
+            self._target.delete([key for key in keys if key not in set(documents)])
+            self._deleted += len(keys)
+
+
+def _decoded(encoded: bytes) -> str:
+    return stored_key(encoded, "a run")
+
+
+def _shrinks(old: bytes | None, new: bytes) -> bool:
+    """Tell whether an array that is described anew has less than before, along any dimension."""
+    before, after = (decoded(content or b"null") for content in (old, new))
+    shapes = [document.get("shape") if isinstance(document, dict) else None for document in (before, after)]
+    if not isinstance(shapes[0], list) or not isinstance(shapes[1], list):
+        return False
+    if len(shapes[0]) != len(shapes[1]):
+        return True
+    return any(now < once for once, now in zip(*shapes, strict=True))

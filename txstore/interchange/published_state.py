@@ -1,0 +1,139 @@
+"""What a plain copy says of itself in a hidden file: which commit it is at, and how far one that was begun has come.
+
+It is believed only where it was written, and where it fits: the commits are in the history of the repository, and the
+documents at the root of the copy are those that were written. A key in a copy is as in the commit of the first mark
+that covers it: those of attempts cover the chunks up to a key, in the order of keys; that of the finished copy covers
+all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from txstore.errors import CommitNotFoundError, SnapshotExpiredError
+from txstore.format.encoding import crc32c
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from txstore.history.commit import Commit
+    from txstore.interchange.facade import Facade
+
+#: The file. zarr takes it for no node; one that lists the root without consolidated metadata says so in a warning.
+STATE = ".txstore-published.json"
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A commit, and what the copy of it looks like at the root: key -> CRC-32C."""
+
+    commit: str
+    slot: int
+    seq: int
+    witnesses: dict[str, int]
+    upto: str | None = None  # of an attempt: the last chunk that is written; None: perhaps none
+
+    def is_of(self, commit: Commit) -> bool:
+        return (self.slot, self.commit) == (commit.slot, commit.id)
+
+
+@dataclass(frozen=True)
+class State:
+    """The newest attempt stands first."""
+
+    repository: str
+    branch: str
+    place: Mapping[str, Any]  # where it was written
+    writer: str = ""
+    finished: Mark | None = None
+    attempts: tuple[Mark, ...] = ()
+
+    @classmethod
+    def decode(cls, content: bytes) -> State | None:
+        """Return what a copy says; None if it says nothing that a publisher could have written."""
+        try:
+            told = json.loads(content)
+            if told["version"] != _VERSION:
+                return None
+            marks = [_mark(each) for each in told["attempts"]]
+            finished = None if told["finished"] is None else _mark(told["finished"])
+            names = _text(told["repository"]), _text(told["branch"]), dict(told["place"]), _text(told["writer"])
+            return cls(*names, finished, tuple(marks))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None
+
+    def encode(self) -> bytes:
+        about = "a plain copy of a TxStore repository: what this file says lets the next `txstore publish` go on"
+        return json.dumps({"about": about, "version": _VERSION, **asdict(self)}, indent=2).encode()
+
+    def begin(self, mark: Mark, writer: str) -> Self:
+        """Return the state before anything of a commit is written."""
+        covering = [each for each in self.attempts if each.upto is not None]
+        return replace(self, writer=writer, attempts=(mark, *covering))
+
+    def advance(self, upto: str) -> Self:
+        """Return the state when all chunks up to a key are written."""
+        first, *older = self.attempts
+        beyond = [each for each in older if each.upto is not None and each.upto > upto]
+        return replace(self, attempts=(replace(first, upto=upto), *beyond))
+
+    def finish(self) -> Self:
+        return replace(self, finished=replace(self.attempts[0], upto=None), attempts=())
+
+    def forget(self) -> Self:
+        """Return a state that says nothing of what was copied."""
+        return replace(self, finished=None, attempts=())
+
+    def seq_of(self, chunk: str) -> int:
+        """Return up to which seq a chunk of the copy is known to be what it is in the history; -1: nothing is known."""
+        for mark in self.attempts:
+            if mark.upto is not None and chunk <= mark.upto:
+                return mark.seq
+        return self.finished_seq
+
+    @property
+    def finished_seq(self) -> int:
+        return -1 if self.finished is None else self.finished.seq
+
+    def fits(self, repo: Facade, head: Commit, witnesses: Mapping[str, int | None]) -> bool:
+        """Tell whether this can be so, given the documents that are at the root of the copy (None: there is none)."""
+        marks = [*self.attempts, *([] if self.finished is None else [self.finished])]
+        # The oldest are ancestors of the newest: that was looked at when it was begun.
+        if marks and not _is_in_history(repo, head, marks[0]):
+            return False
+        if self.finished is None:
+            return True
+        names = {name for mark in marks for name in mark.witnesses}
+        return all(any(mark.witnesses.get(name) == witnesses.get(name) for mark in marks) for name in names)
+
+
+def witnesses_of(documents: Mapping[str, bytes]) -> dict[str, int]:
+    return {key: crc32c(content) for key, content in documents.items()}
+
+
+def _is_in_history(repo: Facade, head: Commit, mark: Mark) -> bool:
+    if mark.slot > head.slot:
+        return False
+    try:
+        return mark.is_of(repo.commit(mark.slot, branch=head.branch))
+    except (SnapshotExpiredError, CommitNotFoundError):
+        return False
+
+
+def _mark(told: Any) -> Mark:
+    witnesses = {_text(key): int(value) for key, value in told["witnesses"].items()}
+    upto = told["upto"]
+    return Mark(
+        _text(told["commit"]), int(told["slot"]), int(told["seq"]), witnesses, None if upto is None else _text(upto)
+    )
+
+
+def _text(told: Any) -> str:
+    if not isinstance(told, str):
+        raise TypeError("a string was expected")
+    return told

@@ -1,0 +1,200 @@
+"""`Repository.references`: where in the packs the values of a tagged commit lie, for readers with zarr and fsspec only.
+
+A pack never changes, and a vacuum keeps those of tagged commits: so the references hold for as long as the tag is
+there. They are kerchunk's, which fsspec's `ReferenceFileSystem` reads: JSON, or Parquet (`reference_parquet`).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import heapq
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from txstore.errors import CommitNotFoundError, ExportError
+from txstore.format.keys import is_document
+from txstore.history.commit import Commit
+from txstore.history.snapshot import Snapshot
+from txstore.interchange.concealing import concealing
+from txstore.interchange.consolidated import consolidate, documents_of, is_consolidated, plain_document
+from txstore.interchange.destinations import Destination, LocalDestination, check_outside, open_destination
+from txstore.interchange.reference_entries import Entry, entries
+from txstore.interchange.reference_parquet import write_parquet
+from txstore.storage.objects.urls import public
+
+if TYPE_CHECKING:
+    from txstore.interchange.facade import Facade
+
+#: The one template of the JSON: where the repository is. It stands in every reference, so it is short.
+_TEMPLATE = "u"
+_BASE64 = "base64:"
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What was written: how many keys, and how many of them with their values."""
+
+    url: str
+    commit: Commit
+    keys: int
+    inline: int
+
+
+@concealing
+def references(
+    repo: Facade,
+    destination: str | os.PathLike[str],
+    *,
+    tag: str,
+    create_tag: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> References:
+    """See `Repository.references`."""
+    above, name = _split(destination)
+    is_json = name.endswith(".json")
+    target = open_destination(above, storage_options, durable=True, refused=ExportError)
+    check_outside(target, repo.url)
+    url = f"{target.url}/{name}"
+    _check_free(target, name, is_json=is_json)
+    if create_tag and tag not in repo.tags:
+        head = repo.head()
+        if head is not None:
+            repo.tags[tag] = head
+    snapshot, commit = _tagged(repo, tag)
+    with _complete(target, name) as path:
+        if is_json:
+            keys, inline = _write_json(snapshot, _url(repo), path)
+        else:
+            keys, inline = write_parquet(snapshot, _url(repo), path, url)
+    return References(url, commit, keys, inline)
+
+
+def _split(destination: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the directory, or its URL, and the name in it. Raises `ValueError` if that says no format."""
+    address = os.path.expanduser(os.fspath(destination))
+    address, mark, query = address.partition("?") if "://" in address else (address, "", "")
+    address = address.rstrip("/")
+    above, _, name = address.rpartition("/")
+    if not name.endswith((".json", ".parquet", ".parq")) or above.endswith(":/"):
+        raise ValueError(f"{public(address)}: its name has to end in .json or .parquet, which says what is written")
+    return (above or ("/" if address.startswith("/") else ".")) + mark + query, name
+
+
+def _tagged(repo: Facade, tag: str) -> tuple[Snapshot, Commit]:
+    try:
+        snapshot = repo.mapping(tag=tag)
+    except CommitNotFoundError:
+        hint = (
+            f"there is no such tag, and only what is tagged stays: repo.tags[{tag!r}] = repo.head().slot tags the "
+            "newest commit, and so does create_tag=True (--create-tag)"
+        )
+        raise CommitNotFoundError(f"tag {tag!r}", hint=hint) from None
+    if snapshot.commit is None:
+        raise CommitNotFoundError(repo.url, hint="there is no commit yet, so there is nothing to refer to")
+    return snapshot, snapshot.commit
+
+
+def _url(repo: Facade) -> str:
+    """Return where the repository is, as fsspec says it. Credentials are no part of it."""
+    return public(repo.url) if "://" in repo.url else f"file://{os.path.abspath(repo.url)}"
+
+
+# --- JSON
+
+
+def _write_json(snapshot: Snapshot, url: str, path: str) -> tuple[int, int]:
+    """Write kerchunk's version 1, entry by entry."""
+    # Braces are how templates are told: a URL that has them can't be one.
+    is_template = "{{" not in url
+    templates, base = ({_TEMPLATE: url}, f"{{{{{_TEMPLATE}}}}}") if is_template else ({}, url)
+    keys = inline = 0
+    with open(path, "w", encoding="ascii") as file:
+        file.write(f'{{"version": 1, "templates": {json.dumps(templates)}, "refs": {{')
+        for key, entry in _entries_and_root(snapshot):
+            told: str | list[str | int]
+            if isinstance(entry, bytes):
+                told = _as_text(key, entry)
+                inline += 1
+            else:
+                told = [f"{base}/{entry.pack}", entry.offset, entry.length]
+            file.write(f"{',' if keys else ''}\n{json.dumps(key)}: {json.dumps(told)}")
+            keys += 1
+        file.write("\n}}\n")
+    return keys, inline
+
+
+def _entries_and_root(snapshot: Snapshot) -> Iterator[tuple[str, Entry]]:
+    """Yield the entries, with consolidated metadata at the root: not every zarr can list groups in references.
+
+    What lies in the repository of such metadata is left out, as nobody keeps it up.
+    """
+    root: dict[str, Entry] = {**consolidate(documents_of(snapshot))}
+    others = (
+        (key, plain_document(key, entry) if isinstance(entry, bytes) else entry)
+        for key, entry in entries(snapshot)
+        if key not in root and not is_consolidated(key)
+    )
+    return heapq.merge(sorted(root.items()), others, key=lambda item: item[0].encode())
+
+
+def _as_text(key: str, value: bytes) -> str:
+    if (is_document(key) or is_consolidated(key)) and value.isascii() and not value.startswith(_BASE64.encode()):
+        return value.decode()
+    return _BASE64 + base64.b64encode(value).decode()
+
+
+# --- all of it, or nothing
+
+
+def _check_free(target: Destination, name: str, *, is_json: bool) -> None:
+    """Raise `ExportError` for a place where the references can't go, or could not be read."""
+    url = f"{target.url}/{name}"
+    is_local = isinstance(target, LocalDestination)
+    is_directory = os.path.isdir(url) if is_local else next(iter(target.list(name)), None) is not None
+    if is_json and is_directory:
+        raise ExportError(url, "this is a directory; choose another name")
+    if is_json:
+        return
+    if is_directory or target.read(name) is not None:
+        raise ExportError(url, "it is there already; delete it, or choose another name")
+    if ".json" in url or set("{}") & set(url):
+        raise ExportError(url, "fsspec reads no Parquet below a path with .json, { or } in it; choose another")
+
+
+@contextlib.contextmanager
+def _complete(target: Destination, name: str) -> Iterator[str]:
+    """Yield the path of a file or directory to be made, which is put in its place when all is there.
+
+    On a server the files of a directory come one after the other, the one that it is opened by last.
+    """
+    above = target.url if isinstance(target, LocalDestination) else None
+    if above is not None:
+        os.makedirs(above, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".txstore-references-", dir=above) as directory:
+        path = os.path.join(directory, "new")
+        yield path
+        if above is not None:
+            for file in _files(path):
+                _sync(file)
+            os.replace(path, os.path.join(above, name))  # a link that stands there is replaced, too, not followed
+            return
+        for file in _files(path):
+            with open(file, "rb") as content:
+                target.write(name + file[len(path) :], content.read())
+
+
+def _files(path: str) -> list[str]:
+    """Return the path, or the files below it; those of its top, by which it is opened, stand last."""
+    if os.path.isfile(path):
+        return [path]
+    return [os.path.join(top, name) for top, _, names in os.walk(path, topdown=False) for name in names]
+
+
+def _sync(path: str) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,154 @@
+"""Plain Zarr, of format 2 or 3: copied key by key, byte for byte; or, where several are joined, array by array."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from txstore.errors import CorruptionError, SourceError
+from txstore.format.encoding import MalformedError, json_value
+from txstore.format.keys import document_key, encode_key
+from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
+from txstore.interchange.places import ForeignFile, Place
+from txstore.store import TxStore
+
+T = TypeVar("T")
+
+#: Second copies of the metadata: through them, appends would get lost (docs/architecture.md, "zarr's side").
+_CONSOLIDATED_KEY, _CONSOLIDATED_MEMBER = ".zmetadata", "consolidated_metadata"
+#: What zarr leaves when it is killed, and what desktops leave.
+_DEBRIS = re.compile(r"(.*/)?(\.DS_Store|[^/]*\.[0-9a-f]{32}\.partial)")
+
+#: Requests at a time, and how many values, of how many bytes together, are held for them.
+_THREADS, _AT_A_TIME, _BYTES_AT_A_TIME = 8, 64, 64 << 20
+
+
+def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, ForeignFile]:
+    """Return the files of a hierarchy by their keys, but for consolidated metadata."""
+    found = {
+        key: file
+        for key, file in place.files().items()
+        if key.rpartition("/")[2] != _CONSOLIDATED_KEY
+        and not _DEBRIS.fullmatch(key)
+        and not is_excluded(key, exclude)
+        and encode_key(key)
+    }
+    place.check_inside(found)
+    return found
+
+
+def copy_hierarchy(
+    place: Place,
+    files: Mapping[str, ForeignFile],
+    store: TxStore,
+    path: str,
+    *,
+    verify: bool,
+    resuming: bool,
+    advance: Callable[[int], None],
+) -> None:
+    """Stage every file below `path`, as it is. `resuming` leaves alone what is staged already.
+
+    Raises `SourceError` if a file is not as long as it was, `CorruptionError` if something else comes back.
+    """
+    staged = store.mapping
+    missing = []
+    for key, file in files.items():
+        if resuming and document_key(path, key) in staged:
+            advance(file.size)  # the sources are those that it was begun with, and it was staged whole or not at all
+        else:
+            missing.append(key)
+    for key, content in in_parallel(place.read, missing, lambda key: files[key].size):
+        if len(content) != files[key].size:
+            raise SourceError(place.url, f"{key!r} has changed while it was read: let its writers end first")
+        value = without_consolidated(content) if key.rpartition("/")[2] == "zarr.json" else content
+        target = document_key(path, key)
+        store[target] = value
+        if verify and store[target] != value:
+            raise CorruptionError(store.url, key=target, reason="what was staged is not what comes back")
+        advance(len(content))
+
+
+def without_consolidated(document: bytes) -> bytes:
+    """Return a document of Zarr 3 without the copies of others that it holds; the same bytes if there are none."""
+    if _CONSOLIDATED_MEMBER.encode() not in document:
+        return document
+    try:
+        members = json_value(document)
+    except MalformedError:
+        return document
+    if not isinstance(members, dict) or _CONSOLIDATED_MEMBER not in members:
+        return document
+    del members[_CONSOLIDATED_MEMBER]
+    return json.dumps(members, indent=2).encode()
+
+
+def in_parallel(
+    function: Callable[[str], T], keys: Iterable[str], size: Callable[[str], int]
+) -> Iterator[tuple[str, T]]:
+    """Yield each key and what a function makes of it, in their order, a few at a time."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="txstore-copy") as pool:
+        for batch in _batches(keys, size):
+            yield from zip(batch, pool.map(function, batch), strict=True)
+
+
+def _batches(keys: Iterable[str], size: Callable[[str], int]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    held = 0
+    for key in keys:
+        if batch and (len(batch) == _AT_A_TIME or held + size(key) > _BYTES_AT_A_TIME):
+            yield batch
+            batch, held = [], 0
+        batch.append(key)
+        held += size(key)
+    if batch:
+        yield batch
+
+
+class ZarrArrays:
+    """A plain Zarr hierarchy, as arrays that can be joined with others."""
+
+    def __init__(self, place: Place, exclude: Sequence[str] = ()) -> None:
+        import zarr
+
+        self._place = place
+        self._exclude = exclude
+        source: Any = place.root if place.is_local else place.fs.get_mapper(place.root)
+        root = zarr.open(source, mode="r")
+        nodes: dict[str, Any] = {"": root}
+        if isinstance(root, zarr.Group):
+            nodes |= {node.path: node for _, node in root.members(max_depth=None)}
+        self.arrays = {
+            path: _array(node)
+            for path, node in nodes.items()
+            if isinstance(node, zarr.Array) and not is_excluded(path, exclude)
+        }
+
+    def close(self) -> None:
+        pass
+
+    def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
+        from zarr.core.buffer import cpu
+        from zarr.core.sync import sync
+
+        if chunks:
+            raise ValueError("the chunks of plain Zarr stay as they are: leave chunks out")
+        for key in hierarchy_files(self._place, self._exclude):
+            if key.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup", ".zattrs"):
+                document = without_consolidated(self._place.read(key))
+                sync(store.set(key, cpu.Buffer.from_bytes(document)))
+
+
+def _array(node: Any) -> ForeignArray:
+    names = getattr(node.metadata, "dimension_names", None) or node.attrs.get("_ARRAY_DIMENSIONS")
+    return ForeignArray(
+        shape=node.shape,
+        dtype=node.dtype,
+        dimensions=tuple(names or [None] * node.ndim),
+        read=node.__getitem__,
+        meaning=meaning_of(node.attrs),
+        itemsize=node.dtype.itemsize,
+    )

@@ -1,0 +1,1 @@
+"""Who may write a chunk, and what a vacuum has to keep."""

@@ -1,0 +1,342 @@
+"""The file `locks/chunks`: which kind of chunk-key locks a repository uses just now, and who is a member of it.
+
+A process that uses the locks holds the LIVE lock of its member number for as long as it lives, and what the header says
+is changed only under the INIT lock and while nobody is alive. So two kinds never exclude side by side, each knowing
+nothing of the other. The layout and the numbers of the locks are those of `_native/_locktable.c`, which draws them. The
+words of a table, behind the members, mean nothing here, and the file is never made shorter: it may be mapped.
+
+Taking and giving back INIT is also what lets the clients of a network file system see what the others have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+from txstore.errors import LocksUnavailableError
+from txstore.locks import kernel_locks
+from txstore.locks.kernel_locks import ByteLocks, LockFiles, NumberedLocks, poll, set_mode, watch_forks
+from txstore.storage.tree import Tree
+
+NAME = "chunks"
+MAGIC = b"TXSLOCKS"
+_UNFINISHED = b"TXSLOCK-"  # of a file that is being made or reset
+VERSION = 2
+KINDS = {1: "table", 2: "ranges", 3: "files"}
+KIND_NUMBERS = {kind: number for number, kind in KINDS.items()}
+
+SLOTS = 1 << 20
+SEED = 0x5458534C4F434B53
+_LEAST_SLOTS, _MOST_SLOTS = 1 << 6, 1 << 26
+
+MEMBERS = 2047
+LOCK_BASE = 1 << 40  # of the bytes: INIT, then LIVE of members 1, 2, ...
+INIT = 0
+
+MEMBERS_OFFSET = 4096
+_MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation; what a table has of its transactions
+_LENGTH = MEMBERS_OFFSET + (MEMBERS + 1) * _MEMBER.size
+
+_INIT_PATIENCE = 10.0  # seconds: whoever holds it needs milliseconds, unless that process was stopped
+
+
+class Header(NamedTuple):
+    magic: bytes = MAGIC
+    version: int = VERSION
+    kind: int = 0
+    slots: int = SLOTS
+    reserved: int = 0
+    seed: int = SEED
+    epoch: int = 0
+    device: int = 0
+    inode: int = 0
+    boot: bytes = b""
+
+
+HEADER = struct.Struct("=8sIIIIQQQQ40s")
+
+
+class KindInUseError(Exception):
+    """Living members use another kind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+def recorded_kind(tree: Tree) -> str | None:
+    """Return the kind that the file names just now, if any: somebody may be about to change it."""
+    with tree.open(NAME) as descriptor:
+        header = Header(*HEADER.unpack(os.read(descriptor, HEADER.size).ljust(HEADER.size, b"\0")))
+    return KINDS.get(header.kind) if header.magic == MAGIC and header.version == VERSION else None
+
+
+class LockFile:
+    """The file, opened by this process, which is a member of it until `close`. Safe in threads.
+
+    Raises `KindInUseError`, and `LocksUnavailableError` if there is no using it; other `OSError` as they come.
+    `is_network`: on a file system that other machines may see, too.
+    """
+
+    def __init__(self, tree: Tree, kind: str, *, url: str, mode: int, is_network: bool) -> None:
+        self.tree = tree
+        self.is_inherited = False
+        self.member = 0
+        self._kind = kind
+        self._url = url
+        self._mode = mode
+        self._is_network = is_network
+        self._mutex = threading.RLock()
+        # Systems without byte locks lock small files: through a network file system both kinds of client may meet.
+        files = LockFiles(tree, "member", mode)
+        self._locks: list[NumberedLocks] = [files]
+        self.descriptor = -1
+        while not self.member:
+            self._open()
+            try:
+                if sys.platform == "linux":
+                    byte_locks = ByteLocks(self.descriptor, LOCK_BASE)
+                    self._locks = [byte_locks, files] if is_network else [byte_locks]
+                with self._initializing():
+                    if self.is_in_place() and self._make_fit():
+                        self.member, self._incarnation = self._join()
+            finally:
+                if not self.member:
+                    self._close()
+
+    def _open(self) -> None:
+        with kernel_locks.opening:
+            self.descriptor = self.tree.open(NAME, os.O_RDWR | os.O_CREAT, self._mode).detach()
+            self._status = os.fstat(self.descriptor)
+            watch_forks(self)
+
+    def _close(self) -> None:
+        with kernel_locks.opening:
+            is_ours = self._is_still_open()
+            descriptor, self.descriptor = self.descriptor, -1
+            if is_ours:
+                os.close(descriptor)
+
+    def abandon(self) -> None:
+        self._mutex = threading.RLock()  # another thread of the parent may have had it
+        self.is_inherited = True
+        self._close()
+
+    def close(self) -> None:
+        """End the membership. In a forked child, and a second time, nothing happens."""
+        with self._mutex:
+            if self.member and not self.is_inherited and self._is_still_open():
+                self._write_record(self.member, (0, 0, self._incarnation))
+                for locks in self._locks:
+                    locks.unlock(self.member)
+            self.member = 0
+            self._close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self.descriptor < 0
+
+    def is_intact(self) -> bool:
+        """Tell whether the file is the one that others open, and this process has been its member all the time."""
+        with self._mutex:
+            if not self.member or not self._is_still_open() or not self.is_in_place():
+                return False
+            # Taking it once more tells, and gets it back if nobody has noticed.
+            is_locked = all(locks.try_lock(self.member) for locks in self._life_locks())
+            in_use, _, incarnation = self._record(self.member)
+            return is_locked and bool(in_use) and incarnation == self._incarnation
+
+    def header(self) -> Header:
+        """Return the header as it is now, if it is one: the caller looks at `magic` and `version`."""
+        return Header(*HEADER.unpack(self._read(0, HEADER.size).ljust(HEADER.size, b"\0")))
+
+    def is_in_place(self) -> bool:
+        """Tell whether the file is the one that others open."""
+        try:
+            return os.path.samestat(self.tree.status(NAME), self._status)
+        except FileNotFoundError:
+            return False
+
+    # --- members
+
+    def other_pids(self) -> list[int]:
+        """Return the process ids, as they see them themselves, of the other living members."""
+        with self._mutex:
+            return list(self._living(but=self.member))
+
+    def _living(self, but: int = 0) -> Iterator[int]:
+        records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET)
+        for member, (in_use, pid, _) in enumerate(_MEMBER.iter_unpack(records[: len(records) // 64 * 64])):
+            if member and in_use and member != but and (member == self.member or self._is_alive(member)):
+                yield pid
+
+    # --- under INIT
+
+    @contextlib.contextmanager
+    def _initializing(self) -> Iterator[None]:
+        deadline = time.monotonic() + _INIT_PATIENCE
+        taken: list[NumberedLocks] = []
+        try:
+            for locks in self._locks:
+                if not locks.try_lock(INIT) and not poll(partial(locks.try_lock, INIT), deadline):
+                    raise self._refusal("another process has been opening it for 10 s: see whether that is stopped")
+                taken.append(locks)
+            yield
+        finally:
+            for locks in taken:
+                locks.unlock(INIT)
+
+    def _make_fit(self) -> bool:
+        """See to it that the header says our kind. False if the file had to be removed: begin anew."""
+        header = self.header()
+        if not self._is_empty_or_ours(header):
+            raise self._refusal("this is no lock file, and it is not empty: remove it")
+        if self._has_other_names() and not self._is_anybody_alive(header):
+            self.tree.delete(NAME)
+            return False
+        fault = self._fault(header)
+        if fault is None and header.kind == KIND_NUMBERS[self._kind]:
+            self.slots, self.seed = header.slots, header.seed
+            return True
+        if self._is_anybody_alive(header):
+            if fault is not None:
+                raise self._refusal(fault)
+            raise KindInUseError(KINDS[header.kind])
+        if header.magic == MAGIC and self._is_seen_otherwise(header):
+            self.tree.delete(NAME)
+            return False
+        self._reset(header)
+        self.slots, self.seed = SLOTS, SEED
+        return True
+
+    def _is_empty_or_ours(self, header: Header) -> bool:
+        """Tell whether it may be written to: somebody may have put another file in its place, or under its name."""
+        is_ours = header.magic in (MAGIC, _UNFINISHED) or header.seed == SEED  # the seed, if the magic is damaged
+        return is_ours or os.fstat(self.descriptor).st_size == 0
+
+    def _has_other_names(self) -> bool:
+        return os.fstat(self.descriptor).st_nlink > 1
+
+    def _fault(self, header: Header) -> str | None:
+        """Return why the living members, if there are any, must be using the file in a way unknown here."""
+        if header.magic != MAGIC:
+            return "processes use the lock file, but something has overwritten it: end them, and delete it"
+        if header.version != VERSION:
+            return (
+                f"processes use the lock file in version {header.version}, this one knows version {VERSION}: use one "
+                "release of txstore, or wait until they have ended"
+            )
+        are_possible = header.slots.bit_count() == 1 and _LEAST_SLOTS <= header.slots <= _MOST_SLOTS
+        if header.kind not in KINDS or header.seed != SEED or not are_possible:
+            return "processes use the lock file, but its header is damaged: end them, and delete it"
+        if self._is_seen_otherwise(header):
+            return (
+                "processes use the lock file by way of another mount, and an overlay shares memory, but not locks: "
+                "use one path to the repository everywhere"
+            )
+        return None
+
+    def _is_seen_otherwise(self, header: Header) -> bool:
+        """Tell whether the header was written to another file of this machine, or to this one through another mount.
+
+        A copy has no users yet. Those behind another mount may be there and not be seen, so the file is not reset but
+        made anew. On a network file system each machine has its own device numbers, and the locks are the server's.
+        """
+        ours = (self._status.st_dev, self._status.st_ino)
+        return not self._is_network and header.boot == boot_id() and (header.device, header.inode) != ours
+
+    def _is_anybody_alive(self, header: Header) -> bool:
+        if sys.platform != "linux" and header.magic == MAGIC and header.kind != KIND_NUMBERS["files"]:
+            # Their byte locks can't be seen. A copy has no users yet.
+            if header.inode == self._status.st_ino:
+                raise self._refusal(
+                    "Linux processes have used it, and this system can't see whether any is left: if none is, delete it"
+                )
+            return False
+        return any(locks.are_held_elsewhere(1, MEMBERS) for locks in self._locks)
+
+    def _reset(self, old: Header) -> None:
+        if old.magic == bytes(8):
+            set_mode(self.descriptor, self._mode)  # we have made it
+        records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET).ljust(_LENGTH - MEMBERS_OFFSET, b"\0")
+        # Incarnations go on, whatever they are: they only have to differ.
+        free = b"".join(_MEMBER.pack(0, 0, incarnation) for _, _, incarnation in _MEMBER.iter_unpack(records))
+        self._write(0, _UNFINISHED.ljust(HEADER.size, b"\0"))  # no header until all is done
+        self._write(MEMBERS_OFFSET, free)
+        new = Header(
+            kind=KIND_NUMBERS[self._kind],
+            epoch=(old.epoch + 1) % (1 << 64),
+            device=self._status.st_dev,
+            inode=self._status.st_ino,
+            boot=boot_id(),
+        )
+        self._write(0, HEADER.pack(*new))
+
+    def _join(self) -> tuple[int, int]:
+        """Become a member that nobody is. Returns its number and incarnation."""
+        first = os.getpid() * 0x9E3779B97F4A7C15 >> 32
+        for number in range(MEMBERS):
+            member = 1 + (first + number) % MEMBERS
+            if not self._is_alive(member) and all(locks.try_lock(member) for locks in self._life_locks()):
+                incarnation = (self._record(member)[2] + 1) % (1 << 64)
+                self._write_record(member, (1, os.getpid() & 0xFFFFFFFF, incarnation))
+                return member, incarnation
+        raise self._refusal(f"all {MEMBERS} places for processes are taken: wait until some have ended")
+
+    def _life_locks(self) -> list[NumberedLocks]:
+        """Return where our LIVE lock lies. Clients of other systems see it only if they share the kind."""
+        return self._locks if self._kind == "files" else self._locks[:1]
+
+    def _is_alive(self, member: int) -> bool:
+        return any(locks.are_held_elsewhere(member, 1) for locks in self._locks)
+
+    # --- the bytes
+
+    def _record(self, member: int) -> tuple[int, int, int]:
+        record = self._read(MEMBERS_OFFSET + member * _MEMBER.size, _MEMBER.size)
+        in_use, pid, incarnation = _MEMBER.unpack(record.ljust(_MEMBER.size, b"\0"))
+        return in_use, pid, incarnation
+
+    def _write_record(self, member: int, record: tuple[int, int, int]) -> None:
+        self._write(MEMBERS_OFFSET + member * _MEMBER.size, _MEMBER.pack(*record))
+
+    def _read(self, offset: int, length: int) -> bytes:
+        # Not pread and pwrite, which Windows lacks.
+        with self._mutex:
+            os.lseek(self.descriptor, offset, os.SEEK_SET)
+            return os.read(self.descriptor, length)
+
+    def _write(self, offset: int, content: bytes) -> None:
+        with self._mutex:
+            os.lseek(self.descriptor, offset, os.SEEK_SET)
+            while content:
+                content = content[os.write(self.descriptor, content) :]
+
+    def _is_still_open(self) -> bool:
+        """The number of a descriptor may have been closed behind our back, and be another file's by now."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), self._status)
+        except OSError:
+            return False
+
+    def _refusal(self, reason: str) -> LocksUnavailableError:
+        return LocksUnavailableError(self._url, f"{self.tree.path(NAME)}: {reason}")
+
+
+def boot_id() -> bytes:
+    """Return what the header has of this boot of the machine; empty where that can't be known: then all are one."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read(36).ljust(40, b"\0")
+    except OSError:
+        return bytes(40)

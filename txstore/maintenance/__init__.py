@@ -1,0 +1,1 @@
+"""Verify, repair, vacuum, optimize, back up, measure."""

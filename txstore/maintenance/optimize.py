@@ -1,0 +1,359 @@
+"""Merging small packs and runs into large ones: a commit that changes no content.
+
+The values of the packs that were chosen are copied into new ones. A run says where they lie now, each with the seq that
+it had, so nobody takes it for a change; merged with the runs that it was taken from, it stands in their place. Others
+commit meanwhile, and merge the newest runs as they do: what was copied out of those stays where it was, and has its
+turn the next time. The oldest runs, in which almost everything lies, change rarely; where they don't, there are few
+keys, and they can be merged while nobody commits. So there is progress under any stream of commits.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from txstore._native import index as native_index
+from txstore.errors import raise_if_full
+from txstore.format import packfile
+from txstore.format.commitfile import DataPack, RunName, Section
+from txstore.format.packfile import PackName
+from txstore.history import runs as index
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
+from txstore.history.packs import Writer
+from txstore.history.slots import Contents, Publisher, SyncFailedError, align
+from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.storage.interface import Storage
+from txstore.transactions.committer import find_runs
+
+#: A new pack is ended when it has reached this length, in bytes.
+PACK_LENGTH = 256 << 20
+#: `optimize` copies packs below this length, and those of which less than `LIVE_SHARE` is live.
+SMALL_PACK = 32 << 20
+LIVE_SHARE = 0.8
+_FRAME_OVERHEAD = packfile.FRAME_SIZE + 16  # bytes; the padding is an estimate
+
+#: Bytes that are left on a disk that is nearly full.
+_RESERVE = 64 << 10
+
+_ATTEMPTS = 5
+#: Up to so many keys the runs are merged under the commit lock, in some 50 ms at the most, if others were faster twice:
+#: where each commit writes much of what there is, all runs may be new after each.
+MERGED_UNDER_LOCK = 20_000
+
+
+@dataclass(slots=True)
+class PackUse:
+    """What of one pack is live, in bytes: values, whose number is `values`, and runs that lie in it."""
+
+    name: PackName
+    length: int = 0
+    live: int = 0
+    runs: int = 0
+    values: int = 0
+
+    @property
+    def is_wasteful(self) -> bool:
+        return self.live + self.runs < LIVE_SHARE * (self.length - packfile.HEAD_SIZE)
+
+
+#: Which packs to copy, of those that are in use at a commit.
+Choice = Callable[[Mapping[PackName, PackUse]], set[PackName]]
+
+
+def small_or_wasteful(uses: Mapping[PackName, PackUse]) -> set[PackName]:
+    """Choose as `optimize` does when a person asks for it."""
+    chosen = [use for use in uses.values() if use.values and (use.length < SMALL_PACK or use.is_wasteful)]
+    if len(chosen) == 1 and not chosen[0].is_wasteful:
+        return set()  # to copy it would change nothing
+    return {use.name for use in chosen}
+
+
+def below(floor: int) -> Choice:
+    """Choose the commit files below a slot, which are to be deleted, and data packs that are small beside the others.
+
+    A data pack is taken along while it has at most twice the live bytes of those chosen before it together, so each
+    value is copied a number of times that is logarithmic in all there is.
+    """
+
+    def choose(uses: Mapping[PackName, PackUse]) -> set[PackName]:
+        used = sorted((use for use in uses.values() if use.values), key=lambda use: use.live)
+        chosen = {use.name for use in used if use.name.branch is not None and use.name.slot < floor}
+        total = sum(uses[name].live for name in chosen)
+        for use in used:
+            if chosen and use.name.branch is None and use.live <= 2 * total:
+                chosen.add(use.name)
+                total += use.live
+        return chosen
+
+    return choose
+
+
+def optimize(
+    commits: Commits,
+    snapshots: Snapshots,
+    *,
+    branch: str,
+    durable: bool,
+    choose: Choice = small_or_wasteful,
+    progress: Callable[[int, int], None] | None = None,
+) -> Stored | None:
+    """Return the commit that was made; None if there was nothing to do, or others were faster each time.
+
+    `progress` is called with the bytes copied so far and in all. Raises what a commit raises.
+    """
+    stored = commits.head(branch)
+    if stored is None:
+        return None
+    commits.identity.create(durable=durable)  # of a copy, empty directories may be missing
+    head = snapshots.of(stored, check=commits.pins_are_seen)
+    uses = uses_of(head)
+    chosen = choose(uses)
+    if not chosen and len(head.run_names) < 2:
+        return None
+    for use in uses.values():
+        use.runs = 0  # they are about to be merged: what is left of their files may not be worth keeping then
+    wanted = choose(uses)
+    chosen = _fitting(commits.storage, head, uses, wanted)
+    total = sum(uses[name].live for name in chosen)
+    try:
+        copies = _Copies(commits, head, chosen, progress=lambda done: progress and progress(done, total))
+        optimizer = _Optimizer(commits, snapshots, head, copies, branch=branch, durable=durable)
+        try:
+            made = optimizer.run()
+        finally:
+            copies.close(published=optimizer.publisher.offered)
+    except SyncFailedError as error:
+        raise_if_full(error.cause)
+        raise error.cause from None
+    except OSError as error:
+        raise_if_full(error)
+        raise
+    if made is not None and len(chosen) < len(wanted):
+        told = f"there was room to copy {len(chosen):,} of {len(wanted):,} packs: vacuum(keep=1), then optimize again"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+    return made
+
+
+def _fitting(
+    storage: Storage, head: Snapshot, uses: Mapping[PackName, PackUse], wanted: set[PackName]
+) -> set[PackName]:
+    """Return those of the packs that there is room to copy, the most wasteful first. Raises `OSError` if there is none.
+
+    What is copied is freed by the next vacuum only: on a disk that is nearly full, a little at a time.
+    """
+    free = storage.free()
+    if free is None:
+        return wanted
+    left = free - _RESERVE - 2 * sum(name.length for name in head.run_names)
+    fitting = set()
+    for name in sorted(wanted, key=lambda name: uses[name].live / max(1, uses[name].length)):
+        if uses[name].live <= left:
+            fitting.add(name)
+            left -= uses[name].live
+    if wanted and not fitting:
+        least = min(uses[name].live for name in wanted) + free - left
+        every = sum(uses[name].live for name in wanted) + free - left
+        told = f"{os.strerror(errno.ENOSPC)}: to begin takes {least:,} bytes, to copy all of it {every:,}, and {free:,}"
+        raise OSError(errno.ENOSPC, f"{told} are free; nothing was published. Make room, then try again", storage.url)
+    return fitting
+
+
+def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:
+    """Return what is live of each pack that a commit reaches."""
+    uses: dict[PackName, PackUse] = {}
+    runs = snapshot.runs
+    for key, name, length in live_values(snapshot):
+        use = uses.get(name) or uses.setdefault(name, PackUse(name))
+        use.live += length + len(key) + _FRAME_OVERHEAD
+        use.values += 1
+    for run in runs.names:
+        if run.pack is not None:
+            use = uses.get(run.pack) or uses.setdefault(run.pack, PackUse(run.pack))
+            use.runs += run.length
+    for name, use in uses.items():
+        use.length = runs.pack(name).size
+    return uses
+
+
+def live_values(snapshot: Snapshot) -> Iterator[tuple[bytes, PackName, int]]:
+    """Yield key, pack and length in bytes of each value, ascending by key."""
+    runs = snapshot.runs
+    for found in runs.scan_all():
+        yield found.key, runs.pack_name(found.run, found.pack), found.length
+
+
+class _Copies:
+    """Values copied into new packs, and which run of the snapshot said where they lay."""
+
+    def __init__(
+        self, commits: Commits, head: Snapshot, chosen: set[PackName], *, progress: Callable[[int], object]
+    ) -> None:
+        self.id = os.urandom(16)
+        self.writers: list[Writer] = []
+        self._commits = commits
+        self._keys: list[bytes] = []
+        # One item for each key. Numbers of runs and packs, where a value lies, and the seq that it keeps.
+        self._run, self._pack, self._checksum = array("I"), array("I"), array("I")
+        self._kind = array("B")  # of the ref
+        self._offset, self._length, self._seq = array("Q"), array("Q"), array("Q")
+        try:
+            if chosen:
+                self._copy(head, chosen, progress)
+        except BaseException:
+            self.close(published=False)
+            raise
+
+    def _copy(self, head: Snapshot, chosen: set[PackName], progress: Callable[[int], object]) -> None:
+        runs, done = head.runs, 0
+        writer: Writer | None = None
+        for found in runs.scan_all():
+            name = runs.pack_name(found.run, found.pack)
+            if name not in chosen:
+                continue
+            if writer is None or writer.size >= PACK_LENGTH:
+                writer = self.new_writer()
+            value = runs.pack(name).view(found.offset, found.length, found.checksum, found.key.decode(errors="replace"))
+            staged = writer.append(packfile.FRAME_OF_REF[found.kind], found.key, value, seen=packfile.SEEN_NOTHING)
+            self._keys.append(found.key)
+            self._run.append(found.run)
+            self._kind.append(found.kind)
+            self._seq.append(found.seq)
+            self._pack.append(packfile.pack_number(len(self.writers), packfile.split_offset(staged.offset)[0]))
+            self._offset.append(packfile.split_offset(staged.offset)[1])
+            self._length.append(staged.length)
+            self._checksum.append(staged.checksum)
+            done += found.length + len(found.key) + _FRAME_OVERHEAD
+            progress(done)
+        for each in self.writers:
+            each.finish(each.size)
+
+    def new_writer(self) -> Writer:
+        number = len(self.writers) + 1
+        self.writers.append(self._commits.new_pack(self.id, number))
+        self.writers[-1].create()
+        return self.writers[-1]
+
+    def packs(self) -> list[tuple[DataPack, str]]:
+        """Return the packs that were written, each with the path of its file until the commit is made."""
+        return [
+            (
+                DataPack(PackName(packfile.participants_pack(self.id, number)), end),
+                self._commits.staged_path(self.id, number),
+            )
+            for number, end in self._ends().items()
+        ]
+
+    def _ends(self) -> dict[int, int]:
+        return {number: end for writer in self.writers for number, end in writer.ends().items()}
+
+    def run_of(self, oldest: int, count: int) -> bytes:
+        """Build a run of what was found in the `oldest` last of `count` runs."""
+        return self._build(i for i in range(len(self._keys)) if self._run[i] >= count - oldest)
+
+    def run_for(self, head: Snapshot) -> bytes:
+        """Build a run of what a later snapshot still has of the same seq: the same value, wherever its ref has gone."""
+        numbers = {key: i for i, key in enumerate(self._keys)}
+        found = ((numbers.get(each.key), each.seq) for each in head.runs.scan_all())
+        return self._build(i for i, seq in found if i is not None and self._seq[i] == seq)
+
+    def _build(self, chosen: Iterable[int]) -> bytes:
+        packs = {number: at for at, number in enumerate(self._ends(), 1)}
+        entries = (
+            (
+                self._keys[i], self._kind[i], self._offset[i], self._length[i], self._checksum[i],
+                packs[self._pack[i]], self._seq[i],
+            )
+            for i in chosen
+        )  # fmt: skip
+        return index.build(entries, (), [pack.name for pack, _ in self.packs()])
+
+    def close(self, *, published: bool) -> None:
+        """Delete what lies below `.staging/`, and all that was copied unless it was, or may have been, published."""
+        for writer in self.writers:
+            if published:
+                writer.release()
+            else:
+                writer.drop()
+
+
+class _Optimizer:
+    def __init__(
+        self, commits: Commits, snapshots: Snapshots, head: Snapshot, copies: _Copies, *, branch: str, durable: bool
+    ) -> None:
+        self.commits = commits
+        self.snapshots = snapshots
+        self.head = head
+        self.copies = copies
+        self.branch = branch
+        self.writer = commits.new_pack(copies.id, 0)
+        self.publisher = Publisher(
+            commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize"
+        )
+
+    def run(self) -> Stored | None:
+        stored = None
+        try:
+            for attempt in range(_ATTEMPTS):
+                inputs = self._inputs(self._catch_up())
+                if (stored := self._attempt(inputs, may_wait=attempt < 2)) is not None:
+                    break
+        finally:
+            if stored is None and not self.publisher.offered:
+                self.publisher.withdraw_packs()
+            if self.writer.close() and stored is None and not self.publisher.offered:
+                self.commits.storage.delete(self.writer.path)
+        return stored
+
+    def _catch_up(self) -> Snapshot:
+        return self.snapshots.newest(self.branch)
+
+    def _inputs(self, now: Snapshot) -> tuple[RunName, ...]:
+        """Return the oldest runs of the snapshot that are still the oldest of the head."""
+        count = 0
+        for before, after in zip(reversed(self.head.run_names), reversed(now.run_names), strict=False):
+            if before != after:
+                break
+            count += 1
+        return self.head.run_names[len(self.head.run_names) - count :]
+
+    def _attempt(self, inputs: tuple[RunName, ...], *, may_wait: bool) -> Stored | None:
+        if not inputs and may_wait:
+            return None
+        section, merged = self._append(self.head, len(inputs), self.copies.run_of) if inputs else (None, None)
+        self.publisher.prepare(self.head.stored)
+
+        def contents(head: Snapshot) -> Contents | None:
+            runs = list(head.run_names)
+            at = find_runs(inputs, runs) if inputs else None
+            if section is not None and merged is not None and at is not None:
+                runs[at : at + len(inputs)] = [merged]
+                return Contents((section,), tuple(runs))
+            if may_wait or sum(name.entries for name in runs) > MERGED_UNDER_LOCK:
+                return None
+            now, run = self._append(head, len(runs), lambda *_: self.copies.run_for(head))
+            return Contents((now,), (run,))
+
+        return self.publisher.publish(self._catch_up, contents)
+
+    def _append(self, head: Snapshot, oldest: int, relocated: Callable[[int, int], bytes]) -> tuple[Section, RunName]:
+        content = self._merge(head, oldest, relocated(oldest, len(head.run_names)))
+        self.publisher.end = align(self.writer.size)
+        section = self.publisher.append(content)
+        return section, index.name_run(content, 0, section.offset)
+
+    def _merge(self, head: Snapshot, oldest: int, relocated: bytes) -> bytes:
+        """Merge the oldest runs of a snapshot, and above them what was copied out of them.
+
+        Tombstones are forgotten up to the floor: no transaction is based on anything older.
+        """
+        assert head.stored is not None
+        header = head.stored.header
+        forgotten = header.seq - (header.slot - header.floor) if header.floor else 0
+        above = [native_index.Run(relocated, header.seq)] if self.copies.writers else []
+        tables = [[b"", *(pack.name.encode() for pack, _ in self.copies.packs())]] if above else []
+        return head.runs.merge_oldest(oldest, above, tables, forgotten=forgotten)

@@ -1,0 +1,445 @@
+"""Making damaged parts of packs anew, from what else says the same. Nothing is written here.
+
+A run follows from the frames of its transaction, or from the runs that it was merged of; the beginning of a frame from
+the run; a footer from the header; a header, if one bit of it has changed, from its checksums. A value has no second
+copy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from txstore._native import index as native
+from txstore.errors import TxStoreError
+from txstore.format import commitfile, encoding, packfile
+from txstore.format.commitfile import Footer, Header, RunName, Statistics
+from txstore.format.encoding import crc32c
+from txstore.format.keys import decode_key, decode_prefix, is_document
+from txstore.format.packfile import PackName, Predecessor
+from txstore.format.records import Tag
+from txstore.history import runs
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
+from txstore.history.ranged_packs import open_packs
+from txstore.history.ranged_runs import open_runs
+from txstore.history.runs import names_of
+from txstore.history.snapshot import Snapshot
+from txstore.maintenance.check_file import Window, entries_of, frames_end, walk_frames
+from txstore.transactions.chains import Link
+from txstore.transactions.staged_keys import StagedKeys
+
+#: A header above this length is not searched for the one bit that has changed.
+_HEADER_MOST = 64 << 10
+#: Where the header of a commit whose footer is damaged is looked for: so many bytes before the end.
+_TAIL = 1 << 20
+
+
+#: So many places are looked at where a header, or a footer, may be.
+_ENDS = 64
+
+#: So much of a damaged frame is searched for the one bit.
+_FRAME_START_MOST = 512
+
+
+class Part(NamedTuple):
+    """What belongs at an offset of a file."""
+
+    offset: int
+    content: bytes
+
+
+class Rebuilt(NamedTuple):
+    """A run that was made anew. `is_sure`: it holds as many keys and bytes as the commit says that it wrote.
+
+    Else it may hold more: what was equal, or absent, in the base.
+    """
+
+    section: bytes
+    is_sure: bool
+
+
+# --- runs
+
+
+def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt | None:
+    """Build the run of a commit from its frames; None if they are damaged, or form no chain (I7)."""
+    header = stored.header
+    staged = StagedKeys(0)
+    packs = [pack.name for pack in header.packs]
+    parts = [(0, header.name, frames_end(stored))]
+    parts += [(packfile.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in header.packs]
+    for number, name, end in parts:
+        window = Window(commits.storage, name.path)
+        first = packfile.first_frame(bytes(window.at(0, packfile.HEAD_SIZE))) if packfile.nth_of(number) else 0
+        for _, frame in walk_frames(window, end):
+            if frame is None or not _stage(staged, number, first, frame):
+                return None
+    if staged.settle({}, lambda one, other: (one.length, one.checksum) == (other.length, other.checksum)):
+        return None
+    numbers = {packfile.number_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
+    base = Snapshot(parent, open_packs(commits.storage), commits.storage.url)
+    found = None
+    for keeps_equal in (False, True):  # whether a value was left out as equal depended on what was read besides
+        prefixes = [prefix for prefix in staged.prefixes if base.has_keys_below(prefix)]
+        entries = list(_entries(staged, base, numbers, keeps_equal=keeps_equal))
+        section = runs.build(entries, [prefix.encode() for prefix in prefixes], packs)
+        values = [entry for entry in entries if entry[1] != packfile.REF_TOMBSTONE]
+        counted = len(values), len(entries) - len(values), len(prefixes), sum(entry[3] for entry in values)
+        found = Rebuilt(section, counted == header.statistics.as_tuple()[:4])
+        if found.is_sure:
+            return found
+    # What a commit has not staged, but copied, is not among its frames with all that it was.
+    complete = header.statistics.keys_set + header.statistics.keys_deleted == header.runs[0].entries <= len(entries)
+    return found if complete and not packs else None
+
+
+def _stage(staged: StagedKeys, number: int, first: int, frame: packfile.Frame) -> bool:
+    """Add a frame of the pack with a number, before which its participant had written `first` frames.
+
+    Return whether its key can be one.
+    """
+    key = (decode_key if frame.kind in packfile.FRAMES_WITH_KEY else decode_prefix)(frame.key)
+    if key is None:
+        return False
+    participant, sequence = packfile.participant_of(number), first + frame.sequence
+    if frame.kind == packfile.FRAME_PREFIX:
+        staged.hide(key, participant, sequence, frame.seen)
+    elif frame.kind in packfile.FRAMES_OF_KEYS:
+        offset = packfile.join_offset(packfile.nth_of(number), frame.offset)
+        staged.add(key, Link(participant, sequence, frame.seen, frame.kind, offset, frame.length, frame.checksum))
+    return True
+
+
+def _entries(
+    staged: StagedKeys, base: Snapshot, numbers: dict[int, int], *, keeps_equal: bool
+) -> Iterator[tuple[bytes, int, int, int, int, int]]:
+    for key, link in staged.items():
+        if link.kind == packfile.FRAME_TOMBSTONE:
+            if not staged.is_below_deleted(key) and key in base:
+                yield key.encode(), packfile.REF_TOMBSTONE, 0, 0, 0, 0
+        elif keeps_equal or not _is_unchanged(staged, base, key, link):
+            nth, offset = packfile.split_offset(link.offset)
+            number = numbers.get(packfile.pack_number(link.participant, nth), 0)
+            yield key.encode(), packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, number
+
+
+def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link) -> bool:
+    """Tell whether the commit has taken a value for the base's, as `Staging.is_unchanged` does."""
+    if staged.is_below_deleted(key) or not (is_document(key) or link.seen == packfile.SEEN_NOTHING):
+        return False
+    found = base.lookup(key)
+    what = (packfile.REF_OF_FRAME.get(link.kind), link.length, link.checksum)
+    return found is not None and (found.kind, found.length, found.checksum) == what
+
+
+def merged_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt | None:
+    """Merge anew what a commit has merged: the runs of its parent that it no longer lists."""
+    if parent is None:
+        return None
+    kept = set(names_of(stored.header.runs, stored.header.name))
+    before = names_of(parent.header.runs, parent.header.name)
+    merged = [i for i, name in enumerate(before) if name not in kept]
+    if not merged or merged != list(range(merged[0], merged[-1] + 1)):
+        return None
+    inputs = [before[i] for i in merged]
+    section = open_runs(inputs, open_packs(commits.storage)).merge(len(inputs))
+    return Rebuilt(section, is_sure=True)
+
+
+def as_merged(section: bytes, name: RunName) -> bytes:
+    """Return a run as it looks in another file than its own."""
+    if name.pack is None:
+        raise ValueError("the run was not placed in a file")
+    run = native.Run(section, name.seq)
+    return native.merge((run,), [[name.pack.encode(), *run.packs]])
+
+
+# --- frames
+
+
+def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> list[Part]:
+    """Return the beginnings of damaged frames, where but one bit has changed, or the commit's run has the key."""
+    run = commits.storage.read_range(stored.path, stored.header.runs[0].offset, stored.header.runs[0].length)
+    opened = native.Run(run, stored.header.seq)
+    tables = [stored.header.name, *map(PackName.decode, opened.packs)]
+    refs = sorted(
+        (offset, key, length, checksum, packfile.FRAME_OF_REF[kind])
+        for page in entries_of(opened)
+        for key, kind, _, number, offset, length, checksum in page
+        if kind != packfile.REF_TOMBSTONE and tables[number] == pack
+    )
+    window, parts = Window(commits.storage, pack.path), []
+    walk = list(walk_frames(window, end))
+    sequence = -1
+    for i, (position, frame) in enumerate(walk):
+        if frame is not None:
+            sequence = frame.sequence
+            continue
+        stop = walk[i + 1][0] if i + 1 < len(walk) else end
+        if (turned := _turned_back(window, position, stop, sequence + 1)) is not None:
+            parts.append(turned)
+            sequence += 1
+            continue
+        found: list[Part] = []
+        at = position
+        between = refs[bisect_left(refs, (position + 1,)) : bisect_left(refs, (stop + 1,))]
+        for offset, key, length, checksum, kind in between:
+            part, at, sequence = _frame_start(window, at, sequence + 1, offset, kind, key, length, checksum)
+            if part is None:
+                break
+            found.append(part)
+        if at == stop:  # else something lay there that no ref leads to
+            parts += found
+    return parts
+
+
+def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part | None:
+    """Return header, key and predecessor of a frame, if they are whole once one bit is turned and it ends at `stop`."""
+    content = bytes(window.at(start, min(_FRAME_START_MOST, stop - start)))
+    for turned in _frames_with_one_bit_turned(content):
+        try:
+            frame = packfile.decode_frame(memoryview(turned), start, begin=start, size=stop)
+        except encoding.MalformedError:
+            continue
+        if (frame.sequence, frame.end) == (sequence, stop):
+            return Part(start, turned[: frame.head_end - start])
+    return None
+
+
+def _frames_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
+    """Yield what a frame may have been, of which one bit has turned."""
+    if len(content) < packfile.FRAME_SIZE:
+        return
+    yield content
+    _, _, seen, key_length, *_ = packfile.FRAME.unpack_from(content)
+    rest = content[packfile.FRAME_SIZE :][
+        : key_length + (packfile.PREDECESSOR.size if seen == packfile.SEEN_FRAME else 0)
+    ]
+    stored = encoding.CHECKSUM.unpack_from(content, packfile.FRAME.size)[0]
+    checked = content[: packfile.FRAME.size] + rest
+    bit = turned_bit(len(checked), crc32c(checked) ^ stored)
+    if bit is not None:
+        yield _with_turned(content, bit if bit < 8 * packfile.FRAME.size else bit + 8 * encoding.CHECKSUM.size)
+    # Of its own checksum, and of what says which bytes that covers: what the frame had seen, the length of its key.
+    for other in (*range(8 * packfile.FRAME.size, 8 * packfile.FRAME_SIZE), *range(8 * 5, 8 * 8)):
+        yield _with_turned(content, other)
+
+
+def _frame_start(
+    window: Window, start: int, sequence: int, offset: int, kind: int, key: bytes, length: int, checksum: int
+) -> tuple[Part | None, int, int]:
+    """Return header and key of the frame whose value a ref names, where the next one starts, and its number."""
+    there = bytes(window.at(start, offset - start))
+    behind = packfile.FRAME_SIZE + len(key)
+    choices: list[packfile.Seen] = [packfile.SEEN_BASE, packfile.SEEN_NOTHING]
+    if len(there) >= behind + packfile.PREDECESSOR.size:
+        choices.append(Predecessor(*packfile.PREDECESSOR.unpack_from(there, behind)))
+    fits = []
+    for seen in choices:
+        begins, end = packfile.frame_layout(start, len(key), length, has_predecessor=isinstance(seen, Predecessor))
+        if begins == offset:
+            content = packfile.encode_frame(kind, seen, sequence, key, length, checksum)
+            differs = sum(a != b for a, b in zip(content, there, strict=False))
+            fits.append((differs, content + bytes(offset - start - len(content)), end))
+    if not fits:
+        return None, start, sequence
+    _, content, end = min(fits)
+    return Part(start, content), end, sequence
+
+
+# --- the ends of commit files
+
+
+def whole_end(
+    commits: Commits, path: str, slot: int, size: int, parent: Stored | None, child: Stored | None
+) -> tuple[Part, int] | None:
+    """Return header and footer of a commit file that has one of them whole, and how long the file is then."""
+    begin = max(size - _TAIL, 0)
+    tail = commits.storage.read_range(path, begin, size - begin)
+    for header_at, header_end, checksum in _ends(tail, begin):
+        encoded = tail[header_at - begin : header_end - begin]
+        for corrected in _corrected(encoded, checksum):
+            if child is not None and commitfile.header_hash(corrected) != child.header.parent_hash:
+                continue
+            header = _decoded(corrected)
+            if header is None or (header.repository_id, header.slot) != (commits.identity.id, slot):
+                continue
+            if child is None and checksum is None and not _fits(header, corrected, parent):
+                continue
+            length = header_end + commitfile.FOOTER_SIZE
+            footer = Footer(len(corrected), header_at, length, header.id, crc32c(corrected))
+            return Part(header_at, corrected + footer.encode()), length
+    return None
+
+
+def _fits(header: Header, encoded: bytes, parent: Stored | None) -> bool:
+    """Tell whether a header that no checksum speaks for is what was written on top of its parent."""
+    above = (encoding.NO_ID, encoding.NO_ID) if parent is None else (parent.header.id, parent.hash)
+    return header.encode() == encoded and (header.parent_id, header.parent_hash) == above
+
+
+def _ends(tail: bytes, begin: int) -> Iterator[tuple[int, int, int | None]]:
+    """Yield where a header may lie, and its checksum if a footer that is whole tells it."""
+    starts = [len(tail) - commitfile.FOOTER_SIZE]
+    while (at := tail.rfind(b"TXSTFOOT", 0, starts[-1] if len(starts) > 1 else None)) >= 0 and len(starts) <= _ENDS:
+        starts.append(at)
+    for start in starts:
+        if start < 0:
+            continue
+        for content in _sealed_with_one_bit_turned(tail[start : start + commitfile.FOOTER_SIZE]):
+            try:
+                footer = Footer.decode(content)
+            except encoding.MalformedError:
+                continue
+            if footer.header_offset >= begin:
+                yield footer.header_offset, footer.header_offset + footer.header_length, footer.header_checksum
+    end = begin + len(tail) - commitfile.FOOTER_SIZE
+    at, found = tail.rfind(b"TXHD"), 0
+    while at >= 0 and found < _ENDS:
+        if (begin + at) % 8 == 0 and begin + at < end:
+            yield begin + at, end, None
+            found += 1
+        at = tail.rfind(b"TXHD", 0, at)
+
+
+def _corrected(encoded: bytes, checksum: int | None) -> Iterator[bytes]:
+    """Yield a header as it was: as it is, or with the one bit turned that makes the checksum right."""
+    if checksum is None or crc32c(encoded) == checksum:
+        yield encoded
+    elif len(encoded) <= _HEADER_MOST:
+        bit = turned_bit(len(encoded), crc32c(encoded) ^ checksum)
+        if bit is not None:
+            yield _with_turned(encoded, bit)
+
+
+def _sealed_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
+    """Yield what bytes that end in their checksum may have been, of which one bit has turned."""
+    yield content
+    size = len(content) - encoding.CHECKSUM.size
+    if size > 0:
+        difference = crc32c(content[:size]) ^ encoding.CHECKSUM.unpack_from(content, size)[0]
+        bit = turned_bit(size, difference)
+        if bit is not None:
+            yield _with_turned(content, bit)
+        if difference.bit_count() == 1:
+            yield _with_turned(content, 8 * size + difference.bit_length() - 1)
+
+
+def turned_bit(length: int, difference: int) -> int | None:
+    """Return which one bit of so many bytes has turned, if one has; None if not.
+
+    `difference` is what their checksum is by exclusive or with what it was. That of one bit depends on how many bytes
+    follow it alone: no checksum of the bytes has to be computed anew for each of their bits.
+    """
+    zero = crc32c(b"\0")
+    differences = [crc32c(bytes([1 << bit])) ^ zero for bit in range(8)]
+    for position in range(length - 1, -1, -1):
+        if difference in differences:
+            return 8 * position + differences.index(difference)
+        differences = [crc32c(b"\0", each) ^ zero for each in differences]
+    return None
+
+
+def _with_turned(content: bytes, bit: int) -> bytes:
+    turned = bytearray(content)
+    turned[bit // 8] ^= 1 << bit % 8
+    return bytes(turned)
+
+
+def _decoded(encoded: bytes) -> Header | None:
+    try:
+        return Header.decode(encoded)
+    except encoding.MalformedError:
+        return None
+
+
+def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | None) -> tuple[Part, int] | None:
+    """Make a new header for the newest commit, whose own is lost: its frames and its run are whole.
+
+    None if they are not: how many frames there were is then not known.
+    """
+    window = Window(commits.storage, path)
+    try:
+        commit_id, repository_id, participant = packfile.decode_head(bytes(window.at(0, packfile.HEAD_SIZE)))
+    except encoding.MalformedError:
+        return None
+    if repository_id != commits.identity.id or participant:
+        return None
+    position = packfile.HEAD_SIZE
+    while (frame := window.frame(position, size)) is not None:
+        if frame.length and window.checksum(frame.offset, frame.length) != frame.checksum:
+            return None
+        position = frame.end
+    seq = slot + 1 if parent is None else parent.header.seq + 1
+    found = _first_run(commits.storage.read_range(path, position, size - position), seq)
+    if found is None:
+        return None
+    section, run = found
+    packs = []
+    for name in map(PackName.decode, run.packs):
+        frames = walk_frames(Window(commits.storage, name.path), 1 << 62)
+        packs.append(commitfile.DataPack(name, next((start for start, frame in frames if frame is None))))
+    refs = [entry for page in entries_of(run) for entry in page]
+    values = [entry for entry in refs if entry[1] != packfile.REF_TOMBSTONE]
+    required = commitfile.FEATURE_FOREIGN if any(entry[1] == packfile.REF_FOREIGN for entry in refs) else 0
+    header = Header(
+        repository_id, commit_id,
+        encoding.NO_ID if parent is None else parent.header.id,
+        encoding.NO_ID if parent is None else parent.hash,
+        slot, seq,
+        time=1 if parent is None else parent.header.time + 1,
+        branch="main",
+        message="header rebuilt by verify: time, author, message and constraints declared here are lost",
+        statistics=Statistics(
+            len(values), len(refs) - len(values), len(run.prefixes), sum(entry[5] for entry in values)
+        ),
+        sections=(commitfile.Section(commitfile.SECTION_RUN, position, len(section)),),
+        runs=(
+            RunName(None, seq, position, len(section), run.entries, seq),
+            *(() if parent is None else names_of(parent.header.runs, parent.header.name)),
+        ),
+        packs=tuple(packs),
+        floor=0 if parent is None else parent.header.floor,
+        required=required | (0 if parent is None else parent.header.required),
+        constraints={} if parent is None else parent.header.constraints,
+    )  # fmt: skip
+    encoded = header.encode()
+    end = position + len(section)
+    offset = -(-end // 8) * 8
+    length = offset + len(encoded) + commitfile.FOOTER_SIZE
+    footer = Footer(len(encoded), offset, length, commit_id, crc32c(encoded))
+    return Part(end, bytes(offset - end) + encoded + footer.encode()), length
+
+
+def _first_run(rest: bytes, seq: int) -> tuple[bytes, native.Run] | None:
+    view, at = memoryview(rest), rest.find(b"TXRN")
+    while at >= 0:
+        try:
+            run = native.Run(view[: at + 64], seq)
+            run.verify()
+        except ValueError:
+            at = rest.find(b"TXRN", at + 1)
+            continue
+        return rest[: at + 64], run
+    return None
+
+
+# --- small files
+
+
+def tag(commits: Commits, content: bytes, head: Stored | None) -> bytes | None:
+    """Return the tag whose bytes are nearly these: that of one commit of the history, and of no other."""
+    found = set()
+    try:
+        for stored in commits.ancestors(head):
+            header = stored.header
+            candidate = Tag(header.branch, header.slot, header.id).encode()
+            if len(candidate) == len(content):
+                differs = sum(a != b for a, b in zip(candidate, content, strict=True))
+                if differs <= 4:
+                    found.add(candidate)
+    except (TxStoreError, OSError):
+        pass  # the rest of the history can't be read
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,407 @@
+"""Repairing what `verify` reports, as far as anything else says what was there. Nothing is ever deleted.
+
+Each step leaves a repository that is no worse than before, so a repair that was interrupted is simply run again: a file
+is written anew beside the old one and synced, the old one gets a second name below `quarantine/`, and the new one takes
+its place. The order: what makes a repository of the directory; the ends of commit files, without which nothing else
+can be judged; then packs and runs, the oldest first, since what is newer is rebuilt from what is older.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+
+from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError
+from txstore.format import commitfile, encoding, names, packfile, records
+from txstore.format.commitfile import Footer, Header, RunName, Section
+from txstore.format.packfile import PackName
+from txstore.format.records import RepositoryFormat
+from txstore.history import runs as index
+from txstore.history.commit import MAIN, Stored
+from txstore.history.commits import Commits
+from txstore.history.opening import open_commits
+from txstore.history.packs import PackWriter
+from txstore.history.runs import names_of
+from txstore.maintenance import rebuild
+from txstore.maintenance.check_file import Window, check_frames, check_sections, frames_end, open_run, walk_frames
+from txstore.maintenance.rebuild import Part, Rebuilt
+from txstore.maintenance.replacing import Replacer
+from txstore.maintenance.report import Fault, Repair, Report
+from txstore.maintenance.verify import Progress, Verifier, verify
+from txstore.storage.interface import Storage
+
+#: A `format.json` above this length, in bytes, is not searched for the one bit that has turned.
+_FORMAT_MOST = 1024
+
+
+def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Report:
+    """Verify, repair what can be, and verify again. A repository that is well is not changed.
+
+    The report tells what is left, what was done, and which faults are gone. Raises `OSError`, and
+    `UnsupportedFormatError` for what a newer TxStore has written: it knows more of it.
+    """
+    before = verify(open_commits(storage), progress)
+    if before.ok:
+        return before
+    moved = _move_wrong_types_away(storage, before, progress)
+    for directory in names.DIRECTORIES:  # a power loss may have taken some, and some tools copy no empty ones
+        storage.make_directory(directory, durable=False)
+    with storage.lock(names.COMMIT_LOCK):  # nobody commits meanwhile
+        repairer = _Repairer(storage)
+        repairs = repairer.run()
+    report = verify(open_commits(storage), progress)
+    report.faults += repairer.lost
+    left = {(fault.path, fault.part, fault.offset, fault.key) for fault in report.faults}
+    report.repairs = moved + repairs
+    report.repaired = [f for f in before.faults if (f.path, f.part, f.offset, f.key) not in left]
+    return report
+
+
+def _move_wrong_types_away(storage: Storage, report: Report, progress: Progress | None) -> list[Repair]:
+    """Move links, FIFOs and so on to the quarantine: the names, never what they lead to. Nobody can use them."""
+    files = Replacer(storage)
+    while wrong := [fault.path for fault in report.faults if fault.part == "type"]:
+        done = len(files.repairs)
+        for path in wrong:
+            files.move_away(path, "moved away: nothing of its type can be part of a repository")
+            if path in names.DIRECTORIES and not storage.exists(path):
+                storage.make_directory(path, durable=False)
+        if len(files.repairs) == done:
+            break
+        report = verify(open_commits(storage), progress)  # what lies below can only be looked at now
+    return files.repairs
+
+
+class _Repairer:
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._files = Replacer(storage)
+        self.lost: list[Fault] = []  # commits that were durable, and were moved away
+        self._lost: dict[tuple[bytes, int], tuple[RunName, Rebuilt]] = {}  # runs for which there is no room in place
+
+    def run(self) -> list[Repair]:
+        self._repair_identity()
+        commits = open_commits(self.storage)
+        try:
+            commits.identity.exists()
+        except UnsupportedFormatError:
+            raise
+        except TxStoreError:
+            return self._files.repairs  # nothing says which repository this is
+        self._repair_ends(commits)
+        self._repair_packs(commits)
+        self._drop_torn_commits()
+        self._commit_lost_runs()
+        self._repair_small_files()
+        return self._files.repairs
+
+    # --- what makes a repository of a directory
+
+    def _repair_identity(self) -> None:
+        content: bytes | None = None
+        with contextlib.suppress(FileNotFoundError):
+            content = self.storage.read(names.FORMAT)
+        try:
+            RepositoryFormat.decode(content or b"")
+        except encoding.MalformedError as error:
+            restored = _format_with_one_bit_turned(content or b"")
+            found = set(self._repository_ids())
+            if restored is None and isinstance(error, encoding.NewerFormatError):
+                supported = f"version {encoding.VERSION}"
+                raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=supported) from error
+            if restored is None and len(found) == 1:
+                restored = RepositoryFormat(found.pop()).encode()
+            if restored is not None:
+                self._files.write_small(names.FORMAT, restored, "restored")
+        content = None
+        with contextlib.suppress(FileNotFoundError):
+            content = self.storage.read(names.GUARD)
+        if content != records.encode_guard():
+            self._files.write_small(names.GUARD, records.encode_guard(), "written anew")
+
+    def _repository_ids(self) -> Iterable[bytes]:
+        commits = open_commits(self.storage)
+        for slot in commits.slots(MAIN):
+            with contextlib.suppress(encoding.MalformedError, OSError):
+                head = self.storage.read_range(names.commit_path(MAIN, slot), 0, packfile.HEAD_SIZE)
+                yield packfile.decode_head(head)[1]
+
+    # --- the ends of commit files
+
+    def _repair_ends(self, commits: Commits) -> None:
+        """Repair headers and footers; what can't be repaired of the newest commits goes, down to one that is whole."""
+        slots = sorted(commits.slots(MAIN))
+        readable = {slot: stored for slot in slots if (stored := _read(commits, slot)) is not None}
+        floor = max((stored.header.floor for stored in readable.values()), default=0)
+        for slot in slots:
+            if slot < floor or slot in readable:
+                continue
+            parent, child = readable.get(slot - 1), readable.get(slot + 1)
+            if slot > floor and parent is None:
+                continue
+            stored = self._repair_end(commits, slot, parent, child)
+            if stored is not None:
+                readable[slot] = stored
+            elif _is_torn_from(slot, slots, readable):
+                self._drop_from(slot, slots, "its end is damaged")
+                return
+
+    def _repair_end(self, commits: Commits, slot: int, parent: Stored | None, child: Stored | None) -> Stored | None:
+        path = names.commit_path(MAIN, slot)
+        try:
+            size = self.storage.read_tail(path, 0)[1]
+            found, action = rebuild.whole_end(commits, path, slot, size, parent, child), "header or footer restored"
+            if found is None and child is None:
+                found, action = (
+                    rebuild.new_end(commits, path, slot, size, parent),
+                    "header made anew: its frames and its run are whole; time, author, message are lost, and "
+                    "constraints that it declared",
+                )
+            if found is None:
+                return None
+            self._files.rewrite(path, [found[0]], found[1], lambda _: True, action)
+        except CorruptionError:
+            return None
+        return _read(commits, slot)
+
+    def _drop_from(self, first: int, slots: Iterable[int], reason: str) -> None:
+        """Move the newest commits away, the newest first, so that what is left is at any time a history."""
+        commits = open_commits(self.storage)
+        with contextlib.suppress(OSError, encoding.MalformedError):
+            hint = commits.read_hint(MAIN)
+            if hint.slot >= first and commits.is_durable(hint):
+                told = f"commit {hint.commit_id.hex()} was durable here; what is left of it lies in {names.QUARANTINE}/"
+                self.lost.append(Fault(names.commit_path(MAIN, hint.slot), told, part="missing"))
+        for slot in sorted(slots, reverse=True):
+            if slot >= first:
+                self._files.move_away(names.commit_path(MAIN, slot), f"{reason}: the head is slot {first - 1} again")
+        with contextlib.suppress(CorruptionError):  # else a repair is not done, or there is more to do
+            head = commits.head(MAIN)
+            content = b"" if head is None else commits.hint(head, durable=False).encode()
+            self._files.write_small(names.hint_path(MAIN), content, "names the head again")
+
+    # --- packs
+
+    def _repair_packs(self, commits: Commits) -> None:
+        verifier = Verifier(commits)
+        faults: dict[str, list[Fault]] = {}
+        for fault in verifier.run().faults:
+            faults.setdefault(fault.path, []).append(fault)
+        for slot in sorted(commits.slots(MAIN)):
+            stored = _read(commits, slot)
+            if stored is None:
+                continue
+            parent = _read(commits, slot - 1) if slot else None
+            for pack in stored.header.packs:
+                if pack.name.path in faults:
+                    self._repair_pack(commits, stored, pack.name, pack.end, faults[pack.name.path])
+            if stored.path in faults:
+                self._repair_pack(commits, stored, stored.header.name, frames_end(stored), faults[stored.path])
+                self._repair_runs(commits, stored, parent, faults[stored.path])
+
+    def _repair_pack(self, commits: Commits, stored: Stored, name: PackName, end: int, faults: list[Fault]) -> None:
+        """Repair head, padding and the beginnings of frames."""
+        parts = []
+        paddings: dict[int, int] = {}
+        number = packfile.number_of(stored.header.id, name.id)
+        for fault in faults:
+            if fault.part == "head":
+                parts.append(Part(0, packfile.encode_head(name.id, commits.identity.id, number)))
+            elif fault.part == "padding" and fault.offset is not None:
+                paddings = paddings or _paddings(self.storage, stored, name.path, end)
+                parts.append(Part(fault.offset, bytes(paddings.get(fault.offset, 0))))
+        try:
+            if any(fault.part == "frame" for fault in faults):
+                parts += rebuild.frame_starts(commits, stored, name, end)
+            if not parts:
+                return
+            size = self.storage.read_tail(name.path, 0)[1]
+
+            def is_better(path: str) -> bool:
+                left = check_frames(self.storage, name, commits.identity.id, end, path=path).faults
+                if stored.path == name.path:
+                    left += check_sections(self.storage, stored, path)
+                return len(left) < len(faults) or not left
+
+            self._files.rewrite(name.path, parts, size, is_better, "heads, padding or frame headers restored")
+        except (TxStoreError, OSError, ValueError):
+            return
+
+    def _repair_runs(self, commits: Commits, stored: Stored, parent: Stored | None, faults: list[Fault]) -> None:
+        damaged = {fault.offset for fault in faults if fault.part == "run"}
+        for run in stored.header.runs:
+            if run.pack is not None or run.offset not in damaged:
+                continue
+            is_own = run == stored.header.runs[0]
+            try:
+                build = rebuild.own_run if is_own else rebuild.merged_run
+                rebuilt = build(commits, stored, parent)
+            except (TxStoreError, OSError, ValueError):
+                continue  # what it would be rebuilt from is damaged, too
+            if rebuilt is None:
+                continue
+            name = run.inside(stored.header.name)
+            fits = rebuilt.is_sure and _is_like(rebuilt.section, name)
+            if not fits or not self._put_run(stored, run, rebuilt.section, "own" if is_own else "merged"):
+                self._lost[(stored.header.id, run.offset)] = name, rebuilt
+
+    def _put_run(self, stored: Stored, run: RunName, section: bytes, kind: str) -> bool:
+        def is_whole(path: str) -> bool:
+            open_run(self.storage, run, path)
+            return True
+
+        size = stored.footer.file_length
+        action = f"{kind} run rebuilt in its place"
+        try:
+            self._files.rewrite(stored.path, [Part(run.offset, section)], size, is_whole, action)
+        except (TxStoreError, OSError, ValueError):
+            return False
+        return True
+
+    def _commit_lost_runs(self) -> None:
+        """Commit a list of runs with those in it that were rebuilt, and for which there was no room in place."""
+        commits = open_commits(self.storage)
+        try:
+            head = commits.head(MAIN)
+        except (TxStoreError, OSError):
+            return
+        if head is None:
+            return
+        listed = names_of(head.header.runs, head.header.name)
+        lost = {
+            name: self._lost[(name.pack.id, name.offset)][1]
+            for name in listed
+            if name.pack is not None and (name.pack.id, name.offset) in self._lost
+        }
+        if not lost:
+            return
+        stored = _write_runs(commits, head, listed, {n: rebuild.as_merged(r.section, n) for n, r in lost.items()})
+        paths = ", ".join(sorted({name.pack.path for name in lost if name.pack is not None}))
+        self._files.note(stored.path, f"a new commit, with the runs rebuilt that are damaged in {paths}")
+
+    # --- commits made without fsync that the power was lost over
+
+    def _drop_torn_commits(self) -> None:
+        """Move away the newest commits, if none of them was synced and the oldest has a run that can't be rebuilt."""
+        commits = open_commits(self.storage)
+        faults = Verifier(commits).run().faults
+        slots = sorted(commits.slots(MAIN))
+        for slot in slots:
+            path = names.commit_path(MAIN, slot)
+            runs = [f for f in faults if f.path == path and f.part == "run"]
+            stored = _read(commits, slot)
+            if stored is None or not runs or all((stored.header.id, f.offset) in self._lost for f in runs):
+                continue
+            above = [_read(commits, other) for other in slots if other >= slot]
+            if all(other is None or not other.header.synced for other in above):
+                self._drop_from(slot, slots, "it was not synced, and its run is lost")
+            return
+
+    # --- small files
+
+    def _repair_small_files(self) -> None:
+        commits = open_commits(self.storage)
+        faults = Verifier(commits).run().faults
+        head: Stored | None = None
+        with contextlib.suppress(TxStoreError, OSError):
+            head = commits.head(MAIN)
+        for fault in faults:
+            if fault.part == "orphan":
+                self._files.move_away(fault.path, "moved away: it is not part of the repository")
+            elif fault.part == "tag":
+                with contextlib.suppress(OSError):
+                    content = rebuild.tag(commits, self.storage.read(fault.path), head)
+                    if content is not None:
+                        self._files.write_small(fault.path, content, "restored: no other commit's tag is like it")
+        path = names.hint_path(MAIN)
+        if head is not None and any(fault.path == path and fault.part == "hint" for fault in faults):
+            commits.make_durable(head)
+            self._files.write_small(path, commits.hint(head, durable=True).encode(), "written anew")
+
+
+def _format_with_one_bit_turned(content: bytes) -> bytes | None:
+    if len(content) > _FORMAT_MOST:
+        return None
+    turned = bytearray(content)
+    for bit in range(8 * len(turned)):
+        turned[bit // 8] ^= 1 << bit % 8
+        with contextlib.suppress(encoding.MalformedError):
+            RepositoryFormat.decode(bytes(turned))
+            return bytes(turned)
+        turned[bit // 8] ^= 1 << bit % 8
+    return None
+
+
+def _read(commits: Commits, slot: int) -> Stored | None:
+    """Return a commit, None if it is damaged. What can't be read, or is of a newer format, stops the repair."""
+    try:
+        return commits.read(MAIN, slot)
+    except CorruptionError:
+        return None
+
+
+def _is_torn_from(first: int, slots: Iterable[int], readable: dict[int, Stored]) -> bool:
+    """Tell whether a damaged commit and those above it may be what a power loss leaves: no whole one was synced."""
+    above = [readable.get(slot) for slot in slots if slot > first]
+    return all(stored is None or not stored.header.synced for stored in above)
+
+
+def _is_like(section: bytes, name: RunName) -> bool:
+    run = index.name_run(section, name.seq, name.offset)
+    return (run.length, run.entries) == (name.length, name.entries) and run.max_seq <= name.max_seq
+
+
+def _paddings(storage: Storage, stored: Stored, path: str, end: int) -> dict[int, int]:
+    """Return how long the paddings of a pack are whose frames end at `end`, by where they begin."""
+    found = {}
+    for _, frame in walk_frames(Window(storage, path), end):
+        if frame is not None:
+            found[frame.offset + frame.length] = frame.end - frame.offset - frame.length
+            found[frame.head_end] = found.get(frame.head_end) or frame.offset - frame.head_end
+    if path == stored.path:
+        position = end
+        sections = sorted((section.offset, section.length) for section in stored.header.sections)
+        for offset, length in [*sections, (stored.footer.header_offset, 0)]:
+            if offset > position:
+                found[position] = offset - position
+            position = offset + length
+    return found
+
+
+def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sections: dict[RunName, bytes]) -> Stored:
+    """Commit nothing but another list of runs: `sections` holds those that replace one. Raises `OSError`."""
+    storage, commit_id = commits.storage, os.urandom(16)
+    header, end = head.header, packfile.HEAD_SIZE
+    writer = PackWriter(storage, names.staging_path(commit_id, 0), commit_id, header.repository_id)
+    try:
+        placed: dict[RunName | None, RunName] = {}
+        parts: list[Section] = []
+        for name, section in [(None, index.build((), ())), *sections.items()]:
+            placed[name] = index.name_run(section, header.seq + 1 if name is None else 0, end)
+            parts.append(Section(commitfile.SECTION_RUN, end, len(section)))
+            writer.write_at(end, section + bytes(-len(section) % 8))
+            end += len(section) + -len(section) % 8
+        own = placed[None]._replace(max_seq=header.seq + 1)
+        new = Header(
+            header.repository_id, commit_id, header.id, head.hash, header.slot + 1, header.seq + 1,
+            time=max(time.time_ns() // 1000, header.time + 1), branch=MAIN, message="runs rebuilt by verify",
+            sections=tuple(parts), runs=(own, *(placed.get(name, name) for name in listed)), floor=header.floor,
+            required=header.required,
+        )  # fmt: skip
+        encoded = new.encode()
+        footer = Footer(
+            len(encoded), end, end + len(encoded) + commitfile.FOOTER_SIZE, commit_id, encoding.crc32c(encoded)
+        )
+        writer.write_at(end, encoded + footer.encode())
+        writer.finish(footer.file_length)
+        writer.sync()
+        commits.make_durable(head)
+        stored = Stored(new, footer, commitfile.header_hash(encoded))
+        commits.take_slot(writer.path, stored)
+        commits.write_hint(stored, durable=False)
+        commits.settle(stored)
+    finally:
+        writer.close()
+    return stored

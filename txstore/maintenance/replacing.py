@@ -1,0 +1,108 @@
+"""Putting files in the place of others, or out of the way; what was there is kept in the quarantine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from txstore.format import names
+from txstore.maintenance.check_file import Window
+from txstore.maintenance.rebuild import Part
+from txstore.maintenance.report import Repair
+from txstore.storage.interface import StagedFile, Storage
+
+_COPIED = 1 << 20
+
+
+class Replacer:
+    """Does it, and notes what it has done in `repairs`. Raises `OSError`."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.repairs: list[Repair] = []
+
+    def note(self, path: str, action: str) -> None:
+        self.repairs.append(Repair(path, action))
+
+    def rewrite(self, path: str, parts: list[Part], length: int, is_better: Callable[[str], bool], action: str) -> None:
+        """Put a copy of a file, changed in parts, in its place. Raises `ValueError` if the copy is no better."""
+
+        def write(temporary: str, file: StagedFile) -> None:
+            window = Window(self.storage, path)
+            for offset in range(0, length, _COPIED):
+                file.write(offset, [bytes(window.at(offset, min(_COPIED, length - offset)))])
+            for part in parts:
+                file.write(part.offset, [part.content])
+            file.truncate(length)
+            file.sync()
+            if not is_better(temporary):
+                raise ValueError(f"{path} would be no better")
+
+        self._put(path, write, action)
+
+    def write_small(self, path: str, content: bytes, action: str) -> None:
+        def write(_: str, file: StagedFile) -> None:
+            file.write(0, [content])
+            file.sync()
+
+        self._put(path, write, action)
+
+    def _put(self, path: str, write: Callable[[str, StagedFile], object], action: str) -> None:
+        """Write a new file, and put it in the place of another."""
+        temporary, file = self._new_file(self._at_most(path))
+        try:
+            write(temporary, file)
+            self._keep(path)
+            self.storage.replace(temporary, path)
+        except BaseException:
+            self.storage.delete(temporary)
+            raise
+        finally:
+            file.close()
+        self.storage.sync_directory(os.path.dirname(path))
+        self.note(path, action)
+
+    def _at_most(self, path: str) -> int:
+        """Return the permission bits that a copy may have: somebody may have given this name to another's file."""
+        try:
+            return self.storage.permissions(path) | 0o700
+        except FileNotFoundError:
+            return 0o777
+
+    def _new_file(self, at_most: int) -> tuple[str, StagedFile]:
+        self.storage.make_directory(names.STAGING, durable=False)
+        path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"  # the next writer deletes what a dead process left
+        return path, self.storage.create(path, at_most=at_most)
+
+    def _keep(self, path: str) -> None:
+        """Give a file a second name in the quarantine."""
+        with contextlib.suppress(FileNotFoundError):
+            self._quarantine(path, self.storage.link)
+
+    def move_away(self, path: str, action: str) -> None:
+        try:
+            self._quarantine(path, self._rename)
+        except OSError:
+            return
+        self.note(path, action)
+
+    def _rename(self, source: str, target: str) -> None:
+        try:
+            self.storage.rename_noreplace(source, target)
+        except PermissionError:  # a directory, where a rename that replaces nothing is made of links
+            if self.storage.exists(target):
+                raise FileExistsError(target) from None
+            self.storage.replace(source, target)
+
+    def _quarantine(self, path: str, put: Callable[[str, str], object]) -> None:
+        target, number = f"{names.QUARANTINE}/{path}", 0
+        self.storage.make_directory(os.path.dirname(target), durable=True)
+        while True:
+            try:
+                put(path, target if not number else f"{target}.{number}")
+                break
+            except FileExistsError:
+                number += 1
+        self.storage.sync_directory(os.path.dirname(target))
+        self.storage.sync_directory(os.path.dirname(path))

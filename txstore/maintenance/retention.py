@@ -1,0 +1,72 @@
+"""Folding old commits while new ones are made, for a repository that nobody sweeps.
+
+Every `STEP` commits whoever has made the last one gives up those that are out of date: their live values are copied
+together, the floor is raised, and their files go. That takes a look at every key, so it waits until what was committed
+since is worth it: what it costs is spread over the commits that are folded, however many keys there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from datetime import timedelta
+from typing import Any
+
+from txstore.errors import TxStoreError
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
+from txstore.history.snapshot import Snapshots
+from txstore.maintenance.optimize import below, optimize
+from txstore.maintenance.vacuum import expiring, vacuum
+
+#: So many commits pass between two folds, at least.
+STEP = 64
+#: A fold is worth it when so many commits are out of date for each key at the head, or keys were written in them; and
+#: so many for each that is kept.
+COMMITS_FOR_A_KEY, WRITTEN_FOR_A_KEY, COMMITS_FOR_A_KEPT_ONE = 1 / 64, 1 / 4, 1 / 4
+
+
+def check_retention(retention: int | timedelta | None) -> dict[str, Any] | None:
+    """Return what `vacuum` takes for a retention: a number of commits, or a time."""
+    if retention is None:
+        return None
+    if isinstance(retention, timedelta):
+        if retention < timedelta(0):
+            raise ValueError(f"retention={retention!r}: a time into the past is positive")
+        return {"older_than": retention}
+    if isinstance(retention, bool) or not isinstance(retention, int):
+        raise TypeError(f"retention= takes a number of commits or a timedelta, not {type(retention).__name__}")
+    if retention < 1:
+        raise ValueError(f"retention={retention}: at least the newest commit is kept, so 1 is the least")
+    return {"keep": retention}
+
+
+def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str, Any], *, durable: bool) -> None:
+    """Give up what is out of date now that a commit has been made, if it is time to. Never raises for what fails."""
+    header = made.header
+    if header.slot % STEP:
+        return
+    try:
+        floor = expiring(commits, snapshots, branch=header.branch, **wanted)
+        # Half of it: the commits of a fold move the floor on by one or two more than the number of those between folds.
+        if floor - header.floor >= STEP // 2 and _is_worth_it(commits, made, floor):
+            optimize(commits, snapshots, branch=header.branch, durable=durable, choose=below(floor))
+            vacuum(commits, snapshots, branch=header.branch, **wanted)
+    except (TxStoreError, OSError) as error:
+        # The commit is made. Whoever makes one 64 commits later tries again.
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+            warnings.warn(f"commits that are out of date were not folded: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _is_worth_it(commits: Commits, made: Stored, floor: int) -> bool:
+    header = made.header
+    keys = sum(run.entries for run in header.runs)
+    count, kept = floor - header.floor, header.slot - floor
+    if count < COMMITS_FOR_A_KEPT_ONE * kept:
+        return False  # a vacuum reads the headers of all that are kept
+    if count >= COMMITS_FOR_A_KEY * keys:
+        return True
+    some = [commits.read(header.branch, header.floor + i * count // STEP) for i in range(STEP)]
+    statistics = [stored.header.statistics for stored in some if stored is not None]
+    written = sum(each.keys_set + each.keys_deleted + each.prefixes_deleted for each in statistics)
+    return written * count / STEP >= WRITTEN_FOR_A_KEY * keys

@@ -1,0 +1,174 @@
+"""What a repository's bytes are for."""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from txstore.format import names, packfile
+from txstore.format.commitfile import RunName
+from txstore.format.documents import kind_of_node
+from txstore.format.keys import ancestors, directory_prefix, stored_key
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
+from txstore.history.runs import names_of
+from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.maintenance.reachable import Reachable, StagedPacks, data_packs, kept_commits, sizes_of
+
+
+@dataclass(slots=True)
+class ArrayUsage:
+    """The values below one array at the head: how many keys, and bytes."""
+
+    keys: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Usage:
+    """Bytes on the disk, by what they are for.
+
+    Attributes
+    ----------
+    live : int
+        Values at the head.
+    history : int
+        What else the commits that are kept need: older values, runs, headers.
+    overwritten : int
+        In files that kept commits need, values that none of them has: overwritten by the transaction that wrote them,
+        or given up with their commits. `optimize`, then a vacuum that gives up what was before it, frees them. At least
+        so many bytes: of each value that is there, the frame is taken to be as large as it can be.
+    staged : int
+        Below `.staging/`: transactions that are going on, or that were.
+    orphan : int
+        What nothing needs: a vacuum deletes it.
+    arrays : dict
+        Path to `ArrayUsage`, at the head; what lies in no array is under the path of its group.
+    """
+
+    live: int = 0
+    history: int = 0
+    overwritten: int = 0
+    staged: int = 0
+    orphan: int = 0
+    arrays: dict[str, ArrayUsage] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return self.live + self.history + self.overwritten + self.staged + self.orphan
+
+
+def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
+    """Measure. See `Repository.usage`."""
+    storage = commits.storage
+    found = Usage()
+    oldest = snapshots.oldest(branch)  # held, so that no vacuum deletes what is counted
+    # Listed before the head is looked for: of a commit that is made meanwhile, the packs are still staged.
+    directory = names.commits_directory(branch)
+    files = [*data_packs(commits), *commits.paths_in(directory)]
+    staged: list[str] = []
+    with contextlib.suppress(PermissionError):  # it is none of the business of who may only read
+        staged = storage.list(names.STAGING)
+    committing = StagedPacks(staged)
+    head = None if oldest is None else commits.head(branch)
+    needed = Reachable(commits)
+    referred = _Referred(commits, needed, commits.floor(branch))
+    if head is not None:
+        snapshot = snapshots.of(head)
+        found.arrays = _arrays(snapshot)
+        found.live = sum(array.bytes for array in found.arrays.values())
+        for stored in kept_commits(commits, branch, head, commits.floor(branch)):
+            needed.add(stored)
+            referred.add(stored)
+    sizes = sizes_of(commits, files)
+    found.overwritten = referred.overwritten(branch, sizes)
+    del oldest
+    for path, size in sizes.items():
+        if path in needed.paths:
+            found.history += size
+        elif path not in committing:  # another name of what is staged
+            found.orphan += size
+    found.history -= found.live + found.overwritten
+    found.staged = sum(sizes_of(commits, [f"{names.STAGING}/{file}" for file in staged]).values())
+    return found
+
+
+#: Bytes that a frame takes beside key and value, at most; of a value that is not small, also what aligns it.
+_FRAME, _ALIGNED_FRAME = packfile.FRAME_SIZE + packfile.PREDECESSOR.size + 7, packfile.ALIGNMENT
+
+
+class _Referred:
+    """The values that kept commits have, by the file that they lie in."""
+
+    def __init__(self, commits: Commits, needed: Reachable, floor: int) -> None:
+        self._commits = commits
+        self._needed = needed
+        self._floor = floor
+        self._offsets: dict[str, array[int]] = {}
+        self._lengths: dict[str, array[int]] = {}  # of frames, at most
+        self._ends: dict[str, int] = {}  # of frames
+
+    def add(self, stored: Stored) -> None:
+        self._ends[stored.path] = _end_of_frames(stored)
+        self._ends.update({pack.name.path: pack.end for pack in stored.header.packs})
+        for names_together in self._runs(stored):
+            runs = self._needed.open_runs(names_together)
+            for found in runs.scan_all():
+                path = runs.pack_name(found.run, found.pack).path
+                self._offsets.setdefault(path, array("Q")).append(found.offset)
+                aligned = _ALIGNED_FRAME if found.length >= packfile.ALIGNED_FROM else 0
+                self._lengths.setdefault(path, array("Q")).append(found.length + len(found.key) + _FRAME + aligned)
+
+    def _runs(self, stored: Stored) -> Iterator[Sequence[RunName]]:
+        """Yield the runs of a commit, as they are to be read together, that tell what no kept commit before it has."""
+        header = stored.header
+        runs = names_of(header.runs, header.name)
+        if header.slot <= self._floor:
+            yield runs
+            return
+        for name in runs:
+            # A merged run says what others say, but that of `optimize`, which has brought packs.
+            if name.pack == header.name and (name.seq == header.seq or header.packs):
+                yield [name]
+
+    def overwritten(self, branch: str, sizes: Mapping[str, int]) -> int:
+        return sum(self._overwritten_in(branch, path, sizes.get(path, 0)) for path in self._needed.paths)
+
+    def _overwritten_in(self, branch: str, path: str, size: int) -> int:
+        import numpy as np  # late: who asks for something else does not wait for it
+
+        end = self._ends.get(path)
+        if end is None and names.is_commit_path(path):  # given up, but the file is needed
+            slot = names.parse_slot(path.rpartition("/")[2])
+            stored = None if slot is None else self._commits.read(branch, slot)
+            end = 0 if stored is None else _end_of_frames(stored)
+        frames = 0
+        if path in self._offsets:  # several runs may refer to one value
+            _, first = np.unique(np.frombuffer(self._offsets[path], np.uint64), return_index=True)
+            frames = int(np.frombuffer(self._lengths[path], np.uint64)[first].sum())
+        return max(0, (size if end is None else end) - packfile.HEAD_SIZE - packfile.ALIGNMENT - frames)
+
+
+def _end_of_frames(stored: Stored) -> int:
+    return min([section.offset for section in stored.header.sections], default=stored.footer.header_offset)
+
+
+def _arrays(snapshot: Snapshot) -> dict[str, ArrayUsage]:
+    arrays: dict[str, ArrayUsage] = {}
+    path, prefix = "", "\0"
+    for found in snapshot.runs.scan_all():
+        key = stored_key(found.key, snapshot.runs.file(found.run).path)
+        if not key.startswith(prefix):
+            path = _node_of(snapshot, key)
+            prefix = directory_prefix(path) if kind_of_node(snapshot, path) == "array" else "\0"
+        of_array = arrays.setdefault(path, ArrayUsage())
+        of_array.keys += 1
+        of_array.bytes += found.length
+    return arrays
+
+
+def _node_of(snapshot: Snapshot, key: str) -> str:
+    """Return the path of the innermost node that a key lies in; the root's, if there is none."""
+    return next((path for path in ancestors(key) if kind_of_node(snapshot, path) != "absent"), "")

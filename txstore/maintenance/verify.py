@@ -1,0 +1,415 @@
+"""Walking everything that can be reached, from the floor to the head: `verify` reports, and changes nothing.
+
+Two passes: the frames of all packs, then the runs, whose refs must lead to them. What a fault touches is found last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError, WrongFileTypeError
+from txstore.format import encoding, names, packfile, records
+from txstore.format.keys import decode_key
+from txstore.format.packfile import PackName
+from txstore.format.records import Tag, TransactionRecord
+from txstore.history.commit import MAIN, Stored
+from txstore.history.commits import Commits
+from txstore.history.find import find_tagged
+from txstore.history.opening import open_commits
+from txstore.history.ranged_packs import open_packs
+from txstore.history.runs import names_of
+from txstore.history.snapshot import Snapshot
+from txstore.maintenance.check_file import (
+    Checked,
+    Values,
+    Window,
+    check_frames,
+    check_sections,
+    entries_of,
+    frames_end,
+    open_run,
+)
+from txstore.maintenance.report import Fault, Report
+from txstore.maintenance.tracing import Listed, Tracer
+
+#: Of so many missing files one after the other, each is told.
+_MISSING_TOLD = 1000
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def verify(commits: Commits, progress: Progress | None = None) -> Report:
+    """Check every commit from the floor on, with all that it refers to. See `Repository.verify`."""
+    floor = _floor(commits)
+    while True:
+        report = Verifier(commits, progress).run()
+        before, floor = floor, _floor(commits)
+        if report.ok or floor == before:
+            return report  # else a vacuum went on meanwhile, and what was missed may be what it has deleted
+
+
+def _floor(commits: Commits) -> int | None:
+    try:
+        head = open_commits(commits.storage).head(MAIN)
+    except (TxStoreError, OSError):
+        return None
+    return None if head is None else head.header.floor
+
+
+class Verifier:
+    """One walk."""
+
+    def __init__(self, commits: Commits, progress: Progress | None = None) -> None:
+        self.commits = commits
+        self.storage = commits.storage
+        self.report = Report()
+        self._told: set[Fault] = set()
+        self.runs: dict[tuple[bytes, int], Listed] = {}
+        self._progress = progress
+        self._total = 0
+        self._ids: dict[int, bytes] = {}  # by slot, of the commits that can be read
+        self._damaged: set[bytes] = set()  # packs whose head or file is damaged: nothing in them can be read
+        self._readers: dict[bytes, set[tuple[int, int]]] = {}  # of those, from which slot to which they are read
+        self._known: set[str] = set()  # files that are accounted for
+        self._brought: dict[str, int] = {}  # the slot that a pack came with
+        self._floor = 0
+        self._tagged: set[int] = set()  # slots
+        self._oldest: dict[int, Snapshot] = {}  # by slot, of those looked into
+
+    def run(self) -> Report:
+        if not self._check_names():
+            return self.report
+        self._check_small_files()
+        try:
+            repository_id = self.commits.identity.id
+        except (TxStoreError, OSError) as error:
+            self._add_error(error, names.FORMAT, part="format")
+            return self.report
+        self._check_tags()
+        self._check_chain()
+        slots = sorted(self._ids)
+        values = Values()
+        try:
+            for slot in slots:
+                self._check_commit(slot, repository_id, values)
+            self._total = self.report.bytes  # what others have added meanwhile does not count
+            for key, listed in list(self.runs.items()):
+                self._check_run(key, listed, values)
+        finally:
+            values.close()
+        self._check_staging()
+        if self.report.faults:
+            tracer = Tracer(self.commits, self._ids, list(self.runs.values()), self._readers, self._brought)
+            self.report.faults = [tracer.with_commits(fault) for fault in self.report.faults]
+        return self.report
+
+    # --- the history
+
+    def _check_chain(self) -> None:
+        """Find the commits that can be read, and report those that can't, and links that do not hold."""
+        slots = self.commits.slots(MAIN)  # before the head is looked for: others may be committing
+        floor, top = min(slots, default=0), max(slots, default=-1)
+        try:
+            head = self.commits.head(MAIN)
+            floor, top = (0, -1) if head is None else (head.header.floor, head.header.slot)
+        except (TxStoreError, OSError) as error:
+            self._add_error(error, names.commits_directory(MAIN))
+            floor = max((s.header.floor for s in map(self._read_quietly, slots) if s is not None), default=floor)
+        for slot in sorted(slots):
+            if slot > top:
+                path = names.commit_path(MAIN, slot)
+                self._add(Fault(path, "this commit does not follow the one in the slot before it", part="orphan"))
+        self._check_hint(floor)
+        child: Stored | None = None
+        for slot in self._slots_down(top, floor):
+            path, stored = names.commit_path(MAIN, slot), None
+            try:
+                stored = self.commits.read(MAIN, slot)
+                if stored is None:
+                    self._add(Fault(path, "the file is missing", part="missing"))
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, path)
+            if stored is not None:
+                self._ids[slot] = stored.header.id
+                self._total += stored.footer.file_length + sum(pack.end for pack in stored.header.packs)
+                is_below = child is not None and child.header.slot == slot + 1
+                named = (child.header.parent_id, child.header.parent_hash) if child is not None and is_below else None
+                if named not in (None, (stored.header.id, stored.hash)):
+                    self._add(Fault(path, f"this is not the parent that slot {slot + 1} names", part="link"))
+            child = stored
+        for slot in slots:
+            if slot < floor and slot in self._tagged and (stored := self._read_quietly(slot)) is not None:
+                self._ids[slot] = stored.header.id  # a vacuum has kept it; who is damaged is reported with the tag
+        self._floor = floor
+
+    def _slots_down(self, top: int, floor: int) -> Iterator[int]:
+        """Yield the slots from the top down to the floor. Where a great many in a row are missing, report them as one.
+
+        How many there are is what the names of files say, and what a header says of the floor.
+        """
+        there = sorted({slot for slot in self.commits.slots(MAIN) if floor <= slot <= top}, reverse=True)
+        above = top + 1
+        for slot in [*there, floor - 1]:
+            missing = range(above - 1, slot, -1)
+            if len(missing) <= _MISSING_TOLD:
+                yield from missing
+            else:
+                reason = f"the file is missing, and so are those of the {len(missing) - 1} slots below it"
+                self._add(Fault(names.commit_path(MAIN, above - 1), reason, part="missing"))
+            if slot >= floor:
+                yield slot
+            above = slot
+
+    def _read_quietly(self, slot: int) -> Stored | None:
+        try:
+            return self.commits.read(MAIN, slot)
+        except (TxStoreError, OSError):
+            return None
+
+    def _check_hint(self, floor: int) -> None:
+        """Report a damaged hint, and the loss of the newest commits: of a durable one that it names."""
+        path = names.hint_path(MAIN)
+        try:
+            hint = self.commits.read_hint(MAIN)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._add_error(error, path, part="hint")
+            return
+        except encoding.MalformedError as error:
+            content = self.storage.read(path)
+            if any(content):  # else its writer was killed, or the power lost, before it was written
+                self._add(Fault(path, error.reason, part="hint"))
+            return
+        if not self.commits.is_durable(hint) or hint.slot < floor:
+            return  # a power loss can leave an older hint than that of the last vacuum
+        try:
+            stored = self.commits.read(MAIN, hint.slot)
+        except (OSError, TxStoreError):
+            return  # it is only a hint; a damaged commit is reported where its slot is read
+        if stored is None or stored.header.id != hint.commit_id:
+            reason = f"commit {hint.commit_id.hex()} was durable in this slot and is not there"
+            self._add(Fault(names.commit_path(MAIN, hint.slot), reason, part="missing"))
+
+    # --- the first pass: packs
+
+    def _check_commit(self, slot: int, repository_id: bytes, values: Values) -> None:
+        path = names.commit_path(MAIN, slot)
+        try:
+            stored = self.commits.read(MAIN, slot)
+            if stored is None:
+                return  # gone since: a vacuum
+            self.report.commits += 1
+            for pack in stored.header.packs:
+                self._check_pack(slot, pack.name, repository_id, pack.end, values)
+            self._check_pack(slot, stored.header.name, repository_id, frames_end(stored), values)
+            for fault in check_sections(self.storage, stored):
+                self._add(fault)
+            self.report.bytes += stored.footer.file_length - frames_end(stored)
+        except (TxStoreError, OSError) as error:
+            self._add_error(error, path)
+            return
+        for name in names_of(stored.header.runs, stored.header.name):
+            if name.pack is None:
+                continue
+            key = (name.pack.id, name.offset)
+            listed = self.runs.get(key)
+            self.runs[key] = Listed(name, slot if listed is None else listed.first, slot)
+        self._tell()
+
+    def _check_pack(self, slot: int, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
+        self._known.add(name.path)
+        if self._brought.setdefault(name.path, slot) != slot:
+            other = self._brought[name.path]
+            reason = f"it says that it has brought {name.path}, and so does slot {other}"
+            self._add(Fault(names.commit_path(MAIN, slot), reason))
+            return
+        try:
+            checked = check_frames(self.storage, name, repository_id, end, values)
+        except FileNotFoundError:
+            self._damaged.add(name.id)
+            if slot >= self._floor:  # else what of it is still read, is found missing by the refs
+                self._add(Fault(name.path, "the file is missing", part="missing"))
+            return
+        except OSError as error:
+            self._add_error(error, name.path)
+            self._damaged.add(name.id)
+            return
+        self._take(checked, name, end)
+
+    def _take(self, checked: Checked, name: PackName, end: int) -> None:
+        self.report.values += checked.values
+        self.report.bytes += end
+        for fault in checked.faults:
+            self._add(fault)
+            if fault.part == "head":
+                self._damaged.add(name.id)
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self.report.bytes, max(self._total, self.report.bytes))
+
+    # --- the second pass: runs
+
+    def _check_run(self, key: tuple[bytes, int], listed: Listed, values: Values) -> None:
+        name, path = listed.name, listed.name.pack.path if listed.name.pack is not None else ""
+        try:
+            run, packs = open_run(self.storage, name, path)
+        except OSError as error:
+            if path not in self._known or not isinstance(error, FileNotFoundError):
+                self._add_error(error, path)
+            return
+        except ValueError as error:
+            self._add(Fault(path, f"damaged run: {error}", name.offset, part="run"))
+            return
+        tables = [name.pack, *packs]
+        for pack in tables:
+            if pack is not None and pack.id in self._damaged:
+                self._readers.setdefault(pack.id, set()).add((listed.first, listed.last))
+        for page in entries_of(run):
+            self.report.refs += len(page)
+            self.report.foreign += sum(entry[1] == packfile.REF_FOREIGN for entry in page)
+            for encoded, kind, _, number, offset, length, checksum in page:
+                if decode_key(encoded) is None:
+                    self._add(Fault(path, f"{encoded!r} is no key", name.offset, part="run"))
+                pack = tables[number]
+                if kind == packfile.REF_TOMBSTONE or pack is None:
+                    continue
+                if not values.has(pack.id, kind, offset, length, checksum):
+                    self._check_ref(values, pack, encoded, kind, offset, length, checksum, listed.first)
+
+    def _check_ref(
+        self,
+        values: Values,
+        pack: PackName,
+        encoded: bytes,
+        kind: int,
+        offset: int,
+        length: int,
+        checksum: int,
+        first: int,
+    ) -> None:
+        """Look at a value itself: its frame is damaged, or its pack lies below the floor and was not walked."""
+        key = encoded.decode(errors="backslashreplace")
+        if values.has(pack.id, kind, offset, length, checksum) is False:
+            self._add(Fault(pack.path, "a ref leads to where no such value is", offset, key, part="ref"))
+            return
+        try:
+            found = Window(self.storage, pack.path).checksum(offset, length)
+        except FileNotFoundError:
+            if pack.path not in self._known and self._is_read(first, pack, encoded, offset):
+                self._known.add(pack.path)
+                self._add(Fault(pack.path, "the file is missing", part="missing"))
+            return
+        except OSError as error:
+            self._add_error(error, pack.path)
+            return
+        self._known.add(pack.path)
+        if found != checksum:
+            self._add(Fault(pack.path, "the value has a wrong checksum", offset, key, part="value"))
+
+    def _is_read(self, slot: int, pack: PackName, encoded: bytes, offset: int) -> bool:
+        """Tell whether the oldest commit that lists a run sees a value of it: else none does, and it may be gone."""
+        if slot not in self._oldest:
+            self._oldest = {slot: Snapshot(self.commits.read(MAIN, slot), open_packs(self.storage), self.storage.url)}
+        runs = self._oldest[slot].runs
+        found = runs.lookup(encoded)
+        return found is not None and (found.offset, runs.pack_name(found.run, found.pack)) == (offset, pack)
+
+    # --- the other files
+
+    def _check_small_files(self) -> None:
+        try:
+            if self.storage.read(names.GUARD) != records.encode_guard():
+                self._add(Fault(names.GUARD, "this is not the guard that keeps plain zarr out", part="guard"))
+        except FileNotFoundError:
+            self._add(Fault(names.GUARD, "the file is missing", part="guard"))
+        except (TxStoreError, OSError) as error:
+            self._add_error(error, names.GUARD, part="guard")
+
+    def _check_tags(self) -> None:
+        for name in sorted(self.commits.tag_names()):
+            try:
+                self._tagged.add(find_tagged(self.commits, name).header.slot)
+            except UnsupportedFormatError as error:
+                self._add_error(error, error.path)
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, names.tag_path(name), part="tag")
+        for path in sorted(self.commits.paths_in(names.floor_directory(MAIN))):
+            try:
+                Tag.decode(self.storage.read(path))
+            except FileNotFoundError:
+                continue
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, path, part="floor")
+            except encoding.MalformedError as error:
+                self._add(Fault(path, error.reason, part="floor"))
+
+    def _check_staging(self) -> None:
+        staged: list[str] = []
+        with contextlib.suppress(PermissionError):  # it is none of the business of who may only read
+            staged = self.storage.list(names.STAGING)
+        for file in sorted(staged):
+            path = f"{names.STAGING}/{file}"
+            name = names.parse_named(file)
+            if names.parse_record(file) is None and name is None:
+                continue
+            try:
+                content = self.storage.read(path)
+                if name is None and content:  # empty: its owner is about to write it, or died before
+                    TransactionRecord.decode(content)
+                elif content and (len(content) != 32 or len(bytes.fromhex(content.decode())) != 16):
+                    raise encoding.MalformedError("it names no transaction")
+            except FileNotFoundError:
+                continue  # the transaction has ended
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, path, part="staging")
+            except ValueError as error:
+                self._add(Fault(path, str(error), part="staging"))
+
+    def _check_names(self) -> bool:
+        """Tell what was left by others, and whether each directory is one: else nothing in it can be looked at."""
+        directories = ["", *names.DIRECTORIES]
+        are_directories = True
+        for directory in directories:
+            try:
+                found = sorted(self.storage.list(directory))
+            except PermissionError:  # `.staging` is none of the business of who may only read
+                continue
+            except WrongFileTypeError as error:
+                self._add_error(error, directory)
+                are_directories = False
+                continue
+            for path in (f"{directory}/{name}" if directory else name for name in found):
+                if not names.belongs(path):
+                    self.report.strays.append(path)
+                elif directory == names.PACKS:
+                    directories.append(path)
+                elif directory == names.LOCKS:
+                    self._check_type(path)
+        return are_directories
+
+    def _check_type(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            try:
+                self.storage.read_tail(path, 0)
+            except WrongFileTypeError as error:
+                self._add_error(error, path)
+
+    # --- noting
+
+    def _add_error(self, error: TxStoreError | OSError, path: str, *, part: str | None = None) -> None:
+        if isinstance(error, WrongFileTypeError):
+            self._add(Fault(error.path, error.reason, part="type"))
+        elif isinstance(error, CorruptionError):
+            self._add(Fault(error.path, error.reason, error.offset, error.key, part or "header"))
+        elif isinstance(error, OSError):
+            self._add(Fault(path, f"it can't be read: {error}", part=part or "unreadable"))
+        else:
+            self._add(Fault(str(getattr(error, "path", path)), str(error), part=part or "header"))
+
+    def _add(self, fault: Fault) -> None:
+        if fault not in self._told:  # a damaged head is met twice
+            self._told.add(fault)
+            self.report.faults.append(fault)

@@ -1,0 +1,120 @@
+"""What has to happen around a fork, and at the end of a process.
+
+What was made before a fork has to work in both processes afterwards. A forked child has only the thread that forked:
+locks that other threads held stay held for ever, and it shares the open file descriptions of its parent, whose kernel
+locks would outlive the parent in it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.process
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+# --- around a fork
+
+_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+_objects: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+class Forked(Protocol):
+    """Something that has to know of a fork."""
+
+    def before_fork(self) -> None:
+        """Called in the parent. What it raises is printed and ignored."""
+
+    def after_fork_in_child(self) -> None:
+        """Called in the child, which may do little: no locks, no I/O but closing descriptors."""
+
+
+def new_lock() -> threading.Lock:
+    """Return a lock that is free in a forked child, whoever held it in the parent."""
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def new_rlock() -> threading.RLock:  # type: ignore[valid-type, unused-ignore]
+    lock = threading.RLock()
+    _locks.add(lock)  # type: ignore[arg-type, unused-ignore]
+    return lock
+
+
+def watch(thing: Forked) -> None:
+    """Tell `thing` of every fork for as long as it lives."""
+    _objects.add(thing)
+
+
+def all_of(things: weakref.WeakSet[T]) -> list[T]:
+    """Return what is in a set that other threads add to."""
+    while True:
+        try:
+            return list(things)
+        except RuntimeError:  # another thread has just made one
+            continue
+
+
+def _before() -> None:
+    for thing in all_of(_objects):
+        thing.before_fork()
+
+
+def _after_in_child() -> None:
+    for lock in all_of(_locks):
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
+    for thing in all_of(_objects):
+        thing.after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_child=_after_in_child)
+
+
+# --- at the end of a process
+
+_registered_in: dict[Callable[[], None], int] = {}
+_bootstrap: dict[int, FrameType | None] = {}  # of this process
+
+
+def at_exit(function: Callable[[], None]) -> None:
+    """Call a function, once, at the end of this process, if it ends in an orderly way."""
+    if _registered_in.get(function) == os.getpid():
+        return
+    _registered_in[function] = os.getpid()
+    _bootstrap[os.getpid()] = _find_bootstrap()
+    atexit.register(function)
+    if "multiprocessing.util" in sys.modules:  # before Python 3.13, its processes end without `atexit`
+        from multiprocessing.util import Finalize
+
+        Finalize(None, function, exitpriority=0)
+
+
+def was_broken_off() -> bool:
+    """Tell, when the process ends, whether it was an exception, or an exit with an error, that ended its work.
+
+    That a script ends by `sys.exit` with an error can't be told.
+    """
+    bootstrap = _bootstrap.get(os.getpid())
+    if bootstrap is not None:
+        return bootstrap.f_locals.get("exitcode") != 0
+    ending = sys.exc_info()[1]
+    if ending is None and not hasattr(sys, "ps1"):  # else it says what was raised at the prompt
+        ending = getattr(sys, "last_value", None)
+    return ending is not None and not (isinstance(ending, SystemExit) and not ending.code)
+
+
+def _find_bootstrap() -> FrameType | None:
+    """Return the frame that runs a process of `multiprocessing`, which says nowhere else how the work has ended."""
+    code = getattr(getattr(multiprocessing.process.BaseProcess, "_bootstrap", None), "__code__", None)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,281 @@
+"""Door: who is inside a session, so that a commit publishes whole statements, and a statement is of one transaction.
+
+Inside are statements (`statements`), from their first use of the store to their end; calls of threads that use the
+store by itself, one at a time; and threads in a `lock` block. Who commits, rolls back or leaves shuts the door in two
+steps:
+
+- *closing*: statements that were not inside wait, and those inside go on until they end. Calls go through, since the
+  threads of zarr's fused pipeline do not know which statement they work for.
+- *closed*: nobody is inside, and everybody waits.
+
+When the door opens, the statements that wait are let in before it can be shut again. A thread never waits for zarr's
+loop with a lock that is needed there: what the loop's thread takes, it takes for a few instructions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import get_ident
+from typing import NamedTuple
+
+from txstore import processes
+from txstore.errors import TransactionStateError
+from txstore.sessions import statements
+from txstore.sessions.statements import Statement, of_context
+
+#: Seconds that one who shuts the door waits for those inside.
+TIMEOUT = 60.0
+#: Seconds after which one who waits looks again by itself: an interrupt may have kept another from telling.
+_SLICE = 0.05
+
+
+class Block(NamedTuple):
+    """A `lock` block that a thread is in."""
+
+    thread: int
+    number: int
+
+
+class _Waiting(NamedTuple):
+    """A task that waits to be let in with its statement."""
+
+    statement: Statement
+    future: asyncio.Future[None]
+
+
+#: The blocks that the present thread is in; its statements inherit them.
+_blocks: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar("txstore lock blocks", default=())
+
+
+class Door:
+    """The door of one session. Safe in threads, and wherever a thread is interrupted."""
+
+    def __init__(self, writes: Callable[[], int]) -> None:
+        """`writes`, a method, says how many writes of the session's transaction have begun."""
+        self._count = weakref.WeakMethod(writes)  # a session ends when it is dropped, though it has a door
+        #: The threads that are in a call: see `wait_to_call`.
+        self.calls: set[int] = set()
+        self.is_closed = False
+        self._is_closing = False
+        self._statements: dict[Statement | None, int] = {}  # and how many writes had begun when they came in
+        self._lock_blocks: set[Block] = set()
+        self._blocks_waiting: set[Block] = set()
+        self._blocks_so_far = 0
+        self._waiting: list[_Waiting] = []
+        self._queue: set[int] = set()  # threads that wait to call
+        self._is_pool_late = False  # a batch has failed, and the threads of the pipeline may go on with it
+        self._lock = processes.new_lock()  # held for a few instructions; the loop's thread takes it
+        # Taken by its lock: `with condition` can be interrupted when it has the lock, and before it is in the block.
+        self._changed = threading.Condition(self._lock)
+        self._shutting = processes.new_lock()  # held by who shuts the door, until it is open again
+
+    def _writes(self) -> int:
+        count = self._count()
+        return 0 if count is None else count()
+
+    # --- calls
+
+    def wait_to_call(self) -> None:
+        """Wait until the door is open. A thread calls like this:
+
+            try:
+                door.calls.add(get_ident())
+                if door.is_closed:
+                    door.wait_to_call()
+                ...
+            finally:
+                door.calls.discard(get_ident())
+                if door.is_closed:
+                    door.tell()
+
+        Either the caller sees that the door is closed, or who closes it sees the caller: that needs no lock. And an
+        interrupt leaves nothing behind, wherever it comes.
+        """
+        me = get_ident()
+        try:
+            self._queue.add(me)
+            self._wait_until_open(me)
+        finally:
+            self._queue.discard(me)
+            self.tell()
+
+    # A function of its own: if an interrupt comes where a loop goes back, Python 3.12 and 3.13 may not notice that the
+    # loop stands in a `try` or `with`.
+    def _wait_until_open(self, me: int) -> None:
+        while self.is_closed:
+            self.calls.discard(me)
+            self.tell()
+            with self._lock:
+                self._changed.wait_for(lambda: not self.is_closed, _SLICE)
+            self.calls.add(me)
+
+    def tell(self) -> None:
+        """Have whoever waits look again."""
+        with self._lock:
+            self._changed.notify_all()
+
+    # --- statements
+
+    def may_enter(self) -> bool:
+        """Let the present statement in if it need not wait. What is no statement goes through, call by call."""
+        if of_context.get() in self._statements:
+            return True
+        statement = statements.present()
+        return statement is None or self._admit(statement, None)
+
+    async def enter(self) -> None:
+        """Let the present statement in, or wait for that."""
+        statement = statements.present()
+        if statement is not None and statement not in self._statements:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if not self._admit(statement, future):
+                await future
+
+    def _admit(self, statement: Statement, future: asyncio.Future[None] | None) -> bool:
+        """Let a statement in; if it has to wait, tell it so, and set the result of `future` when it is inside."""
+        statement.at_end(self._leave)
+        with self._lock:
+            if not self._is_closing or not self._lock_blocks.isdisjoint(_blocks.get()):
+                self._statements[statement] = self._writes()
+                return True
+            if future is not None:
+                self._waiting.append(_Waiting(statement, future))
+            return False
+
+    def _leave(self, statement: Statement) -> None:
+        with self._lock:
+            self._is_pool_late = self._is_pool_late or (statement.has_failed and statement in self._statements)
+            self._statements.pop(statement, None)
+            if self._waiting:
+                self._waiting = [each for each in self._waiting if each.statement is not statement]
+            if self._is_closing:
+                self._changed.notify_all()
+
+    def has_begun_to_write(self) -> bool:
+        """Tell whether the statement that calls may have staged anything by now, or be about to in other threads."""
+        statement = of_context.get()
+        if statement is None:  # a call by itself, or a thread of the pipeline, which does not know its statement
+            return bool(self._statements)
+        return self._statements.get(statement) != self._writes()
+
+    # --- lock blocks
+
+    def new_block(self) -> Block:
+        """Return a block for this thread, which is not inside yet."""
+        with self._lock:
+            self._blocks_so_far += 1
+            return Block(get_ident(), self._blocks_so_far)
+
+    def enter_block(self, block: Block) -> None:
+        """Be inside until `leave_block`, with all the statements that this thread makes by then."""
+        _blocks.set((*_blocks.get(), block))
+        with self._lock:
+            (self._blocks_waiting if self._is_closing else self._lock_blocks).add(block)
+        while block in self._blocks_waiting:
+            with self._lock:
+                self._changed.wait(_SLICE)
+
+    def leave_block(self, block: Block) -> None:
+        """Be inside no longer, or not wait for it any more. Any thread may call it, and more than once."""
+        self._blocks_waiting.discard(block)
+        self._lock_blocks.discard(block)
+        self.tell()
+        _blocks.set(tuple(each for each in _blocks.get() if each != block))
+
+    # --- shutting
+
+    @contextmanager
+    def shut(self) -> Iterator[Door]:
+        """Keep the door from being entered while a `with` block runs, which calls `close`. One thread at a time."""
+        me = get_ident()
+        # A thread that commits in its block does nothing else there: two that do so must not wait for each other.
+        for block in [block for block in list(self._lock_blocks) if block.thread == me]:
+            self._lock_blocks.discard(block)
+        with self._shutting:
+            try:
+                self._is_closing = True
+                yield self
+            finally:
+                try:
+                    self._open()
+                except BaseException:
+                    self._open()  # an interrupt: nobody would let those in who wait
+                    raise
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Wait until nobody is inside, then close the door. Returns whether that came about in time.
+
+        `timeout` is in seconds, by default `TIMEOUT`. On the thread of zarr's loop, which can't wait for itself, it
+        closes at once.
+        """
+        if statements.is_on_loop():
+            self.is_closed = True
+            return True
+        me = get_ident()
+        deadline = time.monotonic() + (TIMEOUT if timeout is None else timeout)
+        if not self._wait_for(lambda: not (self._statements or self._lock_blocks), deadline):
+            return False
+        if self._is_pool_late:
+            if not statements.finish_codec_threads(max(0.0, deadline - time.monotonic())):
+                return False
+            self._is_pool_late = False
+        # Those who waited for the last commit call before the next.
+        if not self._wait_for(lambda: not self._queue, deadline):
+            return False
+        self.is_closed = True
+        self.calls.discard(me)  # an interrupt may have left it there
+        if self._wait_for(lambda: not self._living(self.calls), deadline):
+            return True
+        self.is_closed = False
+        return False
+
+    def _living(self, threads: set[int]) -> set[int]:
+        if threads:
+            running = sys._current_frames()
+            for thread in [thread for thread in list(threads) if thread not in running]:
+                threads.discard(thread)
+        return threads
+
+    def _wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
+        while not condition():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with self._lock:
+                if not condition():
+                    self._changed.wait(min(left, _SLICE))
+        return True
+
+    def _open(self) -> None:
+        """Open the door. After an interrupt it is called again: who waits is noted until it has left."""
+        with self._lock:
+            self._statements.update({each.statement: self._writes() for each in self._waiting})
+            self._lock_blocks |= self._blocks_waiting
+            self._blocks_waiting.clear()
+            self.is_closed = self._is_closing = False
+            self._changed.notify_all()
+            waiting = list(self._waiting)
+        for each in waiting:
+            with suppress(RuntimeError):  # its loop is closed
+                each.future.get_loop().call_soon_threadsafe(_wake, each.future)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def busy(timeout: float = TIMEOUT) -> TransactionStateError:
+    """Return the error that says that those inside did not come to an end."""
+    return TransactionStateError(
+        f"other threads are still at work with this store after {timeout:.0f} s (a statement such as z[...] = x, or a "
+        "`with store.lock` block): wait for them, then try again",
+        state="open",
+    )

@@ -1,0 +1,80 @@
+"""The block of `with store.lock(...)`: chunks that one thread has locked, and gives up whatever happens.
+
+While it runs, its thread is inside the session: a commit by another thread waits for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from txstore.errors import TransactionStateError
+from txstore.sessions.door import Block, Door
+from txstore.transactions.held_locks import Turn, deadline_of, remaining
+from txstore.transactions.regions import Lock
+
+if TYPE_CHECKING:
+    from txstore.transactions.transaction import Transaction
+
+
+class LockBlock:
+    """A context manager, entered once. The block gets the keys whose last holder died holding them.
+
+    `present` returns the transaction to lock in: another one, if a thread ends the first while this one waits for it.
+    """
+
+    _transaction: Transaction | None = None  # that was locked in
+    _inside: Block | None = None
+
+    def __init__(self, present: Callable[[], Transaction], door: Door, lock: Lock, timeout: float | None) -> None:
+        self._present = present
+        self._door = door
+        self._lock = lock
+        self._timeout = timeout
+        self._turns: list[Turn] = []  # noted here before anything is taken
+
+    def __enter__(self) -> Sequence[str]:
+        if self._transaction is not None:
+            raise TransactionStateError("this lock was entered before: call store.lock() for each block", state="used")
+        deadline = deadline_of(self._timeout)
+        try:
+            while True:
+                self._transaction = self._present()
+                error = None
+                try:
+                    dirty = self._transaction.lock(self._turns, self._lock, remaining(deadline))
+                except TransactionStateError as refused:
+                    error = refused
+                # Only now: a thread that commits in a block of its own must not wait for one that waits for its locks.
+                self._inside = self._door.new_block()
+                self._door.enter_block(self._inside)
+                if self._transaction is self._present():
+                    if error is not None:
+                        raise error
+                    return dirty
+                self._give_up()  # another thread has committed meanwhile, or rolled back
+        except BaseException:
+            self._give_up()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._give_up()
+
+    def __del__(self) -> None:
+        # Of a block that was left where Python could not say so: by an interrupt on the way into it or out of it.
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._transaction is None or (not self._turns and self._inside is None):
+            return
+        try:
+            self._leave(self._transaction)
+        except BaseException:
+            self._leave(self._transaction)  # an interrupt: what is left of it
+            raise
+
+    def _leave(self, transaction: Transaction) -> None:
+        if self._inside is not None:
+            self._door.leave_block(self._inside)
+            self._inside = None
+        transaction.unlock(self._turns)

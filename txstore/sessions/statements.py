@@ -1,0 +1,167 @@
+"""Statements: which of the tasks on zarr's event loop belong to one call of zarr's API.
+
+`z[...] = x`, `z.append(x)` or `zarr.open(store)` is one task on zarr's loop, which the caller's thread waits for, and
+the tasks that this one begins: one for each chunk, say. A store is called from any of them. For a commit to know what
+is still under way, a task factory of the loop gives the first one a context that says which statement it is of; those
+that it begins inherit that.
+
+When a task of a statement fails, the caller gets the error at once, and the others go on. From then on they are refused
+the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Any
+
+import zarr.core.codec_pipeline
+import zarr.core.sync
+
+from txstore import processes
+from txstore.errors import TransactionStateError
+
+AnyTask = asyncio.Future[Any]
+
+#: The statement that a task or thread works for. `present` says when there is none.
+of_context: contextvars.ContextVar[Statement | None] = contextvars.ContextVar("txstore statement", default=None)
+_finishing = processes.new_lock()
+
+
+class Statement:
+    """One call of zarr's API. Changed on the thread of zarr's loop only."""
+
+    def __init__(self) -> None:
+        self._roots = 0  # tasks that are under way, and that nothing but the statement's caller waits for
+        self._at_end: dict[Callable[[Statement], object], None] = {}  # in order, each once
+        self._has_failed = False
+        self.is_done = False  # its caller has the result
+        self.has_failed = False  # and that is an error, or will be
+
+    def begin(self, root: AnyTask) -> None:
+        self._roots += 1
+        # Before zarr adds its own callback, which wakes the caller.
+        root.add_done_callback(self._root_is_done)
+
+    def at_end(self, call: Callable[[Statement], object]) -> None:
+        """Have `call(statement)` called when its caller is about to be told the result."""
+        self._at_end[call] = None
+
+    def refuse(self) -> None:
+        """Let what is left of it not use the store: one of its tasks gets an error."""
+        self.has_failed = True
+
+    def _root_is_done(self, root: AnyTask) -> None:
+        self._roots -= 1
+        self._has_failed = self._has_failed or _has_failed(root)
+        if not self._roots:
+            self.is_done, self.has_failed = True, self.has_failed or self._has_failed
+            for call in self._at_end:
+                call(self)
+            self._at_end.clear()
+
+
+def _has_failed(task: AnyTask) -> bool:
+    # zarr returns the error that its caller's thread is to raise.
+    return task.cancelled() or task.exception() is not None or isinstance(task.result(), BaseException)
+
+
+def present() -> Statement | None:
+    """Return the statement that calls; None elsewhere than on zarr's loop, and in the thread that a batch is handed to.
+
+    The codec pipeline's own threads are not told whose work they do. Raises `TransactionStateError` in a task that is
+    left of a statement that has failed: what it did would be half a statement.
+    """
+    statement = of_context.get()
+    if statement is None:
+        loop = asyncio._get_running_loop()
+        if loop is None or loop is not zarr.core.sync.loop[0]:
+            return None
+        statement = _adopt(loop)
+    elif statement.has_failed:
+        raise late()
+    return None if statement.is_done else statement
+
+
+def late() -> TransactionStateError:
+    """Return what is raised in what is left of a statement that has failed."""
+    return TransactionStateError("this statement has failed: what is left of it is not done", state="failed")
+
+
+def expect() -> None:
+    """Begin to tell statements apart, if zarr's loop runs already. Else its first statement does."""
+    loop = zarr.core.sync.loop[0]
+    if loop is not None and not isinstance(loop.get_task_factory(), _NotingFactory):
+        with suppress(RuntimeError):  # the loop is closed: the interpreter ends
+            loop.call_soon_threadsafe(_adopt, loop)
+
+
+def _adopt(loop: asyncio.AbstractEventLoop) -> Statement:
+    """Note tasks from now on. What there is on the loop by now can't be told apart, and is one statement."""
+    factory = loop.get_task_factory()
+    if not isinstance(factory, _NotingFactory):
+        factory = _NotingFactory(factory)
+        for task in asyncio.all_tasks(loop):
+            factory.before.begin(task)
+        loop.set_task_factory(factory)
+    return factory.before
+
+
+class _NotingFactory:
+    """A task factory that tells each task which statement it is of."""
+
+    def __init__(self, factory: Any) -> None:
+        self.before = Statement()
+        self._create = factory or _create
+
+    def __call__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Any,
+        **options: Any,
+    ) -> AnyTask:
+        if asyncio.current_task(loop) is None:
+            statement = Statement()
+        elif of_context.get() is None and not self.before.is_done:
+            statement = self.before
+        else:  # it inherits its context, and so the statement
+            return self._create(loop, coroutine, **options)
+        context = options.pop("context", None) or contextvars.copy_context()
+        context.run(of_context.set, statement)
+        task: AnyTask = self._create(loop, coroutine, context=context, **options)
+        statement.begin(task)
+        return task
+
+
+def _create(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> AnyTask:
+    return asyncio.Task(coroutine, loop=loop, **options)
+
+
+def is_on_loop() -> bool:
+    """Tell whether this is the thread of zarr's loop, which must not wait for what is done there."""
+    return threading.current_thread() is zarr.core.sync.iothread[0]
+
+
+def finish_codec_threads(timeout: float) -> bool:
+    """Wait for what the threads of the fused codec pipeline do. Returns whether that is done.
+
+    A batch that has failed may leave as many chunks under way as there are threads.
+    """
+    pool: ThreadPoolExecutor | None = getattr(zarr.core.codec_pipeline, "_pool", None)  # of zarr 3.4 and later
+    if pool is None or threading.current_thread() in pool._threads:
+        return True
+    # Each worker can be in the barrier only when it has finished what it did before.
+    with _finishing:
+        barrier = threading.Barrier(pool._max_workers)
+        while pool._idle_semaphore.acquire(blocking=False):
+            pass  # it may count idle threads that are not: now `submit` starts threads until there are all
+        try:
+            done, late = wait([pool.submit(barrier.wait, timeout) for _ in range(pool._max_workers)], timeout)
+        except BaseException:
+            barrier.abort()  # an interrupt: the threads are let go
+            raise
+        return not late and not any(future.exception() for future in done)

@@ -1,0 +1,190 @@
+"""What a repository needs of the medium that it lies on. Paths are relative to its root, with `/` between segments.
+
+What is no regular file, or lies behind a symbolic link, is opened by nobody: `WrongFileTypeError`, an `OSError`, too.
+
+`Storage` is the small protocol that everything above is written against; tests inject faults by wrapping it. Errors of
+the system come out as `OSError` with the file's name; nothing above needs to know more than the subclasses of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from txstore._native import local
+    from txstore.storage.objects.interface import Ranges
+    from txstore.storage.pack_cache import PackCache
+
+Mapped = Any  # an object with the buffer protocol: what a whole file looks like in memory
+
+
+class StagedFile(Protocol):
+    """A file that this process writes. Reading and writing by offset; safe in threads.
+
+    It is held until it is closed: the system lets go of it when the process dies, however it dies, and never before.
+    In a forked child it is closed.
+    """
+
+    def write(self, offset: int, parts: Sequence[Buffer]) -> None: ...
+    def read(self, offset: int, length: int) -> bytes: ...
+    def allocate(self, offset: int, length: int) -> None: ...
+    def start_writeback(self, offset: int, length: int) -> None: ...
+    def truncate(self, length: int) -> None: ...
+    def sync(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Held(Protocol):
+    """What others can tell to be in use by a living process, until it is closed."""
+
+    def close(self) -> None: ...
+
+
+class Storage(Protocol):
+    """What a repository needs of the medium that it lies on."""
+
+    url: str
+    slots: str
+    """How a slot is taken at most once, as format.json records it."""
+
+    lock_timeout: float | None
+    """For how many seconds others are waited for; None: for as long as it takes, and not in silence."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a server is asked for everything, which takes time, and no kernel tells who lives (`leases`)."""
+
+    @property
+    def lock_excludes_all(self) -> bool:
+        """Whether `lock` keeps out all other processes, on other machines, too."""
+
+    @property
+    def ranges(self) -> Ranges | None:
+        """What packs are read from by ranges; None where they are mapped."""
+
+    @property
+    def deleted_together(self) -> int:
+        """How many files `delete` takes at once, where that is faster than one by one."""
+
+    @property
+    def cache(self) -> PackCache:
+        """What was read of packs by ranges."""
+
+    @property
+    def stale_seconds(self) -> float:
+        """For how long a name may be there already that this machine does not see."""
+
+    def read(self, path: str) -> bytes:
+        """Return a whole small file."""
+
+    def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        """Return the last bytes of a file (fewer if it is shorter) and its size."""
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """Return a range of a file; shorter only where the file ends."""
+
+    def map(self, path: str) -> Mapped:
+        """Return the whole file as a read-only buffer that stays valid after the file is gone."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, path: str) -> list[str]:
+        """Return the names in a directory; none if it does not exist."""
+
+    def check_creation(self) -> None:
+        """Raise `OSError` if two processes could create one file here, before a repository is made."""
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Return the names of the files in a directory, and their lengths in bytes; none if it does not exist."""
+
+    def permissions(self, path: str) -> int:
+        """Return the permission bits of a file or directory; all of them where there are none."""
+
+    # `at_most`: the permission bits that what is created may have. Which it gets is the directory's to say.
+
+    def make_directory(self, path: str, *, durable: bool, at_most: int = 0o777) -> None:
+        """Create a directory, and those above it, unless it exists. The empty path is the root."""
+
+    def create(self, path: str, *, at_most: int = 0o777) -> StagedFile:
+        """Create a file; FileExistsError if it exists."""
+
+    def create_held(self, path: str, content: bytes) -> Held:
+        """Create a small file that this process holds; FileExistsError if it exists."""
+
+    def hold(self, path: str) -> Held:
+        """Hold a file that exists. Raises `BlockingIOError` if a living process holds it."""
+
+    def is_held(self, path: str) -> bool:
+        """Tell whether a living process holds a staged file; FileNotFoundError if it does not exist.
+
+        Where that can't be known at once, a process may be taken for alive that has just died.
+        """
+
+    def are_held(self, paths: Collection[str]) -> set[str]:
+        """Return which of some staged files living processes hold: for sure, and be it that it takes a while."""
+
+    def is_abandoned(self, path: str) -> bool:
+        """Tell whether what whoever held a file has staged may be deleted; FileNotFoundError if it does not exist."""
+
+    def reclaim(self, path: str) -> bool:
+        """Delete a staged file that nobody holds; return False if somebody does, or if it does not exist."""
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name; FileExistsError if the target exists."""
+
+    def sync_file(self, path: str) -> None:
+        """Make the content of a finished file durable."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable; those of "..": the name of the root."""
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        """Move a file in one step; FileExistsError if the target exists."""
+
+    def replace(self, source: str, target: str) -> None:
+        """Move a file in one step, in the place of the target if there is one."""
+
+    def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
+        """Create a small file with this content, in one step; FileExistsError if it exists."""
+
+    def write_in_place(self, path: str, content: bytes) -> None:
+        """Write the beginning of a file that need not survive anything."""
+
+    def delete(self, *paths: str) -> None:
+        """Delete files, in any order; nothing happens where one does not exist."""
+
+    def watch(self, path: str) -> int:
+        """Return a descriptor that is readable once a name has appeared in a directory, for `_native.watch.drain`.
+
+        The caller closes it. Raises `OSError` where that can't be known: then look again from time to time.
+        """
+
+    def boot(self) -> int:
+        """Return a number of this boot of the machine, 0 if not known: until it ends no file is lost that was seen."""
+
+    def free(self) -> int | None:
+        """Return how many bytes there is room for; None if that is not known."""
+
+    def now(self) -> float:
+        """Return the time in seconds since 1970, of a server by its own clock."""
+
+    def place(self) -> int:
+        """Return an even number that tells this directory from a copy of it; 0 if there is no repository."""
+
+    def lock(self, path: str, prepare: Callable[[], object] | None = None) -> contextlib.AbstractContextManager[None]:
+        """Take turns with other processes and threads. Serves fairness, never correctness.
+
+        Raises `CommitTimeoutError` after `lock_timeout`.
+
+        If there was a queue, `prepare` may be called when the caller is the next one, so as to leave less for its turn.
+        """
+
+    def lock_directory(self) -> str:
+        """Return where on this machine the chunk-key locks are. Raises `LocksUnavailableError` if there can be none."""
+
+    def open_pins(self) -> local.Descriptor | None:
+        """Return a new descriptor of the file of pins; None if there is none to be had, or it has no byte locks."""

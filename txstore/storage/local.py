@@ -1,0 +1,493 @@
+"""A directory on a local file system: mapped reads, syncs, renames that replace nothing, kernel locks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from txstore import processes
+from txstore._native import local, watch
+from txstore.errors import CorruptionError, WrongFileTypeError
+from txstore.format import names, records
+from txstore.format.records import SLOTS_BY_RENAME
+from txstore.storage import turns
+from txstore.storage.interface import Held, Mapped, StagedFile
+from txstore.storage.objects.interface import Ranges
+from txstore.storage.pack_cache import PackCache
+from txstore.storage.permissions import Sharing
+from txstore.storage.tree import Tree, real_path
+
+if sys.platform != "win32":
+    import fcntl
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LocalStorage:
+    """A directory on a local file system."""
+
+    slots = SLOTS_BY_RENAME
+    ranges: Ranges | None = None
+    is_remote = False
+    lock_excludes_all = True
+    stale_seconds = 0.0
+    deleted_together = 1
+
+    def __init__(self, root: str) -> None:
+        self.url = root
+        self._tree = Tree(real_path(root))
+        self._sharing = Sharing(self._tree)
+        self.lock_timeout: float | None = None
+        self.cache = PackCache()
+
+    # --- reading
+
+    def read(self, path: str) -> bytes:
+        with self._tree.open(path) as descriptor:
+            content = _read_fully(descriptor, 0, records.MAX_SIZE + 1)
+        if len(content) > records.MAX_SIZE:  # packs are mapped, or read by ranges
+            reason = f"the file has more than the {records.MAX_SIZE} bytes that one of its kind may have"
+            raise CorruptionError(path, reason=reason)
+        return content
+
+    def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        with self._tree.open(path) as descriptor:
+            size = os.lseek(descriptor, 0, os.SEEK_END)
+            length = min(length, size)
+            return _read_fully(descriptor, size - length, length), size
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with self._tree.open(path) as descriptor:
+            return _read_fully(descriptor, offset, length)
+
+    def map(self, path: str) -> Mapped:
+        return self._tree.map(path)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self._tree.status(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return self._tree.names(path)
+        except FileNotFoundError:
+            return []
+
+    def sizes(self, path: str) -> dict[str, int]:
+        found = {}
+        for name in self.list(path):
+            with contextlib.suppress(FileNotFoundError, WrongFileTypeError):  # deleted meanwhile; or no file
+                found[name] = self.read_tail(f"{path}/{name}", 0)[1]
+        return found
+
+    def permissions(self, path: str) -> int:
+        return stat.S_IMODE(self._tree.status(path).st_mode)
+
+    def _open_in_place(self, path: str, flags: int, at_most: int = 0o777) -> local.Descriptor:
+        """Open a small file that is locked or written where it lies. If it is missing it is made.
+
+        One that has other names is made anew: somebody may have given this name to what is another's.
+        """
+        looks = 0
+        while True:
+            try:
+                descriptor = self._tree.open(path, flags)
+            except FileNotFoundError:
+                # Not by O_CREAT: another user could meet the file before it has the permissions that it gets.
+                with contextlib.suppress(FileExistsError):
+                    self.write_once(path, b"", durable=False, at_most=at_most)
+                continue
+            if os.fstat(descriptor.fileno()).st_nlink <= 1:
+                return descriptor
+            descriptor.close()
+            looks += 1
+            if looks < _LOOKS:  # where a rename is a link and an unlink, it may have been made just now
+                time.sleep(_PAUSE)
+            else:
+                self._put_empty(path, at_most)
+
+    def _put_empty(self, path: str, at_most: int) -> None:
+        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+        self.create(temporary, at_most=at_most).close()
+        self.replace(temporary, path)
+
+    # --- writing
+
+    def check_creation(self) -> None:
+        """The kernel makes sure of it."""
+
+    def make_directory(self, path: str, *, durable: bool, at_most: int = 0o777) -> None:
+        if not path:
+            _make_directories(self._tree.root, durable, at_most)
+            return
+        try:
+            self._sharing.make_directory(path, at_most)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self.make_directory(os.path.dirname(path), durable=durable)
+            try:
+                self._sharing.make_directory(path, at_most)
+            except FileExistsError:
+                return
+        if durable:
+            self._sync_names(os.path.dirname(path))
+
+    def create_held(self, path: str, content: bytes) -> Held:
+        held = self.create(path)
+        try:
+            held.write(0, [content])
+        except BaseException:
+            held.close()
+            self.delete(path)
+            raise
+        return held
+
+    def hold(self, path: str) -> Held:
+        descriptor = self._tree.open(path, os.O_RDWR)
+        if not _hold(descriptor.fileno()):
+            descriptor.close()  # now: the error has this frame
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this file", path)
+        return LocalStagedFile(descriptor, self._tree.path(path))
+
+    def is_held(self, path: str) -> bool:
+        with contextlib.suppress(PermissionError), self._tree.open(path) as descriptor:
+            return _is_held(descriptor)
+        return True  # another user's, who has not yet given it its permissions
+
+    def are_held(self, paths: Collection[str]) -> set[str]:
+        held = set()
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                if self.is_held(path):
+                    held.add(path)
+        return held
+
+    def is_abandoned(self, path: str) -> bool:
+        return not self.is_held(path)
+
+    def reclaim(self, path: str) -> bool:
+        try:
+            # PermissionError: another user's, which had not yet got its permissions; that user's processes reclaim it.
+            with (
+                contextlib.suppress(FileNotFoundError, PermissionError),
+                self._tree.open(path, os.O_RDWR) as descriptor,
+            ):
+                if _hold(descriptor):  # so that whoever has just created it, and does not hold it yet, notices
+                    self._tree.delete(path)
+                    return True
+        except WrongFileTypeError:
+            # If it is a directory, it was to become one of the repository; whoever lives makes another.
+            with contextlib.suppress(OSError):
+                self._tree.delete_directory(path)
+                return True
+        return False
+
+    def link(self, source: str, target: str) -> None:
+        self._tree.link(source, target)
+
+    def create(self, path: str, *, at_most: int = 0o777) -> StagedFile:
+        while True:
+            descriptor = self._tree.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 & at_most)
+            try:
+                number = descriptor.fileno()
+                self._sharing.share_file(number, at_most)
+                if not _hold(number):  # somebody looks whether it is held
+                    self._wait_to_hold(number, path)
+                if os.fstat(number).st_nlink:  # else it was reclaimed by somebody who found it before it was held
+                    return LocalStagedFile(descriptor, self._tree.path(path))
+            except BaseException:
+                descriptor.close()  # now: the error has this frame, and the file must not look held
+                raise
+            descriptor.close()
+
+    def _wait_to_hold(self, descriptor: int, path: str) -> None:
+        wait = turns.Wait(self.url, path, self.lock_timeout)
+        if sys.platform == "linux":
+            turns.wait_for_lock(descriptor, turns.ALL, wait)
+        else:
+            turns.lock_file(descriptor, wait)
+
+    def sync_file(self, path: str) -> None:
+        with self._tree.open(path) as descriptor:
+            _sync(descriptor)
+
+    def sync_directory(self, path: str) -> None:
+        if path == "..":  # where the root has its name: the user's
+            _sync_directory(os.path.dirname(self._tree.root))
+        else:
+            self._sync_names(path)
+
+    def _sync_names(self, path: str) -> None:
+        with self._tree.open_directory(path) as descriptor:
+            os.fsync(descriptor)
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        self._tree.rename_noreplace(source, target)
+
+    def replace(self, source: str, target: str) -> None:
+        self._tree.replace(source, target)
+
+    def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
+        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+        file = self.create(temporary, at_most=at_most)
+        try:
+            file.write(0, [content])
+            if durable:
+                file.sync()
+            self.rename_noreplace(temporary, path)
+        except BaseException:
+            self.delete(temporary)
+            raise
+        finally:
+            file.close()
+        if durable:
+            self.sync_directory(os.path.dirname(path))
+
+    def write_in_place(self, path: str, content: bytes) -> None:
+        with self._open_in_place(path, os.O_WRONLY) as descriptor:
+            _write_fully(descriptor, 0, [content])
+
+    def delete(self, *paths: str) -> None:
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                self._tree.delete(path)
+
+    def watch(self, path: str) -> int:
+        with self._tree.open_directory(path) as directory:
+            return watch.open_watch(f"/proc/self/fd/{directory}")
+
+    def lock_directory(self) -> str:
+        return self._tree.path(names.LOCKS)
+
+    def open_pins(self) -> local.Descriptor | None:
+        if sys.platform != "linux":
+            return None
+        try:
+            descriptor = self._tree.open(names.PINS)
+        except FileNotFoundError:
+            try:
+                with contextlib.suppress(FileExistsError):
+                    self.write_once(names.PINS, b"", durable=False)
+                descriptor = self._tree.open(names.PINS)
+            except OSError:
+                return None
+        except OSError:
+            return None
+        try:
+            fcntl.fcntl(descriptor.fileno(), fcntl.F_OFD_GETLK, turns.TURN)
+        except OSError:  # a file system without such locks
+            return None
+        return descriptor
+
+    def boot(self) -> int:
+        return _boot()
+
+    def free(self) -> int | None:
+        try:
+            return shutil.disk_usage(self._tree.root).free
+        except OSError:
+            return None
+
+    def now(self) -> float:
+        return time.time()
+
+    def place(self) -> int:
+        # No copy has both the number and the time of change of the original's inode, whatever the file system. Not the
+        # device: its number may change with each boot.
+        try:
+            status = self._tree.status(names.FORMAT)
+        except OSError:
+            return 0
+        return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) & ~1 or 2
+
+    @contextmanager
+    def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
+        # The locks belong to the open file description: two threads that open the file exclude each other too.
+        with self._open_in_place(path, os.O_RDWR, self._sharing.writers) as descriptor:
+            try:
+                turns.take(descriptor, self.url, path, self.lock_timeout, prepare)
+                yield
+            finally:
+                turns.leave(descriptor)
+
+
+_U64 = (1 << 64) - 1
+_BELIEVED, _LARGEST_OFFSET = 1 << 20, 1 << 62
+#: How often, and how long in seconds, a file with two names is looked at until it is not taken for one in the making.
+_LOOKS, _PAUSE = 10, 0.001
+
+
+def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Concatenate[LocalStagedFile, P], T]:
+    """Let the errors of a method name the file, which the system does not do for a descriptor."""
+
+    @wraps(method)
+    def named(self: LocalStagedFile, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except OSError as error:
+            error.filename = self._name
+            raise
+
+    return named
+
+
+class LocalStagedFile:
+    """An open file below `.staging/`."""
+
+    def __init__(self, descriptor: local.Descriptor, name: str) -> None:
+        self._descriptor = descriptor
+        self._name = name  # for errors
+        processes.watch(self)
+
+    @_named
+    def write(self, offset: int, parts: Sequence[Buffer]) -> None:
+        _write_fully(self._descriptor.fileno(), offset, parts)
+
+    @_named
+    def read(self, offset: int, length: int) -> bytes:
+        return _read_fully(self._descriptor.fileno(), offset, length)
+
+    @_named
+    def allocate(self, offset: int, length: int) -> None:
+        local.allocate(self._descriptor.fileno(), offset, length)
+
+    def start_writeback(self, offset: int, length: int) -> None:
+        local.start_writeback(self._descriptor.fileno(), offset, length)
+
+    @_named
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._descriptor.fileno(), length)
+
+    @_named
+    def sync(self) -> None:
+        _sync(self._descriptor.fileno())
+
+    def close(self) -> None:
+        self._descriptor.close()
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self.close()  # or the file would be held for as long as the child lives
+
+
+if sys.platform == "linux":
+    _ALL_SHARED = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
+
+
+def _hold(descriptor: int) -> bool:
+    """Lock a file for as long as its open file description lives; return whether that was possible."""
+    try:
+        if sys.platform == "linux":
+            return turns.try_lock(descriptor, turns.ALL)
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _is_held(descriptor: int) -> bool:
+    if sys.platform == "linux":
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _ALL_SHARED)
+        kind: int = struct.unpack_from("h", found)[0]
+        return kind != fcntl.F_UNLCK
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return False
+    return True
+
+
+@cache
+def _boot() -> int:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return local.crc32c(file.read())
+    except OSError:
+        return 0
+
+
+def _sync(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync there leaves the data in the drive's cache
+    elif sys.platform == "win32":
+        os.fsync(descriptor)
+    else:
+        os.fdatasync(descriptor)
+
+
+def _make_directories(path: str, durable: bool, at_most: int = 0o777) -> None:
+    """Create the root, and those above it, unless it exists."""
+    try:
+        os.mkdir(path, at_most)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make_directories(os.path.dirname(path), durable)
+        try:
+            os.mkdir(path, at_most)
+        except FileExistsError:
+            return
+    if durable:
+        _sync_directory(os.path.dirname(path))
+
+
+def _sync_directory(directory: str) -> None:
+    if sys.platform == "win32":  # NTFS has no such call and needs none
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
+    if length > _BELIEVED or offset > _LARGEST_OFFSET:
+        # It is what a file says, perhaps of itself: no more is asked for, and made room for, than there is.
+        length = min(length, os.fstat(descriptor).st_size - offset)
+        if length <= 0:
+            return b""
+    data = os.pread(descriptor, length, offset)
+    while len(data) < length:
+        more = os.pread(descriptor, length - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _write_fully(descriptor: int, offset: int, parts: Sequence[Buffer]) -> None:
+    total = sum(memoryview(part).nbytes for part in parts)
+    written = os.pwritev(descriptor, parts, offset)
+    if written == total:
+        return
+    rest = memoryview(b"".join(parts))[written:]
+    while rest:
+        written = os.pwrite(descriptor, rest, offset + total - len(rest))
+        if not written:
+            raise OSError(errno.EIO, "nothing could be written")
+        rest = rest[written:]

@@ -1,0 +1,81 @@
+"""A directory that other machines see, too: NFS, CIFS, Lustre, whatever is not known to be of one machine.
+
+Nothing is mapped: a file that another machine deletes while it is mapped takes the process with it. What a machine has
+looked up it may believe for a while (`stale_seconds`): a new commit is seen late there, never wrong. What a server has
+confirmed is on its disk, and says nothing of this machine's boot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from txstore.format import names
+from txstore.storage.interface import Mapped
+from txstore.storage.local import LocalStorage
+from txstore.storage.pack_cache import PackCache
+
+#: Seconds after which a staged file that nobody seems to hold is taken for abandoned.
+_ABANDONED = 3600.0
+
+
+class NetworkStorage(LocalStorage):
+    """A directory on a file system that several machines share."""
+
+    lock_excludes_all = False
+    #: What NFS clients believe of a directory at most, as they are mounted by default (acdirmax).
+    stale_seconds = 60.0
+
+    def __init__(self, root: str, cache: PackCache) -> None:
+        super().__init__(root)
+        self.cache = cache
+        self.ranges = self
+
+    def map(self, path: str) -> Mapped:
+        return self.read(path)
+
+    def get_range(self, path: str, offset: int, length: int) -> bytes:
+        return self.read_range(path, offset, length)
+
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read_range(path, offset, length) for offset, length in ranges]
+
+    def get_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        return self.read_tail(path, length)
+
+    def list(self, path: str) -> list[str]:
+        self._look_anew(path)
+        return super().list(path)
+
+    def _look_anew(self, path: str) -> None:
+        """Open and close a directory: an NFS client asks the server then whether it has changed."""
+        with contextlib.suppress(OSError):
+            self._tree.open_directory(path).close()
+
+    def boot(self) -> int:
+        return 0
+
+    def is_abandoned(self, path: str) -> bool:
+        # Not every such file system shares its locks between machines (sshfs does not): what seems to be held by nobody
+        # may be another machine's, unless nobody has written it for long (I10: by the server's clock).
+        age = self.now() - self._tree.status(path).st_mtime
+        return age > _ABANDONED and super().is_abandoned(path)
+
+    def reclaim(self, path: str) -> bool:
+        try:
+            is_abandoned = self.is_abandoned(path)
+        except OSError:
+            return False
+        return is_abandoned and super().reclaim(path)
+
+    def now(self) -> float:
+        """Return the time by the clock that the times of files are by."""
+        path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+        descriptor = self._tree.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with descriptor as number:
+                os.write(number, b"\0")
+                return os.fstat(number).st_mtime
+        finally:
+            self._tree.delete(path)

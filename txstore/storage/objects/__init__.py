@@ -1,0 +1,1 @@
+"""Object stores and file servers: one interface, and a backend for each."""

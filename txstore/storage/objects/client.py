@@ -1,0 +1,231 @@
+"""`ObjectClient`: an engine that survives forks and pickles, tries again, and raises errors of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import pickle
+import random
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from txstore import processes
+from txstore.storage.objects.backend import READ_ONLY, Engine, Object, Objects, joined
+from txstore.storage.objects.errors import UNANSWERED, CutShortError, Explained, chain, explain
+from txstore.storage.objects.urls import Target
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 30.0  # after which a request that has failed is not sent again
+LEAST_TRIES = 3  # even if the first ones took longer than that to fail
+FIRST_PAUSE = 0.05  # seconds, doubled each time
+LONGEST_PAUSE = 5.0
+
+# The engines of this process, the last used last: unpickled stores share one, and its connections. Some libraries keep
+# each client that was ever made until the process ends, so that one for each store would be a leak.
+MOST_ENGINES = 32
+_engines: dict[bytes, Engine] = {}
+_engines_lock = processes.new_lock()
+_built: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+# The engines of the process that this one was forked from: their threads are gone, and to finalize what is left of them
+# here would wait for those threads, or talk over connections that are the parent's.
+_abandoned: list[Engine] = []
+
+
+def engine_of(target: Target, build: Callable[[Target], Engine]) -> Engine:
+    """Return this process's engine for a target."""
+    with _engines_lock:
+        try:
+            name = pickle.dumps((target, build))
+        except (pickle.PicklingError, TypeError, AttributeError):  # options hold what can't be: a session, say
+            name = None
+        engine = _engines.pop(name, None) if name is not None else None
+        if engine is None:
+            engine = build(target)
+            _built.add(engine)
+        if name is not None:
+            _engines[name] = engine
+            while len(_engines) > MOST_ENGINES:
+                del _engines[next(iter(_engines))]
+        return engine
+
+
+def _abandon() -> None:
+    """In a forked child: leave what the parent has built alone, at the end of the process, too."""
+    inherited = list(_built)
+    _abandoned.extend(inherited)
+    _built.clear()
+    _engines.clear()
+    filesystems = {id(filesystem := getattr(engine, "_fs", None)): filesystem for engine in inherited}
+    for filesystem in filesystems.values():
+        _leave_loop(getattr(filesystem, "_loop", None))
+    # fsspec's classes have finalizers that wait for the event loop of the parent's thread. There is no other way to
+    # find them than the list that the interpreter works off when it ends.
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and id(alive[0]) in filesystems:
+            finalizer.detach()
+
+
+def _leave_loop(loop: object) -> None:
+    """Let an event loop of the parent's count as closed, so that libraries do nothing with it here.
+
+    It has no thread here, and its epoll is the parent's, too: to take a connection off it, as is done when that is
+    freed, would leave the parent waiting for answers that it has got.
+    """
+    if isinstance(loop, asyncio.BaseEventLoop):
+        setattr(loop, "_closed", True)  # noqa: B010 - `close` would do the same to the parent
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon)
+
+
+class ObjectClient:
+    """An `objects.ObjectStore` over the engine that `build` makes."""
+
+    is_remote: bool
+    creation: str
+
+    def __init__(self, target: Target, creation: str, build: Callable[[Target], Engine]) -> None:
+        self.url = target.url
+        self.creation = creation
+        self.is_remote = target.family != "memory"
+        self._target = target
+        self._build = build
+        self._lock = processes.new_lock()
+        self._engine: Engine | None = None
+        self._pid = 0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ObjectClient, (self._target, self.creation, self._build)
+
+    # --- reading
+
+    def get(self, path: str) -> bytes:
+        return self._request(path, lambda engine: engine.get(path))
+
+    def get_range(self, path: str, offset: int, length: int) -> bytes:
+        if length <= 0:
+            return b""
+        return self._request(path, lambda engine: engine.get_range(path, offset, length))
+
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        wanted = [each for each in ranges if each[1] > 0]
+        if not wanted:
+            return [b""] * len(ranges)
+        found = self._request(path, lambda engine: engine.get_ranges(path, wanted))
+        for (offset, length), content in zip(wanted, found, strict=True):
+            if len(content) != length:
+                words = f"it ends within the {length} bytes at {offset}, of which there are {len(content)}"
+                raise CutShortError(errno.EIO, words, self._target.shown(path))
+        left = iter(found)
+        return [next(left) if length > 0 else b"" for _, length in ranges]
+
+    def get_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        content, size = self._request(path, lambda engine: engine.get_tail(path, max(length, 1)))
+        return content[len(content) - length :] if length < len(content) else content, size
+
+    def exists(self, path: str) -> bool:
+        # Not a HEAD: its answer has no body, so that a missing bucket would look like a missing object.
+        try:
+            self.get_range(path, 0, 1)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def list(self, directory: str) -> list[Object]:
+        return self._request(directory, lambda engine: engine.list(directory))
+
+    def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
+        return self._request(directory, lambda engine: engine.list_after(directory, name, limit))
+
+    def is_link(self, path: str) -> bool:
+        return self._request(path, lambda engine: engine.is_link(path))
+
+    def now(self) -> float:
+        return self._request("", lambda engine: engine.now())
+
+    # --- writing
+
+    def put(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._check_writable(path)
+        content = joined(parts)
+        self._request(path, lambda engine: engine.put(path, content))
+
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._check_writable(path)
+        content = joined(parts)
+        if memoryview(content).nbytes == 0:
+            raise ValueError(f"{self._target.shown(path)}: an empty object is not protected against a second creator")
+        self._request(path, lambda engine: engine.create(path, content))
+
+    def delete(self, paths: Sequence[str]) -> None:
+        if paths:
+            self._check_writable(paths[0])
+            self._request(paths[0], lambda engine: engine.delete(paths))
+
+    def _check_writable(self, path: str) -> None:
+        if self.creation == READ_ONLY:
+            words = (
+                f"{self._target.protocol}:// can't create an object exclusively, so it is read-only for txstore: "
+                "use another file system, or single_writer=True if nobody else writes there"
+            )
+            raise PermissionError(errno.EROFS, words, self._target.shown(path))
+
+    # --- how
+
+    def _request(self, path: str, request: Callable[[Engine], T]) -> T:
+        """Send a request until it is answered. What the library raised is not kept: it may hold credentials."""
+        started = time.monotonic()
+        tries = 0
+        is_unanswered = False
+        while True:
+            explained: Explained | None = None
+            wrong: str | None = None
+            try:
+                return request(self._connected())
+            except ValueError as error:  # what the libraries say of options that they can't use
+                wrong = self._target.secrets().hide(str(error))
+            except Exception as error:
+                explained = explain(error, self._target.shown(path), self._target.secrets())
+                if explained is None:
+                    raise
+                for each in chain(error):
+                    each.__traceback__ = None  # what raised it may hold it, and would so hold all our callers (below)
+            if explained is None:
+                raise ValueError(f"{self._target.shown(path)}: {wrong}")
+            tries += 1
+            pause = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+            late = time.monotonic() + pause - started > RETRY_SECONDS
+            if not explained.passes or (late and tries >= LEAST_TRIES):
+                if is_unanswered:
+                    explained.error.add_note(UNANSWERED)
+                try:
+                    raise explained.error
+                finally:
+                    # The error has this frame: else the two would keep all that our callers hold, pins and values too,
+                    # until the next garbage collection.
+                    del explained
+            is_unanswered = True
+            time.sleep(pause)
+
+    def _connected(self) -> Engine:
+        """Return the engine of this process."""
+        if self._engine is not None and self._pid == os.getpid():
+            return self._engine
+        with self._lock:
+            if self._engine is None or self._pid != os.getpid():
+                self._engine = engine_of(self._target, self._build)
+                self._pid = os.getpid()
+            return self._engine

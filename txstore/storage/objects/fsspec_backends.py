@@ -1,0 +1,119 @@
+"""Object stores through fsspec: which of its classes can create exclusively, and how.
+
+fsspec knows how to connect. What is asked then, and how, is settled for each class that is known; any other one can be
+read, and written by a single writer.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import fsspec.core
+
+from txstore.storage.objects import urls
+from txstore.storage.objects.azure import AzureEngine
+from txstore.storage.objects.backend import READ_ONLY, SINGLE_WRITER, Engine, Refusal
+from txstore.storage.objects.gcs import GcsEngine
+from txstore.storage.objects.plain import MemoryEngine, PlainEngine
+from txstore.storage.objects.s3 import S3Engine
+from txstore.storage.objects.sftp import SftpEngine
+from txstore.storage.objects.smb import SmbEngine
+from txstore.storage.objects.urls import Target
+
+# How each class creates exclusively. A class that has taken the place of the known one under its protocol is another.
+CREATION = {
+    "s3fs.core.S3FileSystem": "conditional",  # If-None-Match: *
+    "gcsfs.core.GCSFileSystem": "conditional",  # ifGenerationMatch=0
+    "adlfs.spec.AzureBlobFileSystem": "conditional",  # If-None-Match: *
+    "fsspec.implementations.memory.MemoryFileSystem": "lock",  # of this process, which is all that sees it
+    "fsspec.implementations.sftp.SFTPFileSystem": "rename",
+    "fsspec.implementations.smb.SMBFileSystem": "rename",
+}
+
+
+def creation_of(target: Target) -> str:
+    """Return how a target's class creates exclusively. Raises ImportError where its package is missing."""
+    cls = urls.filesystem_class(target)
+    if "::" not in target.address:
+        for each in cls.__mro__:
+            if (name := f"{each.__module__}.{each.__qualname__}") in CREATION:
+                return CREATION[name]
+    return SINGLE_WRITER if target.single_writer else READ_ONLY
+
+
+def build(target: Target) -> Engine:
+    """Connect to a target."""
+    if creation_of(target) in (READ_ONLY, SINGLE_WRITER):
+        options = {name: value for name, value in target.options.items() if name not in urls.INSTANCE_OPTIONS}
+        filesystem, root = fsspec.core.url_to_fs(target.address, **options)
+        return PlainEngine(_unwrapped(filesystem), root)
+    if target.family == "sftp":
+        return SftpEngine(functools.partial(_instance, target), _path(target))
+    if target.family == "smb":
+        return SmbEngine(_options(target), _path(target))
+    filesystem = _instance(target)
+    if target.family == "memory":
+        return MemoryEngine(filesystem, _path(target))
+    if target.family == "azure":
+        container, *rest = urls.azure_parts(target.address)
+        return AzureEngine(filesystem, container, "".join(f"{part}/" for part in rest))
+    bucket, prefix = urls.bucket_and_prefix(target.address)
+    return S3Engine(filesystem, bucket, prefix) if target.family == "s3" else GcsEngine(filesystem, bucket, prefix)
+
+
+def build_plain(target: Target) -> PlainEngine:
+    """Connect to a target as to any other, whatever more its class could do: to this host, and to no other."""
+    if target.protocol in ("http", "https"):
+        target = replace(target, options={"get_client": _client_of_one_host, **target.options})
+    engine = MemoryEngine if target.family == "memory" else PlainEngine
+    return engine(_instance(target), _path(target))
+
+
+async def _client_of_one_host(**options: Any) -> Any:
+    import aiohttp
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_redirect.append(_refuse_other_hosts)
+    return aiohttp.ClientSession(trace_configs=[*options.pop("trace_configs", ()), tracing], **options)
+
+
+async def _refuse_other_hosts(_: Any, __: Any, request: Any) -> None:
+    """What may be read is said by host: a server must not lead to others, which it may know, and we alone can reach."""
+    answer = request.response
+    leads_to = request.url.join(type(request.url)(answer.headers.get("Location") or answer.headers.get("URI", "")))
+    if leads_to.origin() != request.url.origin():
+        raise Refusal(answer.status, "it leads to another host")
+
+
+def _options(target: Target) -> dict[str, Any]:
+    """Return the options of the file system, with what the URL says."""
+    return {**urls.filesystem_class(target)._get_kwargs_from_urls(target.address), **target.options}
+
+
+def _instance(target: Target) -> Any:
+    options = _options(target)
+    if target.family == "s3":
+        config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 32, **options.get("config_kwargs", {})}
+        options["config_kwargs"] = config
+    if target.family in ("s3", "azure", "gcs"):
+        options |= {"asynchronous": False, "use_listings_cache": False}
+    if target.family == "sftp":
+        options = {"timeout": 10, "banner_timeout": 15, "auth_timeout": 15, **options}  # seconds
+    return urls.filesystem_class(target)(**options, skip_instance_cache=True)
+
+
+def _path(target: Target) -> str:
+    return str(urls.filesystem_class(target)._strip_protocol(target.address)).rstrip("/")
+
+
+def _unwrapped(filesystem: Any) -> Any:
+    """Return the file system that a wrapper has inside, as far as its paths are the same."""
+    while True:
+        inside = getattr(filesystem, "sync_fs", None)  # AsyncFileSystemWrapper
+        if inside is None and type(filesystem).__module__ == "fsspec.implementations.cached":
+            inside = filesystem.fs
+        if inside is None:
+            return filesystem
+        filesystem = inside

@@ -1,0 +1,88 @@
+"""S3 through s3fs, which knows the credentials and the endpoint; the requests are made one by one here.
+
+s3fs's own methods ask more than once (a whole object is HEAD and GET, a missing one HEAD and LIST), remember what they
+have seen, and send larger objects in parts, of which only the last request says that there must be no such object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from txstore.storage.objects.async_backend import PagedEngine
+from txstore.storage.objects.backend import Object
+from txstore.storage.objects.errors import chain, facts_of
+
+MOST_DELETED = 1000  # objects in one request
+
+
+def _do_not_wait(request: Any, **_: Any) -> None:
+    """Send the content at once: to be asked for it first is a round trip, without a time-out where nobody asks."""
+    if "Expect" in request.headers:
+        del request.headers["Expect"]
+
+
+class S3Engine(PagedEngine):
+    def __init__(self, filesystem: Any, bucket: str, prefix: str) -> None:
+        super().__init__(filesystem, prefix)
+        self._fs.retries = 1  # object_client tries again
+        self._bucket = bucket
+
+    async def _call(self, method: str, **arguments: Any) -> Any:
+        return await self._fs._call_s3(method, Bucket=self._bucket, **arguments)
+
+    async def _ask(self, path: str, wanted: str | None) -> tuple[bytes, str | None]:
+        header = {} if wanted is None else {"Range": wanted}
+        try:
+            answer = await self._call("get_object", Key=self._prefix + path, **header)
+        except OSError as error:
+            if facts_of(error).beyond_end:
+                return b"", None
+            raise
+        async with answer["Body"] as body:
+            return await body.read(), answer.get("ContentRange")
+
+    async def _page(
+        self, directory: str, most: int, *, start: str | None, token: str | None
+    ) -> tuple[list[Object], str | None]:
+        prefix = self._directory(directory)
+        where = {"ContinuationToken": token} if token is not None else {} if start is None else {"StartAfter": start}
+        answer = await self._call("list_objects_v2", Prefix=prefix, Delimiter="/", MaxKeys=most, **where)
+        found = [
+            Object(each["Key"][len(prefix) :], each["Size"], each["LastModified"].timestamp())
+            for each in answer.get("Contents", ())
+            if each["Key"] != prefix  # what some tools create to have a directory
+        ]
+        found += [Object(each["Prefix"][len(prefix) : -1], 0, None) for each in answer.get("CommonPrefixes", ())]
+        return found, answer.get("NextContinuationToken")
+
+    async def _put(self, path: str, content: bytes, *, is_new: bool) -> None:
+        client = await self._fs.set_session()
+        # Sooner or later for each client: a second time it changes nothing.
+        client.meta.events.register("request-created.s3.PutObject", _do_not_wait, unique_id="txstore")
+        condition = {"IfNoneMatch": "*"} if is_new else {}
+        known = client.meta.service_model.operation_model("PutObject").input_shape.members
+        if not condition.keys() <= known.keys():  # s3fs would drop what botocore does not know, and overwrite
+            raise OSError("botocore is too old to create exclusively: upgrade s3fs, aiobotocore and botocore")
+        await self._call("put_object", Key=self._prefix + path, Body=content, **condition)
+
+    async def _delete(self, paths: Sequence[str]) -> None:
+        if len(paths) == 1:
+            await self._call("delete_object", Key=self._prefix + paths[0])
+            return
+        for start in range(0, len(paths), MOST_DELETED):
+            names = [{"Key": self._prefix + path} for path in paths[start : start + MOST_DELETED]]
+            answer = await self._call("delete_objects", Delete={"Objects": names, "Quiet": True})
+            for error in answer.get("Errors", ()):
+                raise OSError(f"{error.get('Key')} could not be deleted: error code: {error.get('Code')}")
+
+    async def _date(self) -> str | None:
+        try:
+            answer = await self._call("head_bucket")
+        except OSError as error:  # a refusal has a date, too
+            for each in chain(error):
+                response = getattr(each, "response", None)
+                if response and (date := response["ResponseMetadata"].get("HTTPHeaders", {}).get("date")):
+                    return str(date)
+            raise
+        return str(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))

@@ -1,0 +1,185 @@
+"""URLs of object stores: which kind of store, its root, and which options; what may be shown of them.
+
+A chained URL, `simplecache::s3://bucket/data.tx`, names wrappers around the store that is meant. Those that only cache
+are left out: what they keep goes stale, and none of them hands exclusive creation through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec.core
+
+from txstore.storage.objects.errors import Secrets
+
+# How a protocol is called, and the extra of txstore that brings what it needs.
+FAMILIES = {
+    "s3": ("s3", "s3"),
+    "s3a": ("s3", "s3"),
+    "gs": ("gcs", "gcs"),
+    "gcs": ("gcs", "gcs"),
+    "az": ("azure", "azure"),
+    "abfs": ("azure", "azure"),
+    "abfss": ("azure", "azure"),
+    "memory": ("memory", None),
+    "sftp": ("sftp", "sftp"),
+    "ssh": ("sftp", "sftp"),
+    "smb": ("smb", "smb"),
+}
+SCHEME = {"s3": "s3", "gcs": "gs", "azure": "az", "memory": "memory", "sftp": "sftp", "smb": "smb"}
+WRAPPERS = {"blockcache", "cached", "filecache", "simplecache", "dir", "async_wrapper"}
+LOCAL = {"file", "local"}
+ENGINE_OPTION = "txstore_engine"
+# Options of fsspec itself: how its instances are kept and listings cached, which is settled here.
+INSTANCE_OPTIONS = {
+    "asynchronous",
+    "default_fill_cache",
+    "listings_expiry_time",
+    "loop",
+    "max_paths",
+    "skip_instance_cache",
+    "use_listings_cache",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a store is, and all that it takes to connect. Pickled with its options, shown without."""
+
+    family: str
+    protocol: str
+    address: str = field(repr=False)  # the URL as it was given, without the wrappers
+    url: str
+    options: Mapping[str, Any] = field(repr=False)
+    engine: str | None = None  # "fsspec" or "obstore" if the caller wants one of them
+    single_writer: bool = False
+
+    def secrets(self) -> Secrets:
+        return Secrets(self.options, (self.address,))
+
+    def shown(self, path: str) -> str:
+        return f"{self.url}/{path}" if path else self.url
+
+
+def target_of(url: str, options: Mapping[str, Any], *, engine: str | None, single_writer: bool) -> Target:
+    """Take a URL apart. Raises ValueError if it is none, or is that of a directory of this machine."""
+    address, given = _unwrapped(url, options)
+    protocol, separator, _ = address.partition("://")
+    if not separator or protocol in LOCAL:
+        raise ValueError(
+            f"{public(url)}: a directory of this machine is no object store: give its path, without a protocol in front"
+        )
+    engine = given.pop(ENGINE_OPTION, None) or engine
+    if engine not in (None, "fsspec", "obstore"):
+        raise ValueError(f"{ENGINE_OPTION} is {engine!r}: choose fsspec or obstore")
+    given = {name: value for name, value in given.items() if name not in INSTANCE_OPTIONS}
+    family, _ = FAMILIES.get(protocol, (protocol, None))
+    return Target(
+        family=family,
+        protocol=protocol,
+        address=address,
+        url=_canonical(family, address),
+        options=given,
+        engine=engine,
+        single_writer=single_writer,
+    )
+
+
+def _unwrapped(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Drop the wrappers of a chained URL, and find the options of what is wrapped."""
+    links = url.split("::")
+    given = dict(options)
+    inside = ""
+    while len(links) > 1 and (wrapper := links[0].partition("://")[0]) in WRAPPERS:
+        if wrapper == "dir":
+            inside = "/".join(part for part in (links[0].partition("://")[2].strip("/"), inside) if part)
+        links.pop(0)
+        own = given.pop(wrapper, None)
+        target = given.pop("target_options", None) or (own or {}).get("target_options")
+        given.update(target or {})
+        for name in ("cache_storage", "cache_check", "check_files", "expiry_time", "same_names", "target_protocol"):
+            given.pop(name, None)
+    address = "::".join(links)
+    if inside:
+        address = f"{address.rstrip('/')}/{inside}"
+    protocol = links[0].partition("://")[0]
+    for name in {protocol, *(alias for alias in FAMILIES if FAMILIES[alias] == FAMILIES.get(protocol))}:
+        if isinstance(given.get(name), Mapping):
+            given.update(given.pop(name))
+    return address, given
+
+
+def public(url: str) -> str:
+    """Return a URL without user, password and query."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return re.sub(r"[?#].*$", "", url).rstrip("/")
+    host, slash, path = rest.partition("/")
+    if "@" in host:
+        host = host.rpartition("@")[2]
+    elif re.search(r":(?!\d*$)", host) and "@" in path:  # no port, so a password, with a slash in it
+        host, slash, path = path.rpartition("@")[2].partition("/")
+    return re.sub(r"[?#].*$", "", f"{scheme}://{host}{slash}{path}").rstrip("/")
+
+
+def _canonical(family: str, address: str) -> str:
+    """The one way to write where a store is: other names of the protocol, doubled slashes and users are gone."""
+    if family not in SCHEME:
+        return public(address)
+    if family == "azure":
+        return "az://" + "/".join(azure_parts(address))
+    if family in ("sftp", "smb"):
+        parts = urlsplit(address)
+        is_number = True
+        try:
+            port = f":{parts.port}" if parts.port not in (None, 22, 445) else ""
+        except ValueError:  # it would say what stands there, perhaps a password: it must not be our error's context
+            is_number = False
+        if not is_number:
+            raise ValueError(
+                f"{public(address)}: the port is no number; in a user name or password write / as %2F and @ as %40, or "
+                "give them in storage_options"
+            )
+        return f"{family}://{parts.hostname or ''}{port}/{_clean(parts.path)}".rstrip("/")
+    return f"{SCHEME[family]}://{_clean(public(address).partition('://')[2])}"
+
+
+def _clean(path: str) -> str:
+    return "/".join(part for part in path.split("/") if part)
+
+
+def azure_parts(address: str) -> list[str]:
+    """Return the container and the segments of the path; a container may stand before the account's host."""
+    place = address.partition("://")[2].partition("?")[0]
+    container, at, rest = place.partition("@")
+    if at and "/" not in container:
+        place = f"{container}/{rest.partition('/')[2]}"
+    return [part for part in place.split("/") if part]
+
+
+def bucket_and_prefix(address: str) -> tuple[str, str]:
+    """Return the bucket, and what is before every name in it: empty, or ending in a slash."""
+    bucket, _, path = address.partition("://")[2].partition("?")[0].partition("/")
+    prefix = _clean(path)
+    return bucket, prefix + "/" if prefix else ""
+
+
+def filesystem_class(target: Target) -> Any:
+    """Return fsspec's class. Raises ImportError, naming what to install, and ValueError for an unknown protocol."""
+    try:
+        return fsspec.get_filesystem_class(target.protocol)
+    except ImportError as error:
+        raise ImportError(_install(target, str(error))) from None
+    except ValueError:
+        raise ValueError(f"{target.url}: no file system is known for {target.protocol}://; look at the URL") from None
+
+
+def _install(target: Target, reason: str) -> str:
+    _, extra = FAMILIES.get(target.protocol, (None, None))
+    if extra is not None:
+        return f"{target.url}: a package is missing: pip install 'txstore[{extra}]' ({reason})"
+    return f"{target.url}: a package is missing: {reason}"

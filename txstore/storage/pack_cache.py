@@ -1,0 +1,163 @@
+"""What was read of packs that lie elsewhere. Packs are immutable: what was read once stays right.
+
+Pieces of packs are kept by pack and offset, in memory and, if there is one, in a directory of this machine. The id of a
+pack is random, so pieces of all repositories can be kept in one place.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from txstore import processes
+from txstore.storage.cache_directory import CacheDirectory
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+#: Bytes in memory, of all repositories of a process together: who opens hundreds of them, or one in hundreds of
+#: tasks, must not need hundreds of times as much.
+MEMORY = 64 << 20
+#: Bytes on disk.
+CACHE_SIZE = 1 << 30
+#: No piece in memory is larger than this share of the limit.
+_PIECE_SHARE = 1 / 4
+
+
+class PieceMemory:
+    """Pieces in memory, up to `limit` bytes: what was not used for longest goes first. Safe in threads."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = processes.new_lock()
+        self._empty()
+        processes.watch(self)
+
+    def _empty(self) -> None:
+        self._pieces: OrderedDict[tuple[bytes, int], memoryview] = OrderedDict()
+        # Offsets by pack, ascending. No piece lies within another, so ends ascend, too.
+        self._offsets: dict[bytes, list[int]] = {}
+        self.size = 0
+
+    def find(self, pack_id: bytes, position: int) -> tuple[int, memoryview] | None:
+        """Return the piece that holds the byte at a position of a pack, and the offset where it begins."""
+        with self._lock:
+            offset = self._piece_at(pack_id, position, position + 1)
+            if offset is None:
+                return None
+            self._pieces.move_to_end((pack_id, offset))
+            return offset, self._pieces[pack_id, offset]
+
+    def keep(self, pack_id: bytes, offset: int, content: Buffer) -> None:
+        """Keep a piece, unless all of it is there or it is too large to be worth the others."""
+        piece = memoryview(content).toreadonly()
+        end = offset + len(piece)
+        if not piece or len(piece) > self.limit * _PIECE_SHARE:
+            return
+        with self._lock:
+            within = self._piece_at(pack_id, offset, end)
+            if within is not None:
+                self._pieces.move_to_end((pack_id, within))
+                return
+            offsets = self._offsets.setdefault(pack_id, [])
+            first = last = bisect_left(offsets, offset)
+            while last < len(offsets) and offsets[last] + len(self._pieces[pack_id, offsets[last]]) <= end:
+                self.size -= len(self._pieces.pop((pack_id, offsets[last])))
+                last += 1
+            offsets[first:last] = [offset]
+            self._pieces[pack_id, offset] = piece
+            self.size += len(piece)
+            while self.size > self.limit:
+                self._drop(*next(iter(self._pieces)))
+
+    def forget(self, pack_id: bytes) -> None:
+        with self._lock:
+            for offset in list(self._offsets.get(pack_id, ())):
+                self._drop(pack_id, offset)
+
+    def _piece_at(self, pack_id: bytes, begin: int, end: int) -> int | None:
+        offsets = self._offsets.get(pack_id, ())
+        i = bisect_right(offsets, begin) - 1
+        return offsets[i] if i >= 0 and end <= offsets[i] + len(self._pieces[pack_id, offsets[i]]) else None
+
+    def _drop(self, pack_id: bytes, offset: int) -> None:
+        offsets = self._offsets[pack_id]
+        del offsets[bisect_left(offsets, offset)]
+        if not offsets:
+            del self._offsets[pack_id]
+        self.size -= len(self._pieces.pop((pack_id, offset)))
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self._empty()  # another thread may have been changing it
+
+
+_shared = PieceMemory(MEMORY)
+
+
+class PackCache:
+    """Pieces in memory, which all caches of the process share, and in a directory. Safe in threads."""
+
+    def __init__(self, directory: CacheDirectory | None = None, memory: PieceMemory = _shared) -> None:
+        self._directory = directory
+        self._memory = memory
+
+    def keep(self, pack_id: bytes, offset: int, content: Buffer, *, in_memory: bool = True) -> None:
+        """Keep what was read of a pack at an offset. The buffer must not change any more."""
+        if in_memory:
+            self._memory.keep(pack_id, offset, content)
+        if self._directory is not None:
+            self._directory.keep(pack_id, offset, content)
+
+    def find(self, pack_id: bytes, offset: int, length: int) -> memoryview | None:
+        """Return a range of a pack if all of it is kept."""
+        parts = self.find_start(pack_id, offset, length)
+        return joined(parts) if sum(map(len, parts)) == length else None
+
+    def find_start(self, pack_id: bytes, offset: int, length: int) -> list[memoryview]:
+        """Return what is kept of a range, from its beginning on as far as it goes, in parts that follow one another."""
+        parts: list[memoryview] = []
+        position, end = offset, offset + length
+        while position < end and (found := self._find(pack_id, position)) is not None:
+            begin, piece = found
+            parts.append(piece[position - begin : end - begin])
+            position += len(parts[-1])
+        return parts
+
+    def _find(self, pack_id: bytes, position: int) -> tuple[int, memoryview] | None:
+        found = self._memory.find(pack_id, position)
+        if found is not None or self._directory is None:
+            return found
+        stored = self._directory.find(pack_id, position)
+        if stored is None:
+            return None
+        offset, content = stored
+        self._memory.keep(pack_id, offset, content)
+        return offset, memoryview(content)
+
+    def forget(self, pack_id: bytes) -> None:
+        """Give up all that is kept of a pack: it was not what it should be."""
+        self._memory.forget(pack_id)
+        if self._directory is not None:
+            self._directory.forget(pack_id)
+
+
+def open_cache(cache_dir: str | os.PathLike[str] | None = None, cache_size: int = CACHE_SIZE) -> PackCache:
+    """Return a cache; without `cache_dir` it is in memory alone. `cache_size` is in bytes of disk space.
+
+    Raises `OSError` if the directory can't be used, and `ValueError` if nothing would fit.
+    """
+    return PackCache(None if cache_dir is None else CacheDirectory(os.fspath(cache_dir), cache_size))
+
+
+def joined(parts: list[memoryview]) -> memoryview:
+    """Return parts as one read-only buffer, which does not keep much more than itself in memory."""
+    if len(parts) == 1:
+        [part] = parts
+        if 2 * len(part) >= memoryview(part.obj).nbytes:
+            return part
+    return memoryview(b"".join(parts))

@@ -1,0 +1,122 @@
+"""Repositories of several users: who may write the root directory may write all that is created below it.
+
+What is created takes the permission bits of the root, whatever the umask of the process that creates it. A root of mode
+2775 gives directories of mode 2775 and files of mode 664, which belong to its group because of the 2000. Under a root
+that only its owner may write, the umask decides, as everywhere else.
+
+Whoever may open a file may lock it, and make all wait that want to write. So those who may not write the root have no
+permission for what is locked: lock files, and all below `.staging/`. But for `locks/pins`: there readers say what they
+read, by locks that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+
+from txstore.format import names
+from txstore.storage.tree import Tree
+
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+#: How often, and how long in seconds, another user's new directory is waited for to get its bits: that takes no time,
+#: but on a busy machine any process may stand still for seconds.
+_LOOKS, _PAUSE = 1000, 0.01
+
+
+def of_writers(mode: int) -> int:
+    """Return those of a directory's permission bits that belong to who may write it."""
+    return mode & (0o700 | (0o070 if mode & stat.S_IWGRP else 0) | (0o007 if mode & stat.S_IWOTH else 0))
+
+
+class Sharing:
+    """The permission bits of what one process creates below one root directory."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._known: int | None = None
+
+    def _bits(self) -> int:
+        """Return the root's permission bits; 0 if it is not shared, which costs nothing but one look at the root."""
+        if self._known is None:
+            try:
+                mode = stat.S_IMODE(self._tree.status("").st_mode)
+            except FileNotFoundError:
+                return 0  # it is yet to be created
+            is_shared = os.name == "posix" and mode & _OTHERS_MAY_WRITE
+            # Not the sticky bit: others move orphans aside, and delete what dead processes had staged.
+            self._known = mode & (stat.S_ISGID | 0o777) if is_shared else 0
+        return self._known
+
+    @property
+    def writers(self) -> int:
+        """The permission bits of those who may write the root."""
+        return of_writers(self._bits()) or 0o700
+
+    def share_file(self, descriptor: int, at_most: int) -> None:
+        """Give a file that was created just now its bits, but no more than these."""
+        if bits := self._bits():
+            with contextlib.suppress(OSError):  # a file system that has no permissions: who is refused, is told so
+                os.fchmod(descriptor, bits & 0o666 & at_most)
+
+    def make_directory(self, path: str, at_most: int) -> None:
+        """Create a directory below the root, with no more than these bits; FileExistsError if it exists."""
+        if path == names.STAGING:
+            at_most &= self.writers
+        bits = self._bits() & (stat.S_ISGID | at_most)
+        if not bits:
+            self._tree.make_directory(path, at_most)
+        elif path == names.STAGING:
+            self._make_staging(bits)
+        elif self._is_there(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._tree.path(path))
+        else:
+            with contextlib.suppress(FileExistsError):
+                self.make_directory(names.STAGING, 0o777)
+            self._move_into_place(path, bits)
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._tree.status(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _move_into_place(self, path: str, bits: int) -> None:
+        """Create a directory that other users never meet without its bits."""
+        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+        self._tree.make_directory(temporary)
+        try:
+            self._share(temporary, bits)
+            self._tree.replace(temporary, path)  # this replaces an empty directory, which is as good
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):  # taken for one that a dead process left
+                self._tree.delete_directory(temporary)
+            if self._is_there(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._tree.path(path)) from None
+            raise
+
+    def _make_staging(self, bits: int) -> None:
+        """Create the directory where the others are prepared. Another user who does so gets the time to share it."""
+        try:
+            self._tree.make_directory(names.STAGING)
+        except FileExistsError:
+            for _ in range(_LOOKS):
+                status = self._tree.status(names.STAGING)
+                missing = bits & ~status.st_mode
+                if not missing:
+                    break
+                if status.st_uid == os.geteuid():  # a process of ours died before it had shared it, or is about to
+                    self._share(names.STAGING, bits)
+                    break
+                if not missing & _OTHERS_MAY_WRITE:  # the others are never given, for example by some file systems
+                    break
+                time.sleep(_PAUSE)
+            raise
+        self._share(names.STAGING, bits)
+
+    def _share(self, directory: str, bits: int) -> None:
+        with self._tree.open_directory(directory) as descriptor, contextlib.suppress(OSError):
+            os.fchmod(descriptor, bits)

@@ -1,0 +1,276 @@
+"""A repository on an object store: what is a rename on a disk is the creation of an object here.
+
+A staged file is collected in memory, and moving it to a name that must be free creates the object, which the server
+lets one do. What was created is durable. There are no locks and no pins: `docs/remote.md` says what takes their place.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from txstore import processes
+from txstore.errors import LocksUnavailableError
+from txstore.format import encoding, names
+from txstore.storage.interface import Held, Mapped, StagedFile
+from txstore.storage.leases import Lease, Leases
+from txstore.storage.objects.interface import ObjectStore, check_creation
+from txstore.storage.pack_cache import PackCache
+from txstore.storage.turns import Wait
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from txstore._native import local
+
+
+class RemoteStorage:
+    """The `Storage` of a repository whose files are objects."""
+
+    is_remote = True
+    lock_excludes_all = False
+    stale_seconds = 0.0
+    deleted_together = 1000
+
+    def __init__(self, objects: ObjectStore, cache: PackCache | None = None) -> None:
+        self.objects = self.ranges = objects
+        self.cache = cache or PackCache()
+        self.url = objects.url
+        self.slots = objects.creation
+        self.leases = Leases(objects)
+        self._staged: dict[str, StagedObject] = {}  # by this process
+        self._lock = processes.new_lock()
+        self._turns: dict[str, threading.Lock] = {}
+        self.lock_timeout: float | None = None
+
+    # --- reading
+
+    def read(self, path: str) -> bytes:
+        return self.objects.get(path)
+
+    def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        if (staged := self._staged.get(path)) is not None:
+            return bytes(staged.content[-length:]), len(staged.content)
+        return self.objects.get_tail(path, length)
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        if (staged := self._staged.get(path)) is not None:
+            return staged.read(offset, length)
+        return self.objects.get_range(path, offset, length)
+
+    def map(self, path: str) -> Mapped:
+        return self.objects.get(path)
+
+    def exists(self, path: str) -> bool:
+        return self.objects.exists(path)
+
+    def list(self, path: str) -> list[str]:
+        return [found.name for found in self.objects.list(path)]
+
+    def sizes(self, path: str) -> dict[str, int]:
+        return {found.name: found.size for found in self.objects.list(path)}
+
+    # --- writing
+
+    def check_creation(self) -> None:
+        check_creation(self.objects, names.STAGING)
+
+    def permissions(self, path: str) -> int:
+        return 0o777
+
+    def make_directory(self, path: str, *, durable: bool, at_most: int = 0o777) -> None:
+        """There are none: a directory is what the names of objects begin with."""
+
+    def create(self, path: str, *, at_most: int = 0o777) -> StagedFile:
+        with self._lock:
+            if path in self._staged:
+                raise FileExistsError(f"{path} is being written")
+            staged = self._staged[path] = StagedObject()
+        return staged
+
+    def read_staged(self, path: str) -> bytes:
+        """Return what this process has staged under a name; nothing if there is no such thing."""
+        staged = self._staged.get(path)
+        return b"" if staged is None else bytes(staged.content)
+
+    def create_held(self, path: str, content: bytes) -> Lease:
+        try:
+            lease = self.leases.take(_leased(path))  # first: without a lease, it would look abandoned
+        except BlockingIOError as error:
+            raise FileExistsError(f"{path}: another process is about to create this") from error
+        try:
+            self._create_once(path, content)
+        except BaseException:
+            lease.close()
+            raise
+        lease.objects = _names_of(path)
+        return lease
+
+    def forget_staged(self, path: str) -> None:
+        """Drop what this process has staged under a name, if anything."""
+        with self._lock:
+            self._staged.pop(path, None)
+
+    def hold(self, path: str) -> Held:
+        if not self.objects.exists(path):
+            raise FileNotFoundError(path)
+        lease = self.leases.take(_leased(path))
+        lease.objects = _names_of(path)
+        return lease
+
+    def is_held(self, path: str) -> bool:
+        if not self.objects.exists(path):
+            raise FileNotFoundError(path)
+        return self.leases.is_held(_leased(path))
+
+    def are_held(self, paths: Collection[str]) -> set[str]:
+        leased = {path: _leased(path) for path in paths}
+        held = self.leases.are_held(set(leased.values()))
+        return {path for path, lease in leased.items() if lease in held}
+
+    def is_abandoned(self, path: str) -> bool:
+        if not self.objects.exists(path):
+            raise FileNotFoundError(path)
+        return self.leases.may_go(path, _leased(path))
+
+    def reclaim(self, path: str) -> bool:
+        if not self.leases.may_go(path, _leased(path)):
+            return False
+        self.objects.delete([path])
+        if not path.endswith(names.LEASE):
+            self.leases.delete(_leased(path))
+        return True
+
+    def link(self, source: str, target: str) -> None:
+        self.objects.create(target, self._content(source))
+
+    def sync_file(self, path: str) -> None:
+        """What the server has confirmed is durable."""
+
+    def sync_directory(self, path: str) -> None:
+        """As `sync_file`."""
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        self.objects.create(target, self._content(source))
+        self.delete(source)
+
+    def replace(self, source: str, target: str) -> None:
+        self.objects.put(target, self._content(source))
+        self.delete(source)
+
+    def _content(self, path: str) -> Sequence[Buffer]:
+        staged = self._staged.get(path)
+        return [self.objects.get(path)] if staged is None else [staged.content]
+
+    def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
+        if self.objects.exists(path):
+            raise FileExistsError(f"{path} exists")
+        self._create_once(path, content)
+
+    def _create_once(self, path: str, content: bytes) -> None:
+        try:
+            self.objects.create(path, [content])
+        except FileExistsError:
+            # It may be ours: where the answer was lost, the request was sent again.
+            if self.objects.get(path) != content:
+                raise
+
+    def write_in_place(self, path: str, content: bytes) -> None:
+        self.objects.put(path, [content])
+
+    def delete(self, *paths: str) -> None:
+        with self._lock:
+            remote = [path for path in paths if self._staged.pop(path, None) is None]
+        leases = [path + names.LEASE for path in remote if names.parse_staging(posixpath.basename(path)) is not None]
+        if remote:
+            self.objects.delete([*remote, *leases])
+
+    def watch(self, path: str) -> int:
+        raise OSError("an object store tells nobody what was created: look again from time to time")
+
+    def boot(self) -> int:
+        return 0
+
+    def free(self) -> int | None:
+        return None
+
+    def now(self) -> float:
+        return self.objects.now()
+
+    def place(self) -> int:
+        return encoding.crc32c(self.url.encode()) & ~1 or 2
+
+    @contextmanager
+    def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
+        """Let the threads of this process take turns. Other processes are met at the slot."""
+        with self._lock:
+            turn = self._turns.setdefault(path, processes.new_lock())
+        wait = Wait(self.url, path, self.lock_timeout, lambda: "another thread of this process")
+        if not turn.acquire(blocking=False):
+            with wait.watched():
+                if not turn.acquire(timeout=-1 if wait.left is None else wait.left):
+                    raise wait.over()
+        try:
+            yield
+        finally:
+            turn.release()
+
+    def lock_directory(self) -> str:
+        reason = "an object store has no locks between processes: leave out lock=, and repeat what is in conflict"
+        raise LocksUnavailableError(self.url, reason)
+
+    def open_pins(self) -> local.Descriptor | None:
+        return None
+
+
+def _leased(path: str) -> str:
+    """Return what is held of a path: the record of a transaction whatever its state is."""
+    found = names.parse_record(posixpath.basename(path))
+    return path if found is None else f"{names.STAGING}/{found.hex()}"
+
+
+def _names_of(path: str) -> tuple[str, ...]:
+    """Return every name that what is held at a path may have."""
+    found = names.parse_record(posixpath.basename(path))
+    return (path,) if found is None else (names.open_path(found), names.sealed_path(found))
+
+
+class StagedObject:
+    """What is written before its object is created. Safe in threads; a forked child has its own copy."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    @property
+    def content(self) -> bytearray:
+        return self._content
+
+    def write(self, offset: int, parts: Sequence[Buffer]) -> None:
+        content = self._content
+        if offset > len(content):
+            content.extend(bytes(offset - len(content)))
+        for part in parts:
+            view = memoryview(part).cast("B") if memoryview(part).nbytes else b""
+            content[offset : offset + len(view)] = view
+            offset += len(view)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(self._content[offset : offset + length])
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Nothing is gained by it here."""
+
+    def start_writeback(self, offset: int, length: int) -> None:
+        """It goes to the server as a whole."""
+
+    def truncate(self, length: int) -> None:
+        del self._content[length:]
+
+    def sync(self) -> None:
+        """It is durable when its object was created."""
+
+    def close(self) -> None:
+        """It stays until it was moved or deleted."""

@@ -1,0 +1,143 @@
+"""Files outside of the repository that values lie in: which of them may be opened, reading them, and whether they are
+the same still.
+
+What a repository names must not make a process open just any file: only what lies below a prefix that the caller has
+given, with the options of its file system. Those stay in this process and its pickles.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias, cast
+
+from txstore.errors import SourceChangedError, SourceError
+from txstore.storage.foreign import FileVersion, ForeignRange, canonical, is_below, version_of
+from txstore.storage.objects.backend import READ_ONLY
+from txstore.storage.objects.client import ObjectClient
+from txstore.storage.objects.fsspec_backends import build_plain
+from txstore.storage.objects.plain import PlainEngine
+from txstore.storage.objects.urls import target_of
+
+#: What callers give: prefixes of URLs, as a rule with the options of fsspec's file systems.
+Given: TypeAlias = Mapping[str, Mapping[str, Any] | None] | Iterable[str | os.PathLike[str]] | str | os.PathLike[str]
+Allowed: TypeAlias = Mapping[str, Mapping[str, Any]]  # by canonical prefixes
+
+_NOTHING: Allowed = MappingProxyType({})
+
+
+def allowed(given: Given | None) -> dict[str, dict[str, Any]]:
+    """Return what a caller has given, by canonical prefixes. Raises `SourceError` for one that is no prefix of URLs."""
+    if isinstance(given, str | os.PathLike):
+        given = [given]
+    options = given if isinstance(given, Mapping) else dict.fromkeys(given or ())
+    return {_canonical_prefix(prefix): dict(each or {}) for prefix, each in options.items()}
+
+
+def _canonical_prefix(prefix: str | os.PathLike[str]) -> str:
+    url = canonical(prefix)
+    return url if url.endswith("://") or url == "file:///" else url.rstrip("/")
+
+
+class Sources:
+    """What may be read outside of a repository. Safe in threads, and after a fork."""
+
+    def __init__(self, allowed: Allowed = _NOTHING) -> None:
+        self._allowed = sorted(allowed.items(), key=lambda each: len(each[0]), reverse=True)  # the nearest first
+        self._clients: dict[str, _Client] = {}
+
+    def __repr__(self) -> str:
+        return f"<Sources {', '.join(prefix for prefix, _ in self._allowed) or '(none)'}>"
+
+    def look(self, url: str | os.PathLike[str]) -> FileVersion:
+        """Return how large a file is, and of which version. Raises `SourceError`, `FileNotFoundError` or `OSError`."""
+        url = canonical(url)
+        self._allowing(url)
+        if url.startswith("file://"):
+            status = _status(url)
+            return FileVersion(url, status.st_size, version_of({"mtime": status.st_mtime}))
+        client, path = self._client(url)
+        info = client.info(path)
+        if info.get("type") == "directory":
+            raise SourceError(url, "this is no file")
+        if info.get("size") is None:
+            raise SourceError(url, "its server does not tell its size: copy what is in it instead")
+        return FileVersion(url, int(info["size"]), version_of(info))
+
+    def read(self, found: ForeignRange, part: slice = slice(None)) -> memoryview:
+        """Return a part of a range, read from the file.
+
+        Raises `SourceChangedError` if the file is not the one that was referred to, `SourceError` if it may not be read
+        here, or `OSError`.
+        """
+        begin, end, _ = part.indices(found.length)
+        begin, end = found.offset + begin, found.offset + max(begin, end)
+        url = canonical(found.file.url)  # again: it is what somebody else has written
+        self._allowing(url)
+        try:
+            content = self._content(url, begin, end - begin)
+            now = self.look(url)  # after it was read: if it is the same now, it was then
+        except (FileNotFoundError, NotADirectoryError):
+            raise SourceChangedError(url, found.file.shown, "there is no such file") from None
+        if now != found.file._replace(url=url):
+            raise SourceChangedError(url, found.file.shown, f"it is {now.shown}")
+        if len(content) != end - begin:
+            raise SourceError(url, f"it gives {len(content)} bytes at {begin}, not the {end - begin} that are there")
+        return memoryview(content)
+
+    def _content(self, url: str, offset: int, length: int) -> bytes:
+        if url.startswith("file://"):
+            if offset + length > _status(url).st_size:
+                return b""  # it is shorter than it was, which is found out next
+            with open(url.removeprefix("file://"), "rb") as file:
+                file.seek(offset)
+                return file.read(length)
+        client, path = self._client(url)
+        return client.get_range(path, offset, length)
+
+    def range_of(self, file: FileVersion, offset: int, length: int | None) -> ForeignRange:
+        """Return a range of a file; without a length, up to its end. Raises `SourceError` if it could not be read."""
+        url = canonical(file.url)
+        self._allowing(url)
+        length = file.size - offset if length is None else length
+        if offset < 0 or length < 0 or offset + length > file.size:
+            raise SourceError(url, f"{length} bytes at {offset} do not lie in it: it has {file.size} bytes")
+        if not file.version:
+            reason = "its file system tells neither an etag nor a time of change, so that a change would not be noticed"
+            raise SourceError(url, f"{reason}: copy what is in it instead, with import_from")
+        return ForeignRange(file._replace(url=url), offset, length)
+
+    def _allowing(self, url: str) -> tuple[str, Mapping[str, Any]]:
+        """Return the prefix that allows a canonical URL, and its options. Raises `SourceError` if there is none."""
+        for prefix, options in self._allowed:
+            if is_below(url, prefix):
+                return prefix, options
+        shown = (url.rpartition("/")[0] + "/").removeprefix("file://")
+        raise SourceError(url, f"values lie in this file, which may not be read here: to allow it, sources=[{shown!r}]")
+
+    def _client(self, url: str) -> tuple[_Client, str]:
+        """Return what reads files of a host, or bucket, and what the file is called there."""
+        prefix, options = self._allowing(url)
+        scheme, _, rest = url.partition("://")
+        host, _, path = rest.partition("/")
+        root = f"{scheme}://{host}"
+        client = self._clients.get(f"{prefix} {root}")
+        if client is None:
+            target = target_of(root, options, engine="fsspec", single_writer=False)
+            client = self._clients[f"{prefix} {root}"] = _Client(target, READ_ONLY, build_plain)
+        return client, path
+
+
+def _status(url: str) -> os.stat_result:
+    """Raises `SourceError` for what is no regular file: to open one of another kind may wait for ever."""
+    status = os.stat(url.removeprefix("file://"))
+    if not stat.S_ISREG(status.st_mode):
+        raise SourceError(url, "this is no file")
+    return status
+
+
+class _Client(ObjectClient):
+    def info(self, path: str) -> dict[str, Any]:
+        return self._request(path, lambda engine: cast(PlainEngine, engine).info(path))

@@ -1,0 +1,342 @@
+"""Taking turns by a file: kernel locks on its bytes, which end with their holder, and what is said to those who wait.
+
+Of the file's bytes, one is locked by whose turn it is, one by who is the next: locks of the open file description, so
+that threads take turns, too. The kernel does not say whose such a lock is, so its holder writes that behind them.
+
+A process that stands still keeps its turn. Whoever waits longer than `WARN_AFTER` is told for whom, and waits no longer
+than it was asked to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import platform
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import ClassVar
+
+import filelock
+
+from txstore import processes
+from txstore.errors import CommitTimeoutError, CommitWaitWarning
+
+if sys.platform == "linux":
+    import fcntl
+
+#: Seconds after which a wait is no longer silent.
+WARN_AFTER = 5.0
+#: How often is looked, in seconds, whether a lock is free, where no thread can wait for it.
+_POLL = 0.02
+
+# What the file says of a holder, a JSON object, and where.
+_ABOUT_SIZE = 256
+_ABOUT_TURN, _ABOUT_NEXT = 64, 64 + _ABOUT_SIZE
+_UNKNOWN = "a process that does not say who it is"
+
+
+@cache
+def this_user() -> str:
+    """Return `user@host` of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # containers run as users that have no name
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{platform.node()}".encode(errors="replace").decode()
+
+
+class Wait:
+    """One wait for a lock: what it is for, and when it ends at the latest."""
+
+    def __init__(
+        self, url: str, what: str, timeout: float | None, holder: Callable[[], str] = lambda: _UNKNOWN
+    ) -> None:
+        self._url = url
+        self._what = what
+        self._timeout = timeout
+        self._begun = time.monotonic()
+        self._is_warned = False
+        self.holder = holder  # quick: nobody else is told anything while it runs
+
+    @property
+    def left(self) -> float | None:
+        """Seconds; None: it need not end."""
+        return None if self._timeout is None else max(0.0, self._begun + self._timeout - time.monotonic())
+
+    @property
+    def warned_at(self) -> float:
+        return self._begun + WARN_AFTER
+
+    def warn(self, holder: str) -> None:
+        self._is_warned = True
+        told = (
+            f"{self._url}: waiting for {self._what}, which {holder} has. If that is stopped or hangs, end it, and this "
+            "goes on; commit_timeout= limits such waits"
+        )
+        with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: nobody would catch it in this thread
+            warnings.warn(told, CommitWaitWarning, stacklevel=2)
+
+    def over(self) -> CommitTimeoutError:
+        return CommitTimeoutError(self._url, self._what, self.holder(), self._timeout or 0.0)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Warn if the block takes long."""
+        try:
+            if not self._is_warned:
+                _watch.add(self)
+            yield
+        finally:
+            _watch.remove(self)
+
+
+class _Watch:
+    """A thread that warns of the waits of all others; there is one while anybody waits, and a little longer."""
+
+    def __init__(self) -> None:
+        self._lock = processes.new_lock()
+        self._waits: dict[int, Wait] = {}
+        self._runs = False
+        processes.watch(self)
+
+    def add(self, wait: Wait) -> None:
+        with self._lock:
+            self._waits[id(wait)] = wait
+            if not self._runs:
+                threading.Thread(target=self._run, name="txstore waits", daemon=True).start()
+                self._runs = True
+
+    def remove(self, wait: Wait) -> None:
+        with self._lock:
+            self._waits.pop(id(wait), None)
+
+    def _run(self) -> None:
+        pause = WARN_AFTER
+        while True:
+            time.sleep(pause)
+            now = time.monotonic()
+            with self._lock:
+                due = [(wait, wait.holder()) for wait in self._waits.values() if wait.warned_at <= now]
+                for wait, _ in due:
+                    del self._waits[id(wait)]
+                self._runs = bool(self._waits)
+                if self._runs:
+                    pause = min(wait.warned_at for wait in self._waits.values()) - now
+            for wait, holder in due:
+                wait.warn(holder)
+            if not self._runs:
+                return
+
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        self._waits, self._runs = {}, False
+
+
+_watch = _Watch()
+
+
+# --- Linux
+
+if sys.platform == "linux":
+
+    def _flock(kind: int, start: int, length: int) -> bytes:
+        return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
+
+    ALL = _flock(fcntl.F_WRLCK, 0, 0)
+    TURN, NEXT = _flock(fcntl.F_WRLCK, 0, 1), _flock(fcntl.F_WRLCK, 1, 1)
+    _NO_NEXT = _flock(fcntl.F_UNLCK, 1, 1)
+    _NOTHING = _flock(fcntl.F_UNLCK, 0, 0)
+
+    def take(descriptor: int, url: str, path: str, timeout: float | None, prepare: Callable[[], object] | None) -> None:
+        """Have the turn at a file until `leave`; if there was a queue, `prepare` is called by who is the next.
+
+        Raises `CommitTimeoutError`; `leave` is to be called then, too.
+        """
+        wait: Wait | None = None
+        if prepare is not None and not try_lock(descriptor, NEXT):
+            wait = Wait(url, path, timeout, lambda: _holder(descriptor))
+            wait_for_lock(descriptor, NEXT, wait)
+            _tell(descriptor, _ABOUT_NEXT)
+            prepare()
+        if not try_lock(descriptor, TURN):
+            _tell(descriptor, _ABOUT_NEXT)
+            wait_for_lock(descriptor, TURN, wait or Wait(url, path, timeout, lambda: _holder(descriptor)))
+        if prepare is not None:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _NO_NEXT)
+        _tell(descriptor, _ABOUT_TURN)
+
+    def leave(descriptor: int) -> None:
+        # Closing is not enough: a child that was forked meanwhile has the description open, too.
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _NOTHING)
+
+    def try_lock(descriptor: int, lock: bytes) -> bool:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def wait_for_lock(descriptor: int, lock: bytes, wait: Wait) -> None:
+        """Lock a range that others have locked, for the open file description. Raises `CommitTimeoutError`."""
+        with wait.watched():
+            if wait.left is None:
+                # In this thread, which the kernel wakes: a hand-over from another one would double the time of a turn.
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, lock)
+            elif not (wait.left and _Waiter.lock(descriptor, lock, wait.left)):
+                raise wait.over()
+
+    class _Waiter:
+        """A thread that waits for a lock, since nothing ends a wait in the kernel but the lock, or a signal.
+
+        Whoever gives up leaves it behind: it gives the lock back when it has got it.
+        """
+
+        _left_behind: ClassVar[set[_Waiter]] = set()
+
+        def __init__(self, descriptor: int, lock: bytes) -> None:
+            self._descriptor = os.dup(descriptor)  # of the same description, and so with the same locks
+            self._lock = lock
+            self._decided = processes.new_lock()
+            self._done = threading.Event()
+            self._given_up = False
+            self._error: OSError | None = None
+            status = os.fstat(descriptor)
+            self._of = status.st_dev, status.st_ino
+            processes.watch(self)
+
+        @classmethod
+        def lock(cls, descriptor: int, lock: bytes, timeout: float) -> bool:
+            waiter = cls(descriptor, lock)
+            if any(waiter._of == other._of for other in list(cls._left_behind)):
+                # One that was left behind waits still: another would be one more for each try.
+                waiter._close()
+                return _poll(partial(try_lock, descriptor, lock), timeout)
+            try:
+                threading.Thread(target=waiter._run, name="txstore lock", daemon=True).start()
+                waiter._done.wait(timeout)
+            finally:
+                has_lock = waiter._give_up()
+            if waiter._error is not None:
+                raise waiter._error
+            return has_lock
+
+        def _run(self) -> None:
+            try:
+                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLKW, self._lock)
+            except OSError as error:
+                self._error = error
+            finally:
+                with self._decided:
+                    self._done.set()
+                    if self._given_up:
+                        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _NOTHING)
+                self._left_behind.discard(self)
+                self._close()
+
+        def _give_up(self) -> bool:
+            """Return whether the lock is there; if not, it will not stay."""
+            with self._decided:
+                if not self._done.is_set():
+                    self._given_up = True
+                    self._left_behind.add(self)
+                return not self._given_up
+
+        def _close(self) -> None:
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
+
+        def before_fork(self) -> None:
+            pass
+
+        def after_fork_in_child(self) -> None:
+            self._close()
+            self._left_behind.discard(self)
+
+    def _holder(descriptor: int) -> str:
+        """Return who is waited for, as the file says it."""
+        for lock, offset in ((TURN, _ABOUT_TURN), (NEXT, _ABOUT_NEXT)):
+            try:
+                found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, lock)
+                kind: int = struct.unpack_from("h", found)[0]
+                if kind == fcntl.F_RDLCK:  # which nobody of ours takes
+                    return "a program that only reads"
+                if kind != fcntl.F_UNLCK:
+                    return _told(descriptor, offset)
+            except OSError:
+                break
+        return _UNKNOWN
+
+else:
+
+    def take(
+        descriptor: int,
+        url: str,
+        path: str,
+        timeout: float | None,
+        prepare: Callable[[], object] | None,  # noqa: ARG001 - nobody knows that it is the next
+    ) -> None:
+        lock_file(descriptor, Wait(url, path, timeout, lambda: _told(descriptor, _ABOUT_TURN)))
+        _tell(descriptor, _ABOUT_TURN)
+
+    def leave(descriptor: int) -> None:
+        filelock.unlock_descriptor(descriptor)
+
+
+def lock_file(descriptor: int, wait: Wait) -> None:
+    """Lock a whole file, where there are no locks of an open file description. Raises `CommitTimeoutError`."""
+    if not _try_file(descriptor):
+        with wait.watched():
+            if wait.left is None:
+                filelock.lock_descriptor(descriptor)
+            elif not _poll(partial(_try_file, descriptor), wait.left):
+                raise wait.over()
+
+
+def _try_file(descriptor: int) -> bool:
+    return filelock.lock_descriptor(descriptor, blocking=False)
+
+
+def _poll(is_locked: Callable[[], bool], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not is_locked():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+# --- who it is
+
+
+def _tell(descriptor: int, offset: int) -> None:
+    try:
+        os.pwrite(descriptor, b'%b, "since": %d}\0' % (_this_process(os.getpid()), time.time()), offset)
+    except OSError:  # a full disk: then nobody is told
+        return
+
+
+@cache
+def _this_process(pid: int) -> bytes:
+    return f'{{"pid": {pid}, "who": {json.dumps(this_user()[:50], ensure_ascii=False)}'.encode()
+
+
+def _told(descriptor: int, offset: int) -> str:
+    """Return what a holder says. Anybody may have written it who can write the repository."""
+    try:
+        told = json.loads(os.pread(descriptor, _ABOUT_SIZE, offset).partition(b"\0")[0])
+        pid, who, since = int(told["pid"]), str(told["who"]), time.localtime(float(told["since"]))
+    except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
+        return _UNKNOWN
+    shown = "".join(sign if sign.isprintable() else "?" for sign in who[:100])
+    return f"process {pid} of {shown} since {time.strftime('%Y-%m-%d %H:%M:%S', since)}"

@@ -1,0 +1,1 @@
+"""Staging, participants, conflicts, the commit."""

@@ -1,0 +1,234 @@
+"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a slot (`publishing`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from txstore.errors import SnapshotExpiredError
+from txstore.format import commitfile, packfile
+from txstore.format.commitfile import DataPack, RunName, Section, Statistics
+from txstore.format.documents import kind_of_node
+from txstore.format.keys import ancestors, directory_prefix, is_document
+from txstore.format.packfile import PackName
+from txstore.history import declarations
+from txstore.history import runs as index
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
+from txstore.history.slots import Contents, Publisher
+from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.transactions import conflicts
+from txstore.transactions.conflicts import Writes
+from txstore.transactions.outcome import CommitOutcome
+from txstore.transactions.staging import Staging
+
+
+class _Merged(NamedTuple):
+    section: Section
+    run: RunName
+    inputs: tuple[RunName, ...]
+
+
+class Committer:
+    """One attempt to commit what one transaction has staged."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        snapshots: Snapshots,
+        staging: Staging,
+        *,
+        branch: str,
+        durable: bool,
+        message: str,
+        properties: Mapping[str, Any],
+        fence: Callable[[], None],
+    ) -> None:
+        self.commits = commits
+        self.snapshots = snapshots
+        self.staging = staging
+        self.base = self.head = staging.base
+        self.writes: Writes | None = None
+        self.branch = branch
+        self.fence = fence  # raises if what was locked no longer is
+        self.packs = [DataPack(PackName(part.pack_id), part.end) for part in staging.parts()]
+        self.publisher = Publisher(
+            commits,
+            staging.commit_writer(),
+            [(pack, staging.path_of(pack.name.id)) for pack in self.packs],
+            branch=branch,
+            durable=durable,
+            message=message,
+            properties=properties,
+        )
+        self.unchanged: set[str] = set()
+        self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # on which head, and what its header says then
+
+    @property
+    def offered(self) -> bool:
+        """Whether the file was offered to a slot, which may have taken it."""
+        return self.publisher.offered
+
+    def run(self) -> Stored | None:
+        """Return the new commit; None if all that is staged is as in the base.
+
+        Raises `ConflictError`, `ConstraintError`, and what `Publisher.prepare` and `publish` raise; then nothing was
+        published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
+        """
+        # 1. The transaction's own run follows its values. What equals the base is left out.
+        own, statistics = self._append_own_run()
+        if own is None and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints):
+            return None
+
+        # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us.
+        if self.commits.takes_turns:
+            self._keep_constraints(self._catch_up())
+
+        # 3. Every now and then, the newest runs of the head are merged.
+        merged = self._append_merged_run(self.head)
+
+        # 4. All that is large is made durable; then the header is written, and the file takes the next slot.
+        self.publisher.prepare(self.head.stored)
+        return self.publisher.publish(self._catch_up, lambda head: self._contents(own, merged, head, statistics))
+
+    def withdraw_packs(self) -> None:
+        """Take back the names in `packs/`: no commit refers to them."""
+        self.publisher.withdraw_packs()
+
+    # --- runs
+
+    def _append_own_run(self) -> tuple[Section | None, Statistics]:
+        prefixes = [prefix for prefix in self.staging.prefixes if self.base.has_keys_below(prefix)]
+        counter = _Counter(self.staging)
+        packs = [pack.name for pack in self.packs]
+        content = index.build(counter.counted(self._entries()), [prefix.encode() for prefix in prefixes], packs)
+        statistics = counter.statistics(len(prefixes))
+        if not (statistics.keys_set or statistics.keys_deleted or prefixes):
+            return None, statistics
+        return self.publisher.append(content), statistics
+
+    def _entries(self) -> Iterator[tuple[str, int, int, int, int, int]]:
+        """Yield what the run will hold, ascending, and remember in `unchanged` what it will not."""
+        base_is_empty = not len(self.base.runs)
+        transaction = self.publisher.writer.id
+        numbers = {packfile.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
+        for key, link in self.staging.items_staged():
+            if link.kind == packfile.FRAME_TOMBSTONE:
+                # A key that was not there needs no tombstone; it still counts as written (`_writes`).
+                if not base_is_empty and not self.staging.is_below_deleted(key) and key in self.base:
+                    yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
+            elif not base_is_empty and self.staging.is_unchanged(key, link):
+                self.unchanged.add(key)
+            else:
+                nth, offset = packfile.split_offset(link.offset)
+                pack = numbers[packfile.pack_number(link.participant, nth)]
+                yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
+
+    def _append_merged_run(self, head: Snapshot) -> _Merged | None:
+        count = head.runs.plan_merge()
+        if not count:
+            return None
+        content = head.runs.merge(count)
+        section = self.publisher.append(content)
+        return _Merged(section, index.name_run(content, 0, section.offset), head.runs.names[:count])
+
+    # --- conflicts
+
+    def _writes(self) -> Writes:
+        written: list[str] = []
+        deleted: list[str] = []
+        documents: dict[str, bytes | None] = {}
+        for key, link in self.staging.items_staged():
+            if key in self.unchanged:
+                continue
+            is_deleted = link.kind == packfile.FRAME_TOMBSTONE
+            (deleted if is_deleted else written).append(key)
+            if is_document(key):
+                documents[key] = None if is_deleted else self.staging.read(link)
+        return Writes(written, deleted, self.staging.prefixes, documents, self.staging.reads(self.unchanged))
+
+    def _catch_up(self) -> Snapshot:
+        """Move on to the newest commit, if there is no conflict with what is new in it."""
+        checked = self.head
+        found = self.commits.head(self.branch)
+        if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
+            return checked
+        head = self.snapshots.newest(self.branch, found)
+        if head.floor > max(self.base.slot, 0):
+            # I10: what was deleted since may no longer be known to have been.
+            raise SnapshotExpiredError(f"{self.branch}@{self.base.slot}")
+        self.writes = self.writes or self._writes()
+        conflicts.check(self.writes, self.base, head, checked.seq)
+        self.head = head
+        return head
+
+    def _keep_constraints(self, head: Snapshot) -> Mapping[str, Any]:
+        """I11: return the constraints that the commit carries on top of `head`, all of which it keeps."""
+        if self._kept is None or self._kept[0] is not head:
+            changes, there = self.staging.constraints, head.written_constraints
+            declarations.check_unmoved(changes, self.base.written_constraints, there)
+            written = declarations.changed(changes, there)
+            if written:
+                declarations.check(head.url, written, there, CommitOutcome(self.staging, self.unchanged, head))
+            self._kept = head, written
+        return self._kept[1]
+
+    # --- the header, for one slot
+
+    def _contents(
+        self, own: Section | None, merged: _Merged | None, head: Snapshot, statistics: Statistics
+    ) -> Contents:
+        self.fence()
+        kept = self._keep_constraints(head)
+        seq = head.seq + 1
+        sections, runs = [], list(head.run_names)
+        if merged is not None and (at := find_runs(merged.inputs, runs)) is not None:
+            # Its inputs still stand side by side: nobody else has merged them meanwhile.
+            runs[at : at + len(merged.inputs)] = [merged.run]
+            sections.append(merged.section)
+        if own is not None:
+            entries = statistics.keys_set + statistics.keys_deleted
+            runs.insert(0, RunName(None, seq, own.offset, own.length, entries, seq))
+            sections.insert(0, own)
+        required = commitfile.FEATURE_FOREIGN if self.staging.staged.may_be_foreign else 0
+        return Contents(tuple(sections), tuple(runs), statistics, required=required, constraints=kept)
+
+
+class _Counter:
+    """Counts what goes into a run while it is built."""
+
+    def __init__(self, view: Staging) -> None:
+        self._view = view
+        self._set = self._deleted = self._bytes = 0
+        self._arrays: set[str] = set()
+        self._last_array = "\0"  # with a slash: the next key lies there too, as a rule
+
+    def counted(
+        self, entries: Iterator[tuple[str, int, int, int, int, int]]
+    ) -> Iterator[tuple[bytes, int, int, int, int, int]]:
+        for key, kind, offset, length, checksum, pack in entries:
+            if kind == packfile.REF_TOMBSTONE:
+                self._deleted += 1
+            else:
+                self._set += 1
+                self._bytes += length
+            if not key.startswith(self._last_array):
+                self._count_array(key)
+            yield key.encode(), kind, offset, length, checksum, pack
+
+    def _count_array(self, key: str) -> None:
+        for path in ancestors(key):
+            kind = kind_of_node(self._view, path)
+            if kind == "array":
+                self._arrays.add(path)
+                self._last_array = directory_prefix(path)
+            if kind != "absent":
+                return
+
+    def statistics(self, prefixes: int) -> Statistics:
+        return Statistics(self._set, self._deleted, prefixes, self._bytes, len(self._arrays))
+
+
+def find_runs(inputs: tuple[RunName, ...], runs: list[RunName]) -> int | None:
+    """Return where `inputs` stand side by side in a list of runs."""
+    return next((i for i in range(len(runs)) if tuple(runs[i : i + len(inputs)]) == inputs), None)

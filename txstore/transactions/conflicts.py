@@ -1,0 +1,290 @@
+"""When two transactions conflict (I5).
+
+No I/O of its own: everything is asked of the snapshots that are passed in. The cases, for a transaction that began at
+`base` and finds `head`:
+
+| the transaction                                  | somebody else, since base                         | conflict |
+|--------------------------------------------------|---------------------------------------------------|----------|
+| wrote or deleted a key                           | wrote it, or deleted it (or a prefix above it)    | yes      |
+| created a group document                         | created it with the same bytes                    | no       |
+| deleted a key that was not there                 | deleted it too                                    | no       |
+| deleted a prefix                                 | wrote a key below it, which is there              | yes      |
+| deleted a prefix                                 | deleted it too                                    | no       |
+| wrote a key below an array                       | changed the array structurally, or dropped it     | yes      |
+| wrote a chunk                                    | shrank its array so that the chunk is dropped     | yes      |
+| wrote a key                                      | turned a group above it into something else       | yes      |
+| changed a node structurally                      | wrote any key below it                            | yes      |
+| shrank an array                                  | wrote a chunk that the new shape drops            | yes      |
+| wrote a chunk, grew an array, edited attributes  | grew or edited the *other* document, other chunks | no       |
+| serializable: read a key, or that it was absent  | changed, made or deleted it                       | yes      |
+| serializable: listed names, or all keys, below   | made one appear or vanish                         | yes      |
+| serializable: looked whether there are keys      | made the first appear or the last vanish          | yes      |
+
+"Structurally" is in more than attributes or growth: grid, dtype, codecs, fill value, existence. What is in the table is
+in `CLAUSES`, clause by clause: tests take out each of them, and see that it is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from txstore.errors import ConflictError
+from txstore.format import packfile
+from txstore.format.documents import NODE_DOCUMENTS, DocumentChange, Node, below, compare_documents, drops_chunk
+from txstore.format.keys import (
+    after_prefix,
+    ancestors,
+    directory_prefix,
+    document_key,
+    is_document,
+    node_of_document,
+    stored_key,
+)
+from txstore.history.runs import Change
+from txstore.history.snapshot import Snapshot
+from txstore.transactions.reads import NOTHING_READ, Reads
+
+#: A conflict names at most so many keys.
+MAX_NAMED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What a transaction would publish, and what it relies on.
+
+    `documents` holds the staged bytes of every metadata document that it set (None: deleted).
+    """
+
+    set: Iterable[str]
+    deleted: Iterable[str]
+    prefixes: Iterable[str]
+    documents: Mapping[str, bytes | None] = field(default_factory=dict)
+    reads: Reads = NOTHING_READ
+
+
+def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
+    """Raise `ConflictError` if `mine`, begun at `base`, conflicts with what `head` has newer than seq `since`."""
+    if head.seq <= since:
+        return
+    check = Check(mine, base, head, since)
+    for clause in CLAUSES:
+        named = list(islice(clause.keys(check), MAX_NAMED))
+        if named:
+            raise ConflictError(named, reason=clause.reason, base=base.commit, head=head.commit)
+
+
+class Check:
+    """What the clauses are asked about: `mine` and all that is newer at the head than seq `since`."""
+
+    def __init__(self, mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
+        self.mine = mine
+        self.base = base
+        self.head = head
+        self.since = since
+        self.recent = head.runs_since(since)
+        self._changed_nodes: dict[str, list[str]] = {}
+        self._node_changes: dict[str, tuple[DocumentChange, Node]] = {}
+
+    def changed(self, key: str) -> bool:
+        """Tell whether the head has something newer on this key: a value, a tombstone, or a prefix tombstone above."""
+        found = self.recent.lookup(key.encode())
+        return found is not None and found.seq > self.since
+
+    def touched_below(self, prefix: str) -> Iterator[Change]:
+        """Yield what was written below a prefix since, or deleted key by key, each key once."""
+        stop = after_prefix(prefix)
+        seen = set()
+        for change in self.recent.changes(prefix.encode(), None if stop is None else stop.encode(), self.since):
+            if change.key not in seen:
+                seen.add(change.key)
+                yield change
+
+    def new_keys_below(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below a prefix that were written since and are there at the head."""
+        for change in self.touched_below(prefix):
+            key = stored_key(change.key, "a run")
+            if change.kind != packfile.REF_TOMBSTONE and (self.head.seq_of(key) or 0) > self.since:
+                yield key
+
+    def changed_keys_below(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below a prefix that were written or deleted since."""
+        for change in self.touched_below(prefix):
+            yield stored_key(change.key, "a run")
+        yield from self.cleared_keys_below(prefix)
+
+    def cleared_keys_below(self, prefix: str) -> Iterator[str]:
+        """Yield the base's keys below a prefix that are gone because somebody has deleted all below some prefix."""
+        for cleared in self.recent.new_prefixes(self.since):
+            if cleared.startswith(prefix) or prefix.startswith(cleared):
+                for key in self.base.keys_below(max(cleared, prefix, key=len)):
+                    if key not in self.head:
+                        yield key
+
+    def changed_documents(self, path: str) -> list[str]:
+        """Return the documents of this node and those above it that changed since."""
+        nodes = [path, *ancestors(path)]
+        known = next((i for i, node in enumerate(nodes) if node in self._changed_nodes), len(nodes))
+        found = self._changed_nodes[nodes[known]] if known < len(nodes) else []
+        for node in reversed(nodes[:known]):
+            own = [document_key(node, name) for name in NODE_DOCUMENTS]
+            found = self._changed_nodes[node] = [key for key in own if self.changed(key)] + found
+        return found
+
+    def node_change(self, document: str) -> tuple[DocumentChange, Node]:
+        """Return how a document has changed from the base to the head, and what it says there."""
+        known = self._node_changes.get(document)
+        if known is None:
+            before, after = _bytes(self.base, document), _bytes(self.head, document)
+            known = compare_documents(document, before, after), Node.parse(document, after)
+            self._node_changes[document] = known
+        return known
+
+
+# --- the clauses
+
+
+def _set_keys(check: Check) -> Iterator[str]:
+    for key in check.mine.set:
+        if check.changed(key) and not _is_equal_group_creation(check, key):
+            yield key
+
+
+def _is_equal_group_creation(check: Check, key: str) -> bool:
+    mine = check.mine.documents.get(key)
+    if mine is None or key in check.base or _bytes(check.head, key) != mine:
+        return False
+    if key.rpartition("/")[2] == ".zattrs":
+        return check.mine.documents.get(document_key(node_of_document(key), ".zgroup")) is not None
+    return Node.parse(key, mine).kind == "group"
+
+
+def _deleted_keys(check: Check) -> Iterator[str]:
+    for key in check.mine.deleted:
+        if check.changed(key) and (key in check.head or key in check.base):
+            yield key
+
+
+def _keys_below_changed_nodes(check: Check) -> Iterator[str]:
+    for keys in (check.mine.set, check.mine.deleted):
+        for key in keys:
+            for document in check.changed_documents(key.rpartition("/")[0]):
+                if document != key:
+                    change, node = check.node_change(document)
+                    concerns = FOREIGN_CHANGES.get(change)
+                    if concerns is not None and concerns(node, document, key):
+                        yield key
+                        break
+
+
+def _keys_below_my_changes(check: Check) -> Iterator[str]:
+    for document, after in check.mine.documents.items():
+        change = compare_documents(document, _bytes(check.base, document), after)
+        concerned = MY_CHANGES.get(change)
+        if concerned is not None:
+            yield from concerned(check, document, after)
+
+
+def _keys_below_my_prefixes(check: Check) -> Iterator[str]:
+    for prefix in check.mine.prefixes:
+        yield from check.new_keys_below(prefix)
+
+
+def _keys_read(check: Check) -> Iterator[str]:
+    for key in check.mine.reads.keys:
+        if check.changed(key) and (key in check.head or key in check.base):
+            yield key
+
+
+def _names_listed(check: Check) -> Iterator[str]:
+    for prefix in check.mine.reads.names_below:
+        touched = (stored_key(change.key, "a run") for change in check.touched_below(prefix))
+        names = {key[len(prefix) :].partition("/")[0] for key in touched}
+        for cleared in check.recent.new_prefixes(check.since):
+            if prefix.startswith(cleared):
+                names.update(check.base.list_dir(prefix))
+            elif cleared.startswith(prefix):
+                names.add(cleared[len(prefix) :].partition("/")[0])
+        for name in sorted(names):
+            if _is_name(check.base, prefix + name) != _is_name(check.head, prefix + name):
+                yield prefix + name
+
+
+def _is_name(snapshot: Snapshot, path: str) -> bool:
+    return path in snapshot or snapshot.has_keys_below(path)
+
+
+def _keys_listed(check: Check) -> Iterator[str]:
+    for prefix in check.mine.reads.keys_below:
+        for key in check.changed_keys_below(prefix):
+            if (key in check.base) != (key in check.head):
+                yield key
+
+
+def _emptiness(check: Check) -> Iterator[str]:
+    for prefix in check.mine.reads.any_below:
+        before, after = (next(view.keys_below(prefix), None) for view in (check.base, check.head))
+        if (before is None) != (after is None):
+            yield before or after or prefix
+
+
+class Clause(NamedTuple):
+    """One reason for a conflict, and the keys that there is a conflict about."""
+
+    name: str
+    reason: str
+    keys: Callable[[Check], Iterator[str]]
+
+
+CLAUSES: tuple[Clause, ...] = (
+    Clause("set", "keys were also written by another commit", _set_keys),
+    Clause("deleted", "keys were also written by another commit", _deleted_keys),
+    Clause(
+        "foreign change",
+        "another commit changed the array or group above these keys",
+        _keys_below_changed_nodes,
+    ),
+    Clause(
+        "my change",
+        "another commit wrote below a node that is changed structurally here",
+        _keys_below_my_changes,
+    ),
+    Clause("my prefix", "another commit wrote below what is deleted here", _keys_below_my_prefixes),
+    # Of serializable transactions: in others, nothing is read.
+    Clause("read", "another commit changed keys that were read here", _keys_read),
+    Clause("names", "another commit changed which names there are where they were listed here", _names_listed),
+    Clause("keys", "another commit changed which keys there are where they were listed here", _keys_listed),
+    Clause("any", "another commit changed whether there are any keys where this was asked here", _emptiness),
+)
+
+#: What a write of a key relies on, if somebody else has changed a document above it. What is not here is no conflict.
+FOREIGN_CHANGES: dict[DocumentChange, Callable[[Node, str, str], bool]] = {
+    DocumentChange.STRUCTURE: lambda *_: True,
+    DocumentChange.SHRINK: lambda node, document, key: not is_document(key) and node.drops(below(document, key)),
+}
+
+
+def _all_below(check: Check, document: str, after: bytes | None) -> Iterator[str]:
+    prefix = directory_prefix(node_of_document(document))
+    # A chunk that was deleted has become the fill value, which may be another now. With the node gone, it is just gone.
+    return check.new_keys_below(prefix) if after is None else check.changed_keys_below(prefix)
+
+
+def _dropped_below(check: Check, document: str, after: bytes | None) -> Iterator[str]:
+    for key in check.new_keys_below(directory_prefix(node_of_document(document))):
+        if not is_document(key) and drops_chunk(document, after, key):
+            yield key
+
+
+#: The other way round: which newer keys below a document a change of it does not go with.
+MY_CHANGES: dict[DocumentChange, Callable[[Check, str, bytes | None], Iterator[str]]] = {
+    DocumentChange.STRUCTURE: _all_below,
+    DocumentChange.SHRINK: _dropped_below,
+}
+
+
+def _bytes(snapshot: Snapshot, key: str) -> bytes | None:
+    view = snapshot.get_view(key)
+    return None if view is None else bytes(view)

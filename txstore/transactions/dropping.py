@@ -1,0 +1,89 @@
+"""What becomes of a transaction that is dropped: without commit or rollback, or when its outcome is unknown.
+
+Finalizers do this, in any thread and at any point: see `late_work` for what they leave to another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable
+
+from txstore.errors import TransactionStateError, UncommittedChangesWarning
+from txstore.transactions import late_work
+from txstore.transactions.staging import Staging
+
+
+def expect(staging: Staging) -> None:
+    """Be ready for it to be dropped."""
+    if staging.storage.ranges is not None:
+        late_work.expect()
+
+
+def drop(staging: Staging, attached: object) -> None:
+    """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends.
+
+    `attached` is what it counts as in `Staging.attached`.
+    """
+    if not staging.is_used_here:
+        return
+    if staging.is_unsettled or staging.committed is not None:
+        _afterwards(staging, staging.close)  # I3: nothing is deleted
+        return
+    if staging.storage.is_remote and _is_in_event_loop():
+        # It must not wait for a server: the loop may be the one that the answer would come through.
+        try:
+            threading.Thread(target=_drop, args=(staging, attached), name="txstore end").start()
+        except RuntimeError:  # the interpreter ends
+            _drop(staging, attached)
+    else:
+        _drop(staging, attached)
+
+
+def _drop(staging: Staging, attached: object) -> None:
+    if not staging.is_owner:
+        # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
+        if _is_in_event_loop():
+            _afterwards(staging, lambda: _drop_part(staging, attached))
+        else:
+            _drop_part(staging, attached)
+        return
+    staging.attached.discard(attached)
+    try:
+        count = staging.count
+    except (OSError, TransactionStateError):  # what others have staged can't be read now
+        count = staging.known_count
+    try:
+        if count:
+            warnings.warn(
+                f"{staging.url}: {count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
+                f"`with repo.transaction() as store:`",
+                UncommittedChangesWarning,
+                stacklevel=2,
+            )
+    finally:  # the warning may be an error
+        _afterwards(staging, staging.discard)
+
+
+def _drop_part(staging: Staging, attached: object) -> None:
+    with contextlib.suppress(OSError, TransactionStateError):
+        if staging.is_named:
+            staging.leave(attached)
+        else:
+            staging.attached.discard(attached)
+            if not staging.attached:
+                staging.seal()
+
+
+def _afterwards(staging: Staging, work: Callable[[], object]) -> None:
+    """Do it without making requests where the finalizer happens to be called."""
+    if staging.storage.ranges is None:
+        work()
+    else:
+        late_work.later(work)
+
+
+def _is_in_event_loop() -> bool:
+    return asyncio._get_running_loop() is not None

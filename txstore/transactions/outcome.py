@@ -1,0 +1,70 @@
+"""What the head will hold once a transaction's writes are on top of it: what constraints are asked about.
+
+The transaction's own view lies over its base; this one lies over the head, after it was found that what others have
+committed since is no conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from txstore.format import packfile
+from txstore.format.constraints import Outcome
+from txstore.format.documents import NODE_DOCUMENTS, Described, DocumentChange, compare_documents, describe
+from txstore.format.keys import after_prefix, directory_prefix, document_key
+from txstore.history.snapshot import Snapshot
+from txstore.transactions.staging import Staging
+
+
+class CommitOutcome(Outcome):
+    """The head with a transaction on top. `unchanged` are staged keys that the commit leaves out."""
+
+    def __init__(self, staging: Staging, unchanged: Collection[str], head: Snapshot) -> None:
+        self._staging = staging
+        self._unchanged = unchanged
+        self._head = head
+
+    def get(self, key: str) -> bytes | memoryview | None:
+        """Return a document."""
+        link = self._staging.staged.get(key)
+        if link is not None and key not in self._unchanged:
+            return None if link.kind == packfile.FRAME_TOMBSTONE else self._staging.read(link)
+        return None if self._staging.is_below_deleted(key) else self._head.get_view(key)
+
+    def __contains__(self, key: str) -> bool:
+        link = self._staging.staged.get(key)
+        if link is not None and key not in self._unchanged:
+            return link.kind != packfile.FRAME_TOMBSTONE
+        return not self._staging.is_below_deleted(key) and key in self._head
+
+    def after(self, path: str) -> Described | None:
+        return describe(self.get, path)
+
+    def before(self, path: str) -> Described | None:
+        return describe(self._head.get_view, path)
+
+    def rewrites(self, path: str) -> bool:
+        documents = [document_key(path, name) for name in (*NODE_DOCUMENTS, ".zattrs")]
+        return self.remakes(path) or any(
+            key in self._staging.staged and key not in self._unchanged for key in documents
+        )
+
+    def remakes(self, path: str) -> bool:
+        return any(self._staging.is_below_deleted(document_key(path, name)) for name in NODE_DOCUMENTS)
+
+    def clears_below(self, path: str) -> bool:
+        here = directory_prefix(path)
+        return any(prefix.startswith(here) or here.startswith(prefix) for prefix in self._staging.prefixes)
+
+    def restructures(self, path: str) -> bool:
+        before, after = self.before(path), self.after(path)
+        if before is None or after is None or before.key != after.key:
+            return True
+        return compare_documents(after.key, before.content, after.content) is DocumentChange.STRUCTURE
+
+    def deleted_below(self, path: str) -> Iterator[str]:
+        prefix = directory_prefix(path)
+        for key in self._staging.staged.between(prefix, after_prefix(prefix)):
+            link = self._staging.staged.get(key)
+            if link is not None and link.kind == packfile.FRAME_TOMBSTONE:
+                yield key

@@ -1,0 +1,152 @@
+"""The other participants of a transaction: what they stage, whether they live, and whether their part is whole (I8).
+
+What they stage is added to the staged keys as it is found in their packs. Where there are several at the commit, it is
+settled here whose frames count: those of all who have sealed their part, or live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from txstore.format import packfile
+from txstore.format.keys import is_document, stored_key, stored_prefix
+from txstore.format.packfile import Frame
+from txstore.transactions.chains import Link
+from txstore.transactions.read_marks import ReadMarks
+from txstore.transactions.reads import ReadLog
+from txstore.transactions.shared import SharedTransaction
+from txstore.transactions.staged_keys import StagedKeys
+from txstore.transactions.tails import Tail
+
+
+class Siblings:
+    """The others, as one process sees them. Not safe in threads."""
+
+    def __init__(self, staged: StagedKeys, marks: ReadMarks, reads: ReadLog | None) -> None:
+        self._staged = staged
+        self._marks = marks
+        self._reads = reads
+        self._tails: dict[int, Tail] = {}
+        self._passed_over: set[int] = set()  # those that were dead when this process joined
+        self._is_closed = False  # nobody stages any more, and it is settled whose frames count
+
+    # --- what they stage
+
+    def follow(self, shared: SharedTransaction, *, joining: bool = False) -> None:
+        """Add what they have staged by now. Who joins does not build on what was left by one that died half-way."""
+        if self._is_closed:  # what is appended now comes too late, and its writer is told so
+            return
+        for participant in shared.participants():
+            if participant == self._staged.me or participant in self._passed_over:
+                continue
+            tail = self._tails.get(participant) or shared.tail(participant)
+            # Before its frames are read: of one that is dead, these are all.
+            alive = not joining or shared.is_named or participant == 0 or tail.is_alive()
+            frames: Iterable[Frame] = tail.new_frames()
+            if not alive:
+                frames = list(frames)
+                if not tail.is_sealed:
+                    self._passed_over.add(participant)  # its work is to be done again: not on top of what it left
+                    continue
+                if (kept := tail.kept) is not None:
+                    frames = [frame for frame in frames if frame.sequence <= kept]
+            self._tails[participant] = tail
+            self._add(participant, frames)
+
+    def _add(self, participant: int, frames: Iterable[Frame]) -> None:
+        for frame in frames:
+            path = self._tails[participant].path
+            key = (stored_key if frame.kind in packfile.FRAMES_WITH_KEY else stored_prefix)(frame.key, path)
+            if frame.kind == packfile.FRAME_PREFIX:
+                self._staged.hide(key, participant, frame.sequence, frame.seen)
+            elif frame.kind in packfile.FRAMES_OF_KEYS:
+                link = Link(
+                    participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum
+                )
+                self._staged.add(key, link, was_read=key in self._marks)
+                if is_document(key):
+                    self._staged.news.append(key)
+            elif frame.kind in packfile.FRAMES_READ and self._reads is not None:
+                self._reads.add(frame.kind, key)
+
+    def ends(self) -> dict[int, int]:
+        """Return where their frames end, by the numbers of their packs in the transaction."""
+        ends: dict[int, int] = {}
+        for tail in self._tails.values():
+            ends |= tail.ends()
+        return ends
+
+    # --- who they are
+
+    def label(self, participant: int) -> str:
+        tail = self._tails.get(participant)
+        return "the process that began" if tail is None or participant == 0 else str(tail)
+
+    def locks_of(self, participant: int) -> int | None:
+        """Return the owner word under which a sibling leaves locks to the others."""
+        tail = self._tails.get(participant)
+        return None if tail is None else tail.about.get("locks")
+
+    def parked_locks(self) -> list[int]:
+        """Return all such owner words."""
+        return [word for participant in self._tails if (word := self.locks_of(participant)) is not None]
+
+    def attached(self, shared: SharedTransaction, here: Collection[int]) -> list[str]:
+        """Return which of them live, but for those in this process."""
+        others = {number: tail for number, tail in self._tails.items() if number and number not in here}
+        living = shared.living(others)
+        return [str(tail) for number, tail in others.items() if number in living]
+
+    def unsealed_and_living(self, shared: SharedTransaction, participants: Iterable[int]) -> set[int]:
+        sealed = {number for number, tail in self._tails.items() if tail.is_sealed}
+        return shared.living(set(participants) - sealed - {0, self._staged.me})
+
+    # --- the commit
+
+    def close(self, shared: SharedTransaction, living: set[int], failed: Collection[int]) -> dict[int, int]:
+        """Add the last of what they have staged, in a transaction that is sealed; return whose part is not whole.
+
+        That of a participant is up to the frame that is returned; -1: nothing of it is known to be. `living` are those
+        that lived before it was sealed and had not sealed their part, `failed` those of which a write has failed.
+        """
+        self._passed_over.clear()
+        others = [number for number in shared.participants() if number not in (0, self._staged.me)]
+        for participant in others:
+            tail = self._tails.setdefault(participant, shared.tail(participant))
+            self._add(participant, tail.new_frames())
+        living = living | self.unsealed_and_living(shared, set(others) - living)
+        lost = {}
+        for participant in others:
+            tail = self._tails[participant]
+            if not tail.is_sealed:  # again, after it was asked who lives: of one that is dead, these are all
+                self._add(participant, tail.new_frames())
+            if tail.kept is not None:
+                lost[participant] = tail.kept
+            elif not tail.is_sealed and (participant in failed or participant not in living):
+                lost[participant] = -1
+        self._is_closed = True
+        return lost
+
+    def reopen(self) -> None:
+        """Follow them again: no commit was made."""
+        self._is_closed = False
+
+    def given_up(self) -> dict[int, int]:
+        """Return who has given up what he had staged, after which frame of his."""
+        return {number: tail.kept for number, tail in self._tails.items() if tail.kept is not None}
+
+    def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
+        """Return the keys that count as the lost have staged them, or that they died staging."""
+        keys = self._staged.lost_keys(lost)
+        unfinished = (
+            (stored_key(frame.key, self._tails[number].path), frame)
+            for number in lost
+            if (frame := self._tails[number].unfinished) is not None
+        )
+        undone = {key for key, frame in unfinished if self._is_undone(key, frame)}
+        return keys + sorted(undone.difference(keys))
+
+    def _is_undone(self, key: str, unfinished: Frame) -> bool:
+        """Tell whether nobody has done since what a process died doing."""
+        link = self._staged.get(key)
+        return link is None or link.place == unfinished.seen

@@ -1,0 +1,324 @@
+"""The keys that are staged in one transaction, in memory: which frame counts for each, and in which order they lie.
+
+Frames come from this process and, in a transaction of several, from the packs of the others. As long as one process
+alone writes a key, a ref of 30 or 42 bytes is all that is kept of it, since there may be millions; where several do,
+the links of the chain are (I7). No I/O. Safe in threads.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+
+from txstore import processes
+from txstore.format import packfile
+from txstore.format.keys import after_prefix, covering_prefixes, is_document
+from txstore.format.packfile import Predecessor, Seen
+from txstore.transactions.chains import Link, Prefixes, extend, newest, order, resolve, tombstone
+
+_REF = struct.Struct("<IIBBQQI")  # the fields of a link; if it has seen a frame, that follows
+
+
+class StagedKeys:
+    """`me` is the participant that this process is."""
+
+    def __init__(self, me: int) -> None:
+        self.me = me
+        self._lock = processes.new_lock()
+        self._refs: dict[str, bytes] = {}
+        self._links: dict[str, list[Link]] = {}
+        self._prefixes: dict[str, dict[int, tuple[int, Seen]]] = {}  # prefix -> participant -> sequence, seen
+        self._outdated: dict[str, Seen] = {}  # what was seen of a key that another has written since
+        self._read_since: set[str] = set()  # documents below deleted prefixes, read since they were deleted
+        self._order: list[str] = []  # the keys of _refs; sorted, but for those added since the last listing
+        self._sorted = 0
+        self._newest: dict[int, int] = {}  # participant -> sequence of the last frame that was added
+        self.may_be_foreign = False  # whether a value may lie outside of the repository
+        #: Documents that were written, and prefixes that were deleted, in the order in which it was learned; in the
+        #: process that began the transaction, by others.
+        self.news: list[str] = []
+
+    # --- looking
+
+    def __len__(self) -> int:
+        """How many keys and prefixes are set or deleted."""
+        return len(self._refs) + len(self._prefixes)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._refs
+
+    @property
+    def version(self) -> tuple[tuple[int, int], ...]:
+        """Which frames there are, by participant and sequence: equal only where all keys are as they were."""
+        with self._lock:
+            return tuple(sorted(self._newest.items()))
+
+    def get(self, key: str) -> Link | None:
+        """Return the frame that counts for a key: a value or a tombstone."""
+        ref = self._refs.get(key)
+        return None if ref is None else _unpack(ref)
+
+    def present(self, key: str) -> Link | None:
+        """Return the frame that counts for a key, be it the deletion of a prefix above; None if the base's counts."""
+        link = self.get(key)
+        if link is None and (above := self._prefixes_above(key)):
+            link = tombstone(max(above))
+        return link
+
+    def is_set(self, key: str) -> bool:
+        link = self.get(key)
+        return link is not None and link.kind in packfile.REF_OF_FRAME
+
+    @property
+    def prefixes(self) -> list[str]:
+        return sorted(self._prefixes)
+
+    def is_below_deleted(self, key: str) -> bool:
+        """Tell whether the base's value of a key is hidden by a deleted prefix."""
+        return bool(self._prefixes) and any(prefix in self._prefixes for prefix in covering_prefixes(key))
+
+    def hiding_prefix(self, key: str) -> str | None:
+        """Return the shortest deleted prefix above a key."""
+        if not self._prefixes:
+            return None
+        return next((prefix for prefix in covering_prefixes(key) if prefix in self._prefixes), None)
+
+    def between(self, start: str, stop: str | None) -> Iterator[str]:
+        """Yield the keys from `start` on, below `stop`, in the order of their bytes."""
+        with self._lock:  # what others stage meanwhile is added behind the sorted part
+            order, low, high = self._range(start, stop)
+        return (order[i] for i in range(low, high))
+
+    def items(self) -> Iterator[tuple[str, Link]]:
+        """Yield the keys that are set or deleted, in the order of their bytes."""
+        for key in self.between("", None):
+            ref = self._refs.get(key)
+            if ref is not None:  # else another thread has just deleted all below a path
+                yield key, _unpack(ref)
+
+    def _range(self, start: str, stop: str | None) -> tuple[list[str], int, int]:
+        if self._sorted < len(self._order):
+            self._order = sorted(self._order)  # a new list: others may be walking the old one. Nearly sorted: linear
+            self._sorted = len(self._order)
+        order, end = self._order, self._sorted
+        low = bisect_left(order, start, 0, end)
+        return order, low, end if stop is None else bisect_left(order, stop, low, end)
+
+    # --- what a frame that is written now has seen
+
+    def seen(self, key: str, *, was_read: bool) -> Seen:
+        """Return what this process knows of a key that it writes."""
+        if (outdated := self._outdated.get(key)) is not None:
+            return outdated
+        ref = self._refs.get(key)
+        if ref is not None:
+            participant, sequence = _place(ref)
+            if participant != self.me:
+                return Predecessor(participant, sequence)
+        elif self._prefixes:
+            above = self._prefixes_above(key)
+            others = {place.participant for place in above} - {self.me}
+            if others and was_read and is_document(key) and key not in self._read_since:
+                return packfile.SEEN_BASE  # an array object may hold what was deleted
+            if others:
+                return newest(above, others)
+        return packfile.SEEN_BASE if was_read else packfile.SEEN_NOTHING
+
+    def was_read_again(self, key: str) -> None:
+        self._outdated.pop(key, None)
+        if self._prefixes and is_document(key):
+            self._read_since.add(key)
+
+    def outdate(self, key: str, seen: Seen) -> None:
+        """Note that an object of this process knows an older version of a key than is staged."""
+        self._outdated.setdefault(key, seen)
+
+    def _prefixes_above(self, key: str) -> Prefixes:
+        if not self._prefixes:
+            return {}
+        return {
+            Predecessor(participant, sequence): seen
+            for prefix in covering_prefixes(key)
+            for participant, (sequence, seen) in self._prefixes.get(prefix, {}).items()
+        }
+
+    # --- adding frames
+
+    def add(self, key: str, link: Link, *, was_read: bool = False) -> None:
+        """Add a frame on a key. `was_read`: by this process, which matters if the frame is another's."""
+        with self._lock:
+            self.may_be_foreign |= link.kind == packfile.FRAME_FOREIGN
+            self._newest[link.participant] = max(link.sequence, self._newest.get(link.participant, 0))
+            ref = self._refs.get(key)
+            if link.participant != self.me:
+                # An array object of this process may hold what it has written itself, too.
+                was_read = was_read or (ref is not None and _place(ref)[0] == self.me and is_document(key))
+                if was_read:
+                    self._outdated.setdefault(key, self.seen(key, was_read=True))
+            if ref is None:
+                if self._prefixes and self._is_overtaken(key, link):
+                    return
+                self._order.append(key)
+                self._refs[key] = _pack(link)
+                return
+            participant, sequence = _place(ref)
+            links = self._links.get(key)
+            if links is None:
+                if participant == link.participant and not _is_foreign(link):
+                    if link.sequence > sequence:  # else a thread of this process was overtaken by another
+                        self._refs[key] = _pack(link._replace(seen=_unpack(ref).seen))
+                    return
+                links = self._links[key] = [_unpack(ref)]
+            self._extend(key, links, link)
+
+    def _extend(self, key: str, links: list[Link], link: Link) -> None:
+        extend(links, link)
+        chain = order(links, self._prefixes_above(key))
+        if chain is None:  # the commit will refuse; until then, one sees one's own
+            chain = [link for link in links if link.participant == self.me] or links
+        self._refs[key] = _pack(chain[-1])
+
+    def _is_overtaken(self, key: str, link: Link) -> bool:
+        """Tell whether its own process has deleted a prefix above the key since: threads may come in another order."""
+        return any(
+            place.participant == link.participant and place.sequence > link.sequence
+            for place in self._prefixes_above(key)
+        )
+
+    def hide(self, prefix: str, participant: int, sequence: int, seen: Seen = packfile.SEEN_NOTHING) -> None:
+        """Add the deletion of a prefix: what the same process has staged below it before is gone."""
+        with self._lock:
+            self._newest[participant] = max(sequence, self._newest.get(participant, 0))
+            places = self._prefixes.setdefault(prefix, {})
+            if participant not in places or places[participant][0] < sequence:
+                places[participant] = sequence, seen
+            if participant != self.me:
+                self._read_since.difference_update([*filter(lambda key: key.startswith(prefix), self._read_since)])
+            order, low, high = self._range(prefix, after_prefix(prefix))
+            kept = []
+            for key in order[low:high]:
+                links, link = self._links.get(key), _unpack(self._refs[key])
+                if links is None and link.participant == participant and link.sequence < sequence:
+                    if not _is_foreign(link) or link.seen in self._prefixes_above(key):
+                        del self._refs[key]
+                        continue
+                    links = self._links[key] = [link]
+                kept.append(key)
+                if links is not None and any(link.participant == participant for link in links):
+                    # Others have seen its frames, or it theirs, which may have been read first.
+                    self._extend(key, links, tombstone(Predecessor(participant, sequence)))
+            self._order = order[:low] + kept + order[high:]
+            self._sorted = len(self._order)
+            if participant or self.me:
+                self.news.append(prefix)
+
+    def written_by_others(self, prefix: str) -> list[str]:
+        """Return the keys below a prefix whose value is of another participant."""
+        with self._lock:
+            order, low, high = self._range(prefix, after_prefix(prefix))
+            return [*filter(lambda key: _place(self._refs[key])[0] != self.me, order[low:high])]
+
+    def deleted_by_others(self, prefix: str) -> list[str]:
+        """Return the prefixes below a prefix that other participants have deleted."""
+        with self._lock:
+            below = filter(lambda other: other.startswith(prefix) and other != prefix, self._prefixes)
+            return sorted(other for other in below if self._prefixes[other].keys() - {self.me})
+
+    # --- the end
+
+    def settle(
+        self,
+        lost: Mapping[int, int],
+        equal: Callable[[Link, Link], bool],
+        given_up: Mapping[int, int] | None = None,
+    ) -> list[str]:
+        """Choose for each key the frame that counts, for good; return the keys whose frames form no chain (I7).
+
+        `lost` are participants whose part is whole up to a frame only. Those of them in `given_up` live, and may do it
+        again: nobody else's work may stand on what they gave up.
+        """
+        broken = []
+        with self._lock:
+            for key in sorted(self._links.keys() | self._below_foreign_prefixes()):
+                ref = self._refs.get(key)
+                if ref is None:
+                    continue
+                links = self._links.get(key) or [_unpack(ref)]
+                prefixes = self._prefixes_above(key)
+                places = [*(link.place for link in links), *prefixes]
+                lost_here = {place.participant for place in places if _is_lost(place, lost)}
+                counts = resolve(links, prefixes, lost_here, equal)
+                if counts is None or any(
+                    isinstance(link.seen, Predecessor)
+                    and link.seen.participant != link.participant
+                    and _is_lost(link.seen, given_up or {})
+                    and not _is_lost(link.place, lost)
+                    for link in links
+                ):
+                    broken.append(key)
+                else:
+                    self._refs[key] = _pack(counts)
+        return broken
+
+    def writers(self, key: str) -> set[int]:
+        """Return which participants have staged something on a key."""
+        with self._lock:
+            ref = self._refs.get(key)
+            links = self._links.get(key) or ([] if ref is None else [_unpack(ref)])
+            return {link.participant for link in links}
+
+    def _below_foreign_prefixes(self) -> set[str]:
+        found = set()
+        for prefix, places in self._prefixes.items():
+            order, low, high = self._range(prefix, after_prefix(prefix))
+            for key in order[low:high]:
+                if places.keys() != {_place(self._refs[key])[0]}:
+                    found.add(key)
+        return found
+
+    def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
+        """Return the keys, and prefixes, that count as participants have staged them whose part is not whole."""
+        keys = [key for key, link in self.items() if _is_lost(link.place, lost)]
+        return keys + [
+            prefix
+            for prefix, places in sorted(self._prefixes.items())
+            if all(_is_lost(Predecessor(each, sequence), lost) for each, (sequence, _) in places.items())
+        ]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._refs, self._links, self._prefixes, self._outdated = {}, {}, {}, {}
+            self._read_since = set()
+            self._newest = {}
+            self._order, self._sorted = [], 0
+
+
+def _is_lost(place: Predecessor, lost: Mapping[int, int]) -> bool:
+    return place.sequence > lost.get(place.participant, place.sequence)
+
+
+def _is_foreign(link: Link) -> bool:
+    """Tell whether a frame has seen another participant's."""
+    return isinstance(link.seen, Predecessor) and link.seen.participant != link.participant
+
+
+def _pack(link: Link) -> bytes:
+    if not isinstance(link.seen, Predecessor):
+        return _REF.pack(*link)
+    return _REF.pack(*link._replace(seen=packfile.SEEN_FRAME)) + packfile.PREDECESSOR.pack(*link.seen)
+
+
+def _unpack(ref: bytes) -> Link:
+    link = Link._make(_REF.unpack_from(ref))
+    if link.seen != packfile.SEEN_FRAME:
+        return link
+    return link._replace(seen=Predecessor(*packfile.PREDECESSOR.unpack_from(ref, _REF.size)))
+
+
+def _place(ref: bytes) -> tuple[int, int]:
+    participant, sequence = _PLACE.unpack_from(ref)
+    return participant, sequence
+
+
+_PLACE = struct.Struct("<II")

@@ -1,0 +1,869 @@
+"""The view of a transaction: what is staged, by this process and by the others that stage into it, over a base.
+
+No life cycle here: `Transaction` says when this may be written, `Committer` turns it into a commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txstore import processes
+from txstore.errors import (
+    ConflictError,
+    CorruptionError,
+    ParticipantLostError,
+    TransactionStateError,
+)
+from txstore.format import names, packfile
+from txstore.format.encoding import MalformedError
+from txstore.format.keys import after_prefix, is_document
+from txstore.format.mapping import Hierarchy
+from txstore.format.packfile import Predecessor
+from txstore.format.records import SERIALIZABLE, TransactionRecord
+from txstore.history.commits import Commits
+from txstore.history.packs import Staged, Writer
+from txstore.history.snapshot import Snapshot
+from txstore.processes import at_exit, was_broken_off
+from txstore.storage.foreign import ForeignRange
+from txstore.storage.interface import Storage
+from txstore.transactions.chains import Link
+from txstore.transactions.read_marks import ReadMarks
+from txstore.transactions.reads import NOTHING_READ, ReadLog, Reads
+from txstore.transactions.reclaim import reclaim_staging
+from txstore.transactions.shared import SharedTransaction, append_about
+from txstore.transactions.siblings import Siblings
+from txstore.transactions.staged_keys import StagedKeys
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+NOBODY = -1  # the number of a process that has not staged anything in somebody else's transaction
+
+#: Documents that array objects hold, of each the frame that they know; None: the base's.
+Held = dict[str, Link | None]
+
+#: In a process that stages into transactions of others: what it has to seal when it ends.
+_participants: weakref.WeakSet[Staging] = weakref.WeakSet()
+
+
+_TAKE_TURNS = (
+    "Trying again alone does not help. Roll back, and either align the work with the chunks, so that no two processes "
+    "write one, or let them take turns: each reads and writes its part within `with store.lock(path, selection)`"
+)
+_LOCKED_TOO_LATE = (
+    "They take locks, but what one of them wrote comes from what it had read before it held the lock, and others have "
+    "written since. Roll back, and let each read under the lock what it changes there: within "
+    "`with store.lock(path, selection)`, from an array that is opened there if it may have been resized"
+)
+
+
+class Part(NamedTuple):
+    """What a participant has staged, as a commit counts it."""
+
+    pack_id: bytes
+    end: int  # of its frames
+
+
+class Staging(Hierarchy):
+    """The view of a transaction in one process. Safe in threads, and after a fork.
+
+    The process that began the transaction is participant 0, and its pack becomes the commit file. Others join: children
+    that inherit the transaction or are sent it, and, if it has a name, whoever gives that name; there, nobody is
+    participant 0. A process that joins sees what was staged when it joined, and, when `follow_others` is called, what
+    its siblings have staged since; the one that began the transaction sees all of it at any time.
+    """
+
+    def __init__(
+        self,
+        commits: Commits,
+        base: Snapshot,
+        record: TransactionRecord,
+        *,
+        shared: SharedTransaction | None = None,
+    ) -> None:
+        self.base = base
+        self.record = record
+        self.id = record.id  # of the transaction, and of the commit that it becomes
+        self.process = os.getpid()
+        self.is_owner = shared is None  # began the transaction, which has no name
+        self.attached: set[object] = set()  # transactions of this process that use this
+        self._thread = ""  # the name of the one that became a participant
+        self._blocks: set[object] = set()  # of these, who is in a `with` block
+        self._enders: set[object] = set()  # calls that are about to end it
+        self.staged = StagedKeys(0 if shared is None else NOBODY)
+        self._commits = commits
+        self._shared = shared
+        self._lock = processes.new_lock()  # of the writer
+        self._following = processes.new_rlock()
+        self._writer: Writer | None = None
+        self._commit_writer: Writer | None = None
+        self._counting = processes.new_lock()  # of the two that follow
+        self._staged_at = self._sealed_at = -1  # the sequence of the last frame of this process, and of its last seal
+        self._inherited = False  # by a fork, and not used in this process so far
+        self._is_over = False
+        self._has_announced = False  # siblings know under which word this process leaves locks: it has taken some
+        self.has_failed = False  # a write of this process: its part must not look complete
+        self.has_given_up = False  # and says so to the others
+        self.constraints: dict[str, Any] = {}  # declared by the owner, as they are written, or (None) dropped
+        self._marks = ReadMarks()
+        self._committed: Snapshot | None = None
+        self.is_unsettled = False  # it may have been published, or it was: nothing of it is deleted
+        self._read_log = ReadLog() if record.isolation == SERIALIZABLE else None
+        self._siblings = Siblings(self.staged, self._marks, self._read_log)
+        processes.watch(self)
+
+    @property
+    def storage(self) -> Storage:
+        return self._commits.storage
+
+    @property
+    def url(self) -> str:
+        return self.storage.url
+
+    # --- reading
+
+    def get_view(self, key: str) -> memoryview | None:
+        if self._shared is not None or self._inherited:
+            self._look_at_others()
+            self.staged.was_read_again(key)
+        link = self.staged.get(key)
+        if link is not None:
+            if self._shared is not None:
+                self._mark_read(key)  # it may be another's; what is one's own alone says nothing of the base
+            return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
+        view = None if self.staged.is_below_deleted(key) else self.base.get_view(key)
+        if view is not None or self._shared is not None:
+            self._mark_read(key)
+        return view
+
+    def peek(self, key: str) -> memoryview | None:
+        """Return a value of which nobody will know: as it is by now, and no write relies on it."""
+        self._look_at_others()
+        link = self.staged.get(key)
+        if link is not None:
+            return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
+        return None if self.staged.is_below_deleted(key) else self.base.get_view(key)
+
+    def _staged_view(self, key: str, link: Link) -> memoryview | None:
+        stored = self._stored(link)
+        if isinstance(stored, Snapshot):
+            return stored.get_view(key)
+        return memoryview(stored) if link.kind == packfile.FRAME_VALUE else self._read_outside(stored)
+
+    def _read_outside(self, record: bytes) -> memoryview:
+        return self.base.sources.read(_decode_record(record))
+
+    def _staged_size(self, key: str, link: Link) -> int | None:
+        if link.kind == packfile.FRAME_TOMBSTONE:
+            return None
+        if link.kind == packfile.FRAME_VALUE:
+            return link.length
+        stored = self._stored(link)
+        return stored.size_of(key) if isinstance(stored, Snapshot) else _decode_record(stored).length
+
+    def _stored(self, link: Link) -> bytes | Snapshot:
+        """Return what is staged, as `read` does; once that is committed, the snapshot that has it."""
+        if self._committed is None:
+            try:
+                return self.read(link)
+            except (OSError, TransactionStateError):
+                if self._committed is None:  # else it was committed just now
+                    raise
+        return self._committed
+
+    def is_foreign(self, key: str) -> bool:
+        """Tell whether a value is known to lie outside, be it staged or the base's."""
+        if not (self.staged.may_be_foreign or self.base.may_be_foreign):
+            return False
+        link = self.staged.get(key)
+        return self.base.is_foreign(key) if link is None else link.kind == packfile.FRAME_FOREIGN
+
+    def read(self, link: Link) -> bytes:
+        """Return what is staged, of a value that lies outside the record.
+
+        Raises `CorruptionError` if it is no longer what was written.
+        """
+        if link.participant == self.staged.me:
+            return self.writer.read(Staged(link.offset, link.length, link.checksum, link.sequence))
+        if self._shared is None:
+            raise LookupError(f"participant {link.participant} of a transaction of one process")
+        return self._shared.read(link)
+
+    def get_part(self, key: str, part: slice) -> memoryview | None:
+        """Return a part of a value; of a base value without comparing the checksum, which covers the whole."""
+        if self._shared is not None or self._inherited or key in self.staged or self.staged.is_below_deleted(key):
+            view = self.get_view(key)
+            return None if view is None else view[part]
+        self._mark_read(key)
+        return self.base.get_part(key, part)
+
+    def size_of(self, key: str) -> int | None:
+        self._look_at_others()
+        link = self.staged.get(key)
+        if link is not None:
+            return self._staged_size(key, link)
+        return None if self.staged.is_below_deleted(key) else self.base.size_of(key)
+
+    def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
+        self._look_at_others()
+        staged = self.staged.between(start, stop)
+        mine = next(staged, None)
+        for theirs in self._base_keys_between(start, stop, batch):
+            while mine is not None and mine < theirs:
+                if self.staged.is_set(mine):
+                    yield mine
+                mine = next(staged, None)
+            if mine == theirs:
+                mine = next(staged, None)
+            if theirs not in self.staged or self.staged.is_set(theirs):
+                yield theirs
+        while mine is not None:
+            if self.staged.is_set(mine):
+                yield mine
+            mine = next(staged, None)
+
+    def _base_keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
+        """Yield the base's keys but for those below deleted prefixes, which are skipped, not walked."""
+        position: str | None = start
+        while position is not None:
+            for key in self.base.keys_between(position, stop, batch=batch):
+                hidden = self.staged.hiding_prefix(key)
+                if hidden is None:
+                    yield key
+                else:
+                    position = after_prefix(hidden)
+                    break
+            else:
+                return
+
+    def is_below_deleted(self, key: str) -> bool:
+        return self.staged.is_below_deleted(key)
+
+    def _mark_read(self, key: str) -> None:
+        self._marks.add(key, exactly=self._shared is not None)
+
+    def is_unchanged(self, key: str, link: Link) -> bool:
+        """Tell whether a staged value is just what the base holds, and so is no write (I5)."""
+        if self.staged.is_below_deleted(key):
+            return False
+        found = self.base.lookup(key)
+        if found is None or found.kind != packfile.REF_OF_FRAME.get(link.kind):
+            return False
+        if (found.length, found.checksum) != (link.length, link.checksum):
+            return False
+        if not is_document(key) and (link.seen != packfile.SEEN_NOTHING or key in self._marks):
+            return False
+        return bytes(self.base.runs.stored(key, found)) == self.read(link)
+
+    # --- what a serializable transaction has read
+
+    def note_read(self, kind: int, key: str) -> None:
+        """Note that a key, or what is below a prefix, is about to be read, unless what is staged hides the base's.
+
+        Of another process's transaction that is in the pack before anything is handed out, as what is staged is (I8).
+        Raises `OSError`, and `TransactionStateError` if the transaction is being committed.
+        """
+        log = self._read_log
+        if log is None or log.has(kind, key):
+            return
+        if self._inherited:
+            self._adopt()
+        if self._hides_base(kind, key):
+            return
+        if not self.is_owner and not self._is_over:
+            try:
+                writer = self._writer or self._begin()
+            except TransactionStateError as error:
+                if error.state == "ended":
+                    return  # nothing that is read now can have a part in it
+                raise
+            self._count_staged(writer.append(kind, key.encode(), b"", seen=packfile.SEEN_NOTHING))
+        log.add(kind, key)  # last: another thread that finds it there may rely on it
+
+    def _hides_base(self, kind: int, key: str) -> bool:
+        if kind == packfile.FRAME_READ and key in self.staged:
+            return True
+        if kind == packfile.FRAME_ANY_BELOW and any(
+            map(self.staged.is_set, self.staged.between(key, after_prefix(key)))
+        ):
+            return True
+        return self.staged.is_below_deleted(key)
+
+    def reads(self, unchanged: Iterable[str]) -> Reads:
+        """Return what the transaction relies on, by all its participants once `close_parts` was called.
+
+        What was staged just as it is in the base is not written (I5), so it has to be so at the head.
+        """
+        return NOTHING_READ if self._read_log is None else self._read_log.reads(unchanged)
+
+    def rely_on(self, held: Held) -> None:
+        """Note what array objects hold that come from another process, or from before a fork."""
+        for key, known in held.items():
+            self._marks.add(key, exactly=True)
+            if known is None:
+                if key in self.staged:
+                    self.staged.outdate(key, packfile.SEEN_BASE)
+            elif (present := self.staged.present(key)) is None or present.place != known.place:
+                self.staged.outdate(key, known.place)
+
+    def content(self, key: str, link: Link | None) -> bytes | None:
+        """Return what a key is by a frame that may not count any more; by the base, if that is None."""
+        if link is None:
+            view = self.base.get_view(key)
+            return None if view is None else bytes(view)
+        return None if link.kind == packfile.FRAME_TOMBSTONE else self.read(link)
+
+    # --- writing
+
+    def stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+        """Append a frame and remember where it is. `key` is a prefix for a prefix tombstone.
+
+        Raises `OSError`; `TransactionStateError` if the transaction of another process has ended.
+        """
+        writer = self._writer or self._begin()
+        if kind == packfile.FRAME_PREFIX and self._shared is not None:
+            # So that it is known which frames of others were seen.
+            for other in self.staged.written_by_others(key):
+                self._append(writer, packfile.FRAME_TOMBSTONE, other, other.encode(), b"")
+            for other in self.staged.deleted_by_others(key):
+                self._append(writer, packfile.FRAME_PREFIX, other, other.encode(), b"")
+        self._append(writer, kind, key, encoded, value)
+        if self._shared is not None and not self.is_owner:
+            self._shared.check_open()  # I8: what was there when this was tested will be found by the commit
+
+    def _append(self, writer: Writer, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+        seen = self.staged.seen(key, was_read=key in self._marks)
+        staged = writer.append(kind, encoded, value, seen=seen)
+        self._count_staged(staged)
+        if kind == packfile.FRAME_PREFIX:
+            self.staged.hide(key, self.staged.me, staged.sequence, seen)
+        else:
+            link = Link(self.staged.me, staged.sequence, seen, kind, staged.offset, staged.length, staged.checksum)
+            self.staged.add(key, link)
+            if self._shared is not None:
+                self.staged.was_read_again(key)
+                if not self.is_owner and is_document(key):
+                    self.staged.news.append(key)
+
+    def _count_staged(self, staged: Staged) -> None:
+        with self._counting:
+            self._staged_at = max(self._staged_at, staged.sequence)
+
+    @property
+    def _is_sealed(self) -> bool:
+        """Whether a seal is the last that this process has staged: another thread may stage while one seals."""
+        return self._sealed_at >= self._staged_at
+
+    def _begin(self) -> Writer:
+        if self._inherited:
+            self._adopt()
+        with self._lock:
+            if self.has_given_up:
+                raise _given_up()
+            if self._writer is None:
+                if not self.is_owner:
+                    if self._shared is None:
+                        raise _not_shared()
+                    self._shared.check_open()
+                    self._thread = threading.current_thread().name
+                    self.staged.me, self._writer = self._shared.join()
+                    _participants.add(self)
+                    at_exit(_seal_all)
+                else:
+                    self._commits.identity.create(durable=self.record.durability == "fsync")
+                    if not self._commits.is_tidy:
+                        self._commits.is_tidy = True
+                        reclaim_staging(self._commits)
+                    self._writer = self._commits.new_pack(self.id, 0)
+                    if self._shared is not None:
+                        self._writer.publish()
+            return self._writer
+
+    @property
+    def writer(self) -> Writer:
+        """The pack that this process stages into. There is one as soon as it has staged anything."""
+        if self._writer is None:
+            raise _given_up() if self.has_given_up else LookupError("nothing is staged")
+        return self._writer
+
+    def attach(self) -> None:
+        """Become a participant now, though nothing is staged yet: others can tell that this process is there."""
+        self._begin()
+
+    # --- several processes
+
+    def is_open(self) -> bool:
+        """Tell whether the transaction that this process has joined still goes on."""
+        try:
+            if self._shared is not None:
+                self._shared.check_open()
+        except (OSError, TransactionStateError):
+            return False
+        return not self._is_over
+
+    @property
+    def is_named(self) -> bool:
+        return self.record.name is not None
+
+    @property
+    def is_used_here(self) -> bool:
+        """Whether this process uses it, and has not just inherited it by a fork."""
+        return not self._inherited and self.process == os.getpid()
+
+    @property
+    def committed(self) -> Snapshot | None:
+        """The commit that the transaction has become."""
+        return self._committed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process has left the transaction, or the transaction has ended here."""
+        return self._is_over
+
+    @property
+    def is_shared(self) -> bool:
+        return self._shared is not None
+
+    def share(self) -> None:
+        """Let other processes join: what is staged, and the record of the transaction, are there for them to find.
+
+        Nothing happens if the repository does not exist and nothing is staged.
+        """
+        if self._inherited:
+            self._adopt()
+        if self._shared is not None or self._committed is not None:
+            return
+        if self._writer is None and not self._commits.identity.exists():
+            return
+        self._commits.identity.create(durable=self.record.durability == "fsync")
+        with self._lock:
+            if self._shared is None:
+                if self._writer is not None:
+                    self._writer.publish()
+                self._shared = SharedTransaction.publish(self._commits, self.record)
+
+    def before_fork(self) -> None:
+        pass  # `Transaction` shares what is open
+
+    def after_fork_in_child(self) -> None:
+        # The parent's files are its own; this process becomes a participant when it first uses the transaction.
+        self._inherited = True
+        self._blocks, self._enders = set(), set()
+        self._writer = self._commit_writer = None
+        self._has_announced = False
+
+    def _adopt(self) -> None:
+        """Make this process a participant of the transaction that it has inherited."""
+        with self._following:
+            if not self._inherited:
+                return
+            if not self._is_over and self._shared is None:
+                if self.staged:
+                    raise _not_shared()
+                self.is_owner = False  # what there is can be read; see `_begin`
+            elif not self._is_over:
+                known: Held = {key: link for key, link in self.staged.items() if is_document(key)}
+                self._shared = SharedTransaction.find(self._commits, self.id)
+                self.is_owner = False
+                self.staged = StagedKeys(NOBODY)
+                self._siblings = Siblings(self.staged, self._marks, self._read_log)
+                self._staged_at = self._sealed_at = -1
+                self._follow(joining=True)
+                self.rely_on(known)
+            self.process = os.getpid()
+            self._inherited = False
+
+    def join_others(self) -> None:
+        """See what others have staged by now, as one does when joining."""
+        with self._following:
+            self._follow(joining=True)
+
+    def follow_others(self) -> None:
+        """See what others have staged by now, as one does when a lock was taken."""
+        if self._inherited:
+            self._adopt()
+        if self._shared is not None and not self._is_over:
+            with self._following:
+                self._follow()
+
+    def _look_at_others(self) -> None:
+        if self._inherited:
+            self._adopt()
+        elif self.is_owner and self._shared is not None:
+            self.follow_others()
+
+    def _follow(self, *, joining: bool = False) -> None:
+        if self._shared is not None:
+            self._siblings.follow(self._shared, joining=joining)
+
+    def announce(self, parked_locks: int) -> None:
+        """Tell siblings under which owner word this process leaves locks to them."""
+        if self._shared is not None:
+            # What comes after a seal undoes it.
+            self._count_staged(append_about(self._writer or self._begin(), locks=parked_locks))
+            self._has_announced = True
+
+    def owners_locks(self) -> int | None:
+        """Return the owner word of the process that began the transaction: what is left under it outlives this one."""
+        return self._siblings.locks_of(0)
+
+    def parked_locks(self) -> list[int]:
+        """Return the owner words under which siblings leave locks."""
+        return self._siblings.parked_locks()
+
+    # --- what is staged
+
+    @property
+    def count(self) -> int:
+        """How many keys and prefixes are set or deleted, and constraints declared or dropped."""
+        if not self._is_over:
+            self._look_at_others()
+        return self.known_count
+
+    @property
+    def known_count(self) -> int:
+        """The same, without looking at what others have staged since."""
+        return len(self.staged) + len(self.constraints)
+
+    @property
+    def version(self) -> Hashable:
+        """What tells this view from what it was before anything was staged, or learned of others."""
+        self._look_at_others()
+        return self.id, self.staged.version
+
+    @property
+    def prefixes(self) -> list[str]:
+        return self.staged.prefixes
+
+    def items_staged(self) -> Iterator[tuple[str, Link]]:
+        """Yield the keys that are set or deleted, in the order of their bytes."""
+        return self.staged.items()
+
+    def label(self, participant: int) -> str:
+        """Return who a participant is."""
+        if participant == self.staged.me:
+            return f"process {os.getpid()} (this one)"
+        return self._siblings.label(participant)
+
+    # --- the commit
+
+    def close_parts(self, *, allow_lost: bool = False) -> None:
+        """Let nobody stage any more, and settle whose frames count.
+
+        Raises `ParticipantLostError` (I8) and `ConflictError` (I7); call `reopen_parts` when no commit is made.
+        """
+        if self._shared is None:
+            return
+        # Before the seal: who is refused because of it may end at once.
+        self.follow_others()
+        living = self._siblings.unsealed_and_living(self._shared, self._shared.participants())
+        self._shared.seal()
+        failed = {other.staged.me for other in self._in_this_process() if other.has_failed}
+        with self._following:
+            lost = self._siblings.close(self._shared, living, failed)
+        given_up = self._siblings.given_up()
+        broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other), given_up)
+        lost_keys = self._siblings.lost_keys(lost)
+        if allow_lost:  # but not what a power loss has taken: it was never synced
+            lost_keys = [key for key in lost_keys if self._is_damaged(key)]
+        if lost_keys:
+            raise ParticipantLostError([self._siblings.label(number) for number in lost], lost_keys)
+        if broken:
+            raise ConflictError(
+                broken,
+                reason="several processes of this transaction wrote these keys without knowing of each other's writes",
+                advice=_LOCKED_TOO_LATE if all(map(self._have_locked, broken)) else _TAKE_TURNS,
+            )
+
+    def _have_locked(self, key: str) -> bool:
+        """Tell whether the processes that wrote a key have locked anything. Of the owner that can't be told."""
+        writers = self.staged.writers(key) - {0}
+        mine = self.staged.me in writers and not self._has_announced
+        return (
+            bool(writers)
+            and not mine
+            and all(self._siblings.locks_of(writer) is not None for writer in writers - {self.staged.me})
+        )
+
+    def _is_damaged(self, key: str) -> bool:
+        link = self.staged.get(key)
+        if link is None or link.kind not in packfile.REF_OF_FRAME:
+            return False
+        try:
+            self.read(link)
+        except CorruptionError:
+            return True
+        return False
+
+    def close_to_all(self) -> None:
+        """Let nobody stage any more into a transaction with a name. Raises `TransactionStateError` if it has ended."""
+        if self._shared is not None:
+            self._shared.seal()
+
+    def check_held(self) -> None:
+        """Raise `OSError` if another process may be ending a transaction with a name, which this one was about to."""
+        if self._shared is not None:
+            self._shared.check_held()
+
+    def reopen_parts(self) -> None:
+        """Let others go on staging: no commit was made."""
+        self._siblings.reopen()
+        if self._shared is not None:
+            self._shared.unseal()
+
+    def others_alive(self) -> list[str]:
+        """Return which other processes are attached to the transaction and live."""
+        if self._shared is None:
+            return []
+        self.follow_others()
+        here = {other.staged.me for other in self._in_this_process()}
+        return self._siblings.attached(self._shared, here)
+
+    def others_at_work(self) -> list[str]:
+        """Return which other participants in this process may be half-way.
+
+        A process is at work as long as it lives. In this one more is known: who is in no `with` block, and has staged
+        nothing since its last seal, holds up nobody; a notebook keeps such stores for ever.
+        """
+        others = [other for other in self._in_this_process() if other is not self and other._is_at_work]
+        return [f"thread {other._thread!r} of this process" for other in others]
+
+    @property
+    def _is_at_work(self) -> bool:
+        return not self._is_over and (bool(self._blocks) or not self._is_sealed)
+
+    def _in_this_process(self) -> list[Staging]:
+        """Return the participants of this transaction that are in this process."""
+        here = processes.all_of(_participants)
+        return [other for other in here if other.id == self.id and other.process == os.getpid()]
+
+    def enter(self, attached: object) -> None:
+        """Count as at work from now on, until `leave`, in a transaction with a name.
+
+        Raises `OSError`, and `TransactionStateError` if it has ended, or is being ended.
+        """
+        try:
+            # I8, in one process: this is added, then is looked who ends it; `ending`, then is looked who is at work.
+            self._blocks.add(attached)
+            if any(other._enders for other in self._in_this_process() if other is not self):
+                raise TransactionStateError(
+                    f"another thread of this process is committing {self.record.name!r} or rolling it back: try again "
+                    "when it is done",
+                    state="committing",
+                )
+            if self._shared is not None:
+                self._shared.check_open()
+        except BaseException:
+            self._blocks.discard(attached)
+            raise
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let nobody else of this process enter while a `with` block runs, which looks who is at work, and ends it."""
+        call = object()
+        try:
+            self._enders.add(call)
+            yield
+        finally:
+            self._enders.discard(call)
+
+    def commit_writer(self) -> Writer:
+        """Return the pack that becomes the commit file."""
+        if self._shared is None or self.is_owner:
+            return self._writer or self._begin()
+        if self._commit_writer is not None:
+            self._commit_writer.close()
+        self._commit_writer = self._shared.commit_pack()
+        return self._commit_writer
+
+    def parts(self) -> list[Part]:
+        """Return the packs, but for the commit file itself, that hold a value that counts."""
+        ends = self._ends()
+        if not ends:
+            return []
+        return [
+            Part(packfile.participants_pack(self.id, number), ends[number]) for number in sorted(self._that_count())
+        ]
+
+    def _ends(self) -> dict[int, int]:
+        """Return where the frames end, by the numbers of the packs but for the commit file itself."""
+        ends = self._siblings.ends()
+        if self._writer is not None:
+            ends |= self._writer.ends()
+        ends.pop(0, None)
+        return ends
+
+    def _that_count(self) -> set[int]:
+        """Return the numbers of the packs, but for the commit file itself, that hold a value that counts."""
+        return {self.number_of(link) for _, link in self.staged.items() if link.kind in packfile.REF_OF_FRAME} - {0}
+
+    @staticmethod
+    def number_of(link: Link) -> int:
+        """Return the number in the transaction of the pack that a staged value lies in."""
+        return packfile.pack_number(link.participant, packfile.split_offset(link.offset)[0])
+
+    def path_of(self, pack_id: bytes) -> str:
+        """Return where a part lies until the commit is made."""
+        return self._commits.staged_path(self.id, packfile.number_of(self.id, pack_id))
+
+    # --- the end
+
+    def settle(self, committed: Snapshot) -> None:
+        """Read what was staged from the commit that it became: others may be reading, and go on doing so."""
+        self._committed = committed
+        self._is_over = True
+        with contextlib.suppress(OSError):  # the commit is made; what is left, the next one to look for it deletes
+            if self._shared is not None:
+                self._shared.end()
+                self._shared.free_name()
+                used = self._that_count() if committed is not self.base else set()
+                self._shared.delete_packs(self._ends().keys() - used)
+        for writer in (self._writer, self._commit_writer):
+            if writer is not None:
+                with contextlib.suppress(OSError):
+                    writer.close_between_reads()
+                    if committed is self.base:  # nothing was to be published: there is no slot that the file has taken
+                        self.storage.delete(writer.path)
+
+    def close(self) -> None:
+        """Close the files, which stay where they are."""
+        self._is_over = True
+        for writer in (self._writer, self._commit_writer):
+            if writer is not None:
+                writer.close()
+        if self._shared is not None:
+            self._shared.close()
+
+    def discard(self) -> None:
+        """Drop what is staged, by all who have staged."""
+        self._is_over = True
+        writers = [writer for writer in (self._writer, self._commit_writer) if writer is not None]
+        if self._shared is not None:
+            with contextlib.suppress(OSError, TransactionStateError):
+                self._shared.seal()  # so that nobody who writes later believes that it counts
+                self._shared.end()
+                self._shared.free_name()
+                self._shared.delete_packs()
+        for writer in writers:
+            with contextlib.suppress(OSError):
+                writer.drop()
+        self._writer = self._commit_writer = None
+        self.staged.clear()
+        self.constraints.clear()
+
+    def seal(self) -> None:
+        """Say that this process has done all that it meant to do (I8). It may go on all the same.
+
+        In a transaction with a name, what it has staged survives power loss from then on. Raises `OSError`.
+        """
+        if self._is_over or self._is_sealed or self._inherited or self.is_owner or self.has_failed:
+            return
+        if not self.is_named and self.storage.is_remote and not self.is_open():
+            return  # a pack with nothing but this seal would be found by nobody
+        writer = self.writer
+        durable = self.is_named and self.record.durability == "fsync"
+        if durable:  # I1: a seal is no proof of frames that may be lost
+            try:
+                writer.finish(writer.size)
+                writer.sync()
+                self.storage.sync_directory(names.STAGING)
+            except OSError:
+                self.has_failed = True  # I9
+                raise
+        seal = writer.append(packfile.FRAME_SEAL, b"", b"", seen=packfile.SEEN_NOTHING)
+        writer.finish(writer.size)
+        if durable:
+            writer.sync()
+        with self._counting:
+            self._sealed_at = max(self._sealed_at, seal.sequence)
+
+    def give_up(self) -> None:
+        """Say that what this process has staged since its last seal does not count, in a transaction without a name.
+
+        It is half done. Where not even that can be said, this process looks dead to the others. Nothing more is staged
+        or read here: whoever joins anew is another participant.
+        """
+        self.has_failed = True
+        if self.is_owner or self.is_named or self._inherited or self._is_over or self._writer is None:
+            return
+        self.has_given_up = True
+        writer, self._writer = self._writer, None
+        with contextlib.suppress(OSError):
+            try:
+                if not self._is_sealed:
+                    kept = Predecessor(self.staged.me, max(self._sealed_at, 0))
+                    writer.append(packfile.FRAME_SEAL, b"", b"", seen=kept)
+                    writer.finish(writer.size)
+            finally:
+                writer.close_between_reads()
+
+    def leave(self, attached: object) -> None:
+        """Leave a transaction with a name: the others see at once that this process is done.
+
+        It may be called again: an interrupt may come at any point.
+        """
+        self.attached.discard(attached)
+        if not self.is_used_here or self._is_over:
+            return
+        try:
+            self.seal()
+        finally:
+            self._blocks.discard(attached)
+            if not self.attached:
+                self.close()
+
+
+class Peek(Hierarchy):
+    """The view of a transaction for what locks are resolved on: it is read for that alone (`Staging.peek`)."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+
+    def get_view(self, key: str) -> memoryview | None:
+        return self._staging.peek(key)
+
+    def size_of(self, key: str) -> int | None:
+        return self._staging.size_of(key)
+
+    def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
+        return self._staging.keys_between(start, stop, batch=batch)
+
+
+def _decode_record(record: bytes) -> ForeignRange:
+    try:
+        return ForeignRange.decode(record)
+    except MalformedError as error:
+        raise CorruptionError(names.STAGING, reason=f"what a process has staged there: {error.reason}") from error
+
+
+def _given_up() -> TransactionStateError:
+    return TransactionStateError(
+        "a write of this process failed, and what it had staged since it began that work is given up: do it again, all "
+        "of it, in a new `with store:` block",
+        state="poisoned",
+    )
+
+
+def _not_shared() -> TransactionStateError:
+    return TransactionStateError(
+        "this transaction was begun before the fork, and could not be shared by then: stage something in it (create "
+        "the arrays), in a repository that can be written, before you fork",
+        state="foreign",
+    )
+
+
+def _seal_all() -> None:
+    """Seal when the process ends, if it has done its part."""
+    broken_off = was_broken_off()
+    for staging in list(_participants):
+        if staging.process == os.getpid():
+            staging.has_failed |= broken_off
+            with contextlib.suppress(OSError, TransactionStateError):
+                staging.seal()
+            if staging.storage.is_remote:
+                staging.close()  # nobody else says of it on an object store that it has ended

@@ -1,0 +1,735 @@
+"""Transaction: a base snapshot plus staged writes, ending in commit or rollback."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypedDict
+
+from txstore import processes
+from txstore.errors import (
+    CommitUnknownError,
+    ConflictError,
+    CorruptionError,
+    LocksUnavailableError,
+    LockTimeoutError,
+    TransactionStateError,
+    TxStoreError,
+    raise_if_full,
+)
+from txstore.format import packfile
+from txstore.format.constraints import Constraint
+from txstore.format.keys import directory_prefix, encode_key, is_document
+from txstore.format.mapping import Hierarchy
+from txstore.format.records import SERIALIZABLE
+from txstore.history import declarations
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
+from txstore.history.declarations import Constraints
+from txstore.history.slots import SyncFailedError
+from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.locks.kernel_locks import poll
+from txstore.storage.foreign import FileVersion, canonical
+from txstore.transactions import dropping
+from txstore.transactions.begin import check_description
+from txstore.transactions.chains import Link
+from txstore.transactions.committer import Committer
+from txstore.transactions.held_locks import TransactionLocks, Turn, deadline_of, lock_settled, remaining
+from txstore.transactions.reads import NotingView
+from txstore.transactions.regions import Lock
+from txstore.transactions.staging import Held, Peek, Staging
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from typing_extensions import Buffer
+
+#: Seconds after which one who waits for a lock looks again for siblings that may have left it to him.
+_LOOK_AGAIN = 0.25
+#: Seconds that the end of a transaction waits for writes of other threads.
+TIMEOUT = 60.0
+
+_HOW_TO_LEAVE = (
+    ". A thread leaves by leaving its `with` block. A store that has staged in none has done its part when you say so "
+    "(`with store: pass`), or when it and its arrays are gone (`del`)"
+)
+
+
+def _contiguous(value: Buffer) -> memoryview:
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise TypeError(f"a value is bytes, or a buffer of them, not {type(value).__name__}") from None
+    if not view.c_contiguous:
+        raise ValueError("a value is a contiguous buffer: copy it first")
+    return view
+
+
+class Changes(TypedDict):
+    """What is staged."""
+
+    set: list[str]
+    deleted: list[str]
+    deleted_below: list[str]  # paths that were cleared as a whole
+    participants: dict[str, list[str]]  # which process has staged which of the keys
+    constraints: list[str]  # that were declared or dropped
+
+
+class Transaction(Hierarchy, MutableMapping[str, bytes]):
+    """Staged writes over a base snapshot, as a `MutableMapping[str, bytes]`.
+
+    Nothing is seen by others before `commit` returns; then everything is. Reading sees what was staged. Staged values
+    are in files below `.staging/`, never in memory. Any number of threads may read and write.
+
+    As a context manager it commits on a clean exit and rolls back on an exception.
+
+    The states: "open", then "poisoned" by a failed write, "committed", "rolled back", or "of unknown outcome".
+    """
+
+    def __init__(
+        self,
+        commits: Commits,
+        snapshots: Snapshots,
+        staging: Staging,
+        locks: TransactionLocks | None = None,
+        *,
+        after_commit: Callable[[Stored], object] | None = None,
+    ) -> None:
+        self.state = "open"
+        self._commits = commits
+        self._snapshots = snapshots
+        self._staging = staging
+        # What is read passes through here; `Committer` looks at `staging` itself.
+        self._view = NotingView(staging, staging.note_read) if staging.record.isolation == SERIALIZABLE else staging
+        self._locks = locks
+        self._after_commit = after_commit
+        dropping.expect(staging)
+        self._attached = object()  # what this counts as there
+        self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
+        self._lock = processes.new_lock()  # of state, and of what becomes of it when a write begins
+        self._in_flight: set[object] = set()  # writes
+        self.writes = 0  # that have begun
+        self._is_committing = False  # a thread is
+        self._cause: BaseException | None = None
+        self._looked_at: dict[str, FileVersion] = {}  # files that references are to, each as it was the first time
+        self._entered_in = 0  # the process that a `with` block was entered in
+        self._announced: int | None = None  # under which owner word siblings know that locks are parked
+        staging.attached.add(self._attached)
+        processes.watch(self)
+
+    def before_fork(self) -> None:
+        if self.state == "open" and not self.is_named:
+            with suppress(OSError, TxStoreError):  # the child is told if it writes
+                self.share()
+
+    def after_fork_in_child(self) -> None:
+        self._in_flight = set()  # the threads that write are the parent's
+        if self._locks is not None:
+            self._locks = self._locks.of_child()  # and so is what it has locked
+        self._announced = None
+
+    @property
+    def base(self) -> Snapshot:
+        """The snapshot that the transaction began at."""
+        return self._staging.base
+
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits; the id of the commit that the transaction becomes."""
+        return self._staging.id.hex()
+
+    @property
+    def shared_id(self) -> bytes:
+        return self._staging.id
+
+    @property
+    def is_named(self) -> bool:
+        return self._staging.record.name is not None
+
+    @property
+    def isolation(self) -> str:
+        """ "snapshot" or "serializable"."""
+        return self._staging.record.isolation
+
+    @property
+    def is_participant(self) -> bool:
+        """Whether this process stages into a transaction that another has begun, and will end."""
+        self._staging.follow_others()  # after a fork, it becomes one here
+        return not self._staging.is_owner and not self.is_named
+
+    @property
+    def staged_count(self) -> int:
+        """How many keys and prefixes are set or deleted here, and constraints declared, and not committed."""
+        return 0 if self.state == "committed" else self._staging.count
+
+    @property
+    def version(self) -> Hashable:
+        """What tells what is staged from what was staged before; None if nothing is."""
+        return self._staging.version if self.staged_count else None
+
+    @property
+    def constraints(self) -> Constraints:
+        """What has to be so at every commit, by name: see `Repository.constraints`.
+
+        What is set or deleted is declared, or dropped, by the commit that this transaction becomes.
+        """
+        return Constraints(self._declared, self.declare)
+
+    def _declared(self) -> Mapping[str, Constraint]:
+        committed = self._staging.committed
+        if committed is not None:
+            return committed.constraints
+        written = declarations.changed(self._staging.constraints, self.base.written_constraints)
+        return declarations.decode(self._staging.url, written)
+
+    def declare(self, name: str, constraint: Constraint | None) -> None:
+        """Declare a constraint, or drop the one with this name."""
+        if self.is_named or self.is_participant:
+            raise TransactionStateError(
+                "constraints are declared in a transaction without a name, by the process that began it: "
+                "repo.constraints[...] = ... makes one",
+                state="foreign",
+            )
+        written = None if constraint is None else declarations.encode(constraint.settled(self._staging))
+        changes = {**self._staging.constraints, name: written}
+        declarations.changed(changes, self.base.written_constraints)  # says now if it is too much
+        with self._lock:
+            self._check_open()
+            self._staging.constraints[name] = written
+
+    def __repr__(self) -> str:
+        staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
+        return f"<Transaction {self._staging.url} {self.base.commit or '(empty)'}{staged}>"
+
+    # --- reading
+
+    def get_view(self, key: str) -> memoryview | None:
+        return self._view.get_view(key)
+
+    def get_part(self, key: str, part: slice) -> memoryview | None:
+        """Return a part of a value."""
+        return self._view.get_part(key, part)
+
+    def size_of(self, key: str) -> int | None:
+        return self._view.size_of(key)
+
+    def is_foreign(self, key: str) -> bool:
+        """Tell whether a value is known to lie outside of the repository: reading it may take long."""
+        return self._staging.is_foreign(key)
+
+    def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
+        return self._view.keys_between(start, stop, batch=batch)
+
+    def has_keys_below(self, path: str) -> bool:
+        return self._view.has_keys_below(path)
+
+    def list_dir(self, path: str) -> Iterator[str]:
+        return self._view.list_dir(path)
+
+    def rely_on_base(self, key: str) -> None:
+        """Count a key as read: an array object holds what it was in an earlier transaction."""
+        self._staging.note_read(packfile.FRAME_READ, key)
+
+    # --- writing
+
+    def set(self, key: str, value: Buffer) -> None:
+        """Stage a value. It is copied before this returns.
+
+        Raises `KeyFormatError` for an impossible key; any `OSError` poisons the transaction until `rollback`.
+        """
+        self._stage(packfile.FRAME_VALUE, key, encode_key(key), _contiguous(value))
+
+    def set_reference(
+        self,
+        key: str,
+        url: str | os.PathLike[str],
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        size: int | None = None,
+        version: str | None = None,
+    ) -> None:
+        """Stage a value that stays where it is: `length` bytes at `offset` of a file, by default all from there on.
+
+        The file has to lie below one of the repository's `sources`. What it is now is noted, or what is known of it:
+        its `size` in bytes, and its `version`: what its file system calls an etag, or the time of its last change.
+        When the value is read, both must be the same still.
+
+        Raises `SourceError` if the file may not be read here, or does not hold the range, `FileNotFoundError`,
+        `OSError`, `ValueError` for a metadata document, and what `set` raises.
+        """
+        encoded = encode_key(key)
+        if is_document(key):
+            raise ValueError(f"{key!r} is a metadata document: store its bytes, not a reference to them")
+        sources = self.base.sources
+        name = canonical(url)
+        if size is not None and version is not None:
+            file = FileVersion(name, size, version)
+        else:
+            file = self._looked_at.get(name) or self._looked_at.setdefault(name, sources.look(name))
+        record = sources.range_of(file, offset, length).encode()
+        self._stage(packfile.FRAME_FOREIGN, key, encoded, record)
+
+    def delete(self, key: str) -> None:
+        """Stage the deletion of a key, whether it exists or not."""
+        self._stage(packfile.FRAME_TOMBSTONE, key, encode_key(key), b"")
+
+    def delete_dir(self, path: str) -> None:
+        """Stage the deletion of everything below a path: one entry, however many keys there are."""
+        prefix = directory_prefix(path)
+        self._stage(packfile.FRAME_PREFIX, prefix, prefix.encode(), b"")
+
+    def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+        write = object()
+        try:  # before it counts: an interrupt may come between any two calls
+            with self._lock:
+                if self.state != "open":
+                    self._check_open()
+                self._in_flight.add(write)
+                self.writes += 1
+            try:
+                self._staging.stage(kind, key, encoded, value)
+            except BaseException as error:
+                self.poison(error)
+                raise_if_full(error)
+                raise
+        finally:
+            self._in_flight.discard(write)
+
+    def poison(self, error: BaseException) -> None:
+        """Refuse everything but `rollback` from now on: what is half done must not be committed (I6)."""
+        with self._lock:
+            if self.state == "open":
+                self.state, self._cause = "poisoned", error
+            self._staging.has_failed = True
+            if not (isinstance(error, TransactionStateError) and error.state in ("committing", "ended")):
+                self._staging.give_up()  # else it came too late, and what was staged before is the commit's to judge
+
+    def _check_open(self) -> None:
+        if self.state == "poisoned" and self._staging.has_given_up:
+            raise TransactionStateError(
+                f"an earlier write failed here ({self._cause!r}), and what this process had staged since it began that "
+                "work is given up: do it again, all of it, in a new `with store:` block",
+                state=self.state,
+            ) from self._cause
+        if self.state == "poisoned":
+            raise TransactionStateError(
+                f"an earlier write of this transaction failed ({self._cause!r}): call rollback(), then write again",
+                state=self.state,
+            ) from self._cause
+        if self.state != "open":
+            raise TransactionStateError(
+                f"this transaction is {self.state}: begin a new one with repo.transaction()", state=self.state
+            )
+
+    # --- the mapping face
+
+    def __setitem__(self, key: str, value: Buffer) -> None:
+        self.set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self.delete(key)
+
+    def clear(self) -> None:
+        self.delete_dir("")
+
+    def rmdir(self, path: str = "") -> None:
+        """Delete everything below a path, and the key itself (zarr 2)."""
+        self.delete_dir(path)
+        if path and path in self:
+            self.delete(path)
+
+    def setitems(self, values: Mapping[str, Buffer]) -> None:
+        """Stage several values (zarr 2)."""
+        for key, value in values.items():
+            self.set(key, value)
+
+    def __enter__(self) -> Self:
+        self.enter()
+        self._entered_in = os.getpid()
+        return self
+
+    def enter(self) -> None:
+        """Let nobody else of this process end a transaction with a name before this one does, or leaves it.
+
+        Raises `TransactionStateError` if it has ended, or is being ended.
+        """
+        if self.is_named and self.state == "open":
+            self._staging.enter(self._attached)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._entered_in != os.getpid():
+            return  # the block was entered before a fork: it is the parent's to end
+        if self.is_participant:
+            if kind is None:
+                self.seal()
+            return
+        try:
+            if kind is None and self.state in ("open", "poisoned"):
+                self.commit()
+        finally:
+            self.rollback()
+
+    def changes(self) -> Changes:
+        """Return what is staged, and by whom."""
+        found: Changes = {"set": [], "deleted": [], "deleted_below": [], "participants": {}, "constraints": []}
+        if self.state == "committed":
+            return found
+        self._staging.follow_others()
+        for key, link in self._staging.items_staged():
+            found["deleted" if link.kind == packfile.FRAME_TOMBSTONE else "set"].append(key)
+            found["participants"].setdefault(self._staging.label(link.participant), []).append(key)
+        found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.prefixes]
+        found["constraints"] = sorted(self._staging.constraints)
+        return found
+
+    # --- several processes
+
+    def share(self) -> bytes | None:
+        """Let other processes stage into this transaction; return its id, None if there is nothing to share yet."""
+        with self._lock:
+            if self.state not in ("open", "poisoned"):
+                return None
+            # Under the lock: who joins now must be found by the commit.
+            self._staging.share()
+            if not self._staging.is_shared:
+                return None
+            if self._locks is not None and self._announced is None and self._staging.is_owner:
+                with suppress(LocksUnavailableError):
+                    self._locks.share()  # siblings may take turns with what is locked; others still wait
+                    self._announce_locked(self._locks)
+            return self._staging.id
+
+    # What array objects hold: see `Session`.
+
+    def rely_on(self, held: Held) -> None:
+        self._staging.rely_on(held)
+
+    def follow_others(self) -> None:
+        self._staging.follow_others()
+
+    @property
+    def news(self) -> list[str]:
+        """The documents and prefixes that participants have changed, in the order in which it was learned here."""
+        return self._staging.staged.news
+
+    def present(self, key: str) -> Link | None:
+        """Return the frame that counts for a key; None if the base's value does."""
+        return self._staging.staged.present(key)
+
+    def is_own(self, link: Link | None) -> bool:
+        """Tell whether this process has staged a frame."""
+        return link is not None and link.participant == self._staging.staged.me
+
+    def content(self, key: str, link: Link | None) -> bytes | None:
+        """Return what a key is by a frame, or by the base."""
+        return self._staging.content(key, link)
+
+    def seal(self) -> None:
+        """Say that this process has done its part of a transaction that another process will commit (I8)."""
+        if self.state == "open":
+            self._staging.seal()
+
+    def leave(self) -> None:
+        """Leave a transaction with a name, which goes on without this process."""
+        with self._lock:
+            if self.state not in ("open", "poisoned"):
+                return
+            self.state = "left"
+        self._finish_writes()
+        try:
+            self._staging.leave(self._attached)
+            self._finalizer.detach()  # not before: an interrupt may have come
+        finally:
+            self._release_locks()
+
+    def leave_block(self, *, complete: bool) -> None:
+        """End the part of a `with` block of a participant: seal it, or give it up.
+
+        Raises `TransactionStateError` if it was to be complete, and a write has failed in it, and `OSError`.
+        """
+        error = TransactionStateError("a `with` block was left by an exception", state="poisoned")
+        if not complete:
+            self.poison(error)
+        with self._lock:
+            failed, self.state = self.state == "poisoned", "left"
+        self._finish_writes()
+        try:
+            if failed:
+                self._staging.give_up()  # also what was in flight
+                self._staging.close()
+            else:
+                self._staging.seal()
+            self._staging.attached.discard(self._attached)  # another block may go on there
+            self._finalizer.detach()
+        finally:
+            self._release_locks()
+        if failed and complete:
+            raise TransactionStateError(
+                f"a write of this block failed ({self._cause!r}): all that it has staged is given up; do it again",
+                state="poisoned",
+            ) from self._cause
+
+    # --- locks
+
+    def lock(self, turns: list[Turn], lock: Lock, timeout: float | None) -> Sequence[str]:
+        """Lock what `lock` covers, for this thread, until `unlock` or the end of the transaction; return dirty keys.
+
+        What is taken is added to `turns` first: whatever is raised, `unlock` gives it up. `timeout` is in seconds, None
+        for ever, 0 to try. Raises `ConflictError` if one of the keys was changed by another commit since the base, and
+        what `keys_to_lock` and `TransactionLocks.acquire` raise.
+        """
+        with self._lock:
+            self._check_open()
+        if self._locks is None:
+            raise LookupError("this transaction was made without locks")
+        locks, dirty = self._locks, list[str]()
+
+        def take(keys: Collection[str], timeout: float | None) -> None:
+            turns.append(Turn(locks, keys, may_pass=timeout is not None and timeout <= 0))
+            dirty.extend(self._take(locks, turns[-1], timeout))
+
+        lock_settled(self._versioned, lock, take, lambda: self.unlock(turns), deadline_of(timeout))
+        if changed := self._changed_by_commits(key for turn in turns for key in turn.slots):
+            reason = "another commit changed these keys since this transaction began"
+            raise ConflictError(changed, reason=reason, base=self.base.commit)
+        return dirty
+
+    def _versioned(self) -> tuple[Peek, Hashable]:
+        """Return what selections are resolved on, with what siblings have staged by now."""
+        self._staging.follow_others()
+        return Peek(self._staging), self._staging.version
+
+    def _take(self, locks: TransactionLocks, turn: Turn, timeout: float | None) -> Sequence[str]:
+        """Lock keys. What siblings have left may be taken; they may join, and leave locks, while this waits."""
+        deadline = deadline_of(timeout)
+        locks.take_turn(turn, timeout)
+        while True:
+            self._staging.follow_others()
+            left = remaining(deadline)
+            last = not self._staging.is_shared or (left is not None and left <= _LOOK_AGAIN)
+            try:
+                dirty = locks.acquire_turn(turn, left if last else _LOOK_AGAIN, self._staging.parked_locks())
+            except LockTimeoutError:
+                if last:
+                    raise
+            else:
+                self._announce(locks)
+                return dirty
+
+    def _announce(self, locks: TransactionLocks) -> None:
+        """Let siblings know under which owner word this process leaves locks to them."""
+        with self._lock:
+            if self.state in ("open", "poisoned"):
+                self._announce_locked(locks)
+
+    def _announce_locked(self, locks: TransactionLocks) -> None:
+        parked = locks.parked
+        if self._staging.is_shared and parked is not None and parked != self._announced:
+            self._staging.announce(parked)
+            self._announced = parked
+
+    def overtaken(self) -> list[str]:
+        """Return the keys staged here that other commits have changed since the base: most of them are conflicts."""
+        self._staging.follow_others()
+        return self._changed_by_commits(key for key, _ in self._staging.items_staged())
+
+    def _changed_by_commits(self, keys: Iterable[str]) -> list[str]:
+        if not self._commits.identity.exists():
+            return []
+        head = self._snapshots.newest(self._staging.record.branch)
+        if head.seq <= self.base.seq:
+            return []
+        recent = head.runs.newer(self.base.seq)
+        found = ((key, recent.lookup(key.encode())) for key in keys)
+        return [key for key, entry in found if entry is not None and entry.seq > self.base.seq]
+
+    def unlock(self, turns: list[Turn]) -> None:
+        """Let siblings of this transaction, and other threads, have the locks; nobody else has them before its end."""
+        while turns:
+            if turns[-1].locks is self._locks:  # else they are of the process that this one was forked from
+                turns[-1].locks.end_turn(turns[-1], self._staging.owners_locks())
+            turns.pop()
+
+    def _release_locks(self) -> None:
+        if self._locks is not None:
+            self._locks.close()
+
+    # --- the end
+
+    def rollback(self) -> None:
+        """Drop what is staged. Late writes of other threads, and processes, raise `TransactionStateError` from now on.
+
+        Raises `TransactionStateError` if the transaction is another process's to end, or, if it has a name, while other
+        processes are attached to it, or others of this process at work.
+        """
+        with self._staging.ending():
+            self._rollback()
+
+    def _rollback(self) -> None:
+        if self.state == "committing" and not self._is_committing:  # an interrupt came while a commit was given up
+            self.state = "of unknown outcome" if self._staging.is_unsettled else "poisoned"
+        if self.state in ("open", "poisoned"):
+            self._check_may_end("rolled back")
+            if self.is_named:
+                self._close_to_all("rolled back")
+        with self._lock:
+            if self.state in ("open", "poisoned"):
+                self.state = "rolled back"
+        if self.state == "rolled back":
+            self._finish_writes()
+            self._staging.discard()
+            self._finalizer.detach()
+        if not self._is_committing:
+            # Also after a commit that an interrupt has kept from doing so: an error that somebody keeps may keep this.
+            self._release_locks()
+
+    def _finish_writes(self) -> None:
+        """Wait for writes of other threads that are in flight. No more begin."""
+        if self._in_flight and not poll(lambda: not self._in_flight, time.monotonic() + TIMEOUT):
+            raise TransactionStateError(
+                f"{len(self._in_flight)} writes of other threads are in flight after {TIMEOUT:.0f} s: wait for these "
+                "threads, then try again",
+                state=self.state,
+            )
+
+    def _check_may_end(self, how: str) -> None:
+        if self.is_participant:
+            raise TransactionStateError(
+                f"this transaction is {how} by the process that began it: here, just return", state="foreign"
+            )
+        self._check_alone(how)
+
+    def _check_alone(self, how: str) -> None:
+        if not self.is_named:
+            return
+        here = self._staging.others_at_work()
+        others = here or self._staging.others_alive()
+        if others:
+            raise TransactionStateError(
+                f"{self._staging.record.name!r} can be {how} when all have left: {', '.join(others)} may still stage "
+                f"into it{_HOW_TO_LEAVE if here else ''}",
+                state="open",
+            )
+
+    def _close_to_all(self, how: str) -> None:
+        """Let nobody stage any more. Raises `TransactionStateError` if another has ended it, or joined meanwhile."""
+        self._staging.close_to_all()
+        try:
+            self._check_alone(how)
+        except BaseException:
+            self._staging.reopen_parts()
+            raise
+
+    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot:
+        """Publish everything staged, in one step; with `durability="fsync"` it survives power loss from then on.
+
+        Returns a snapshot of the new commit, or the base if there is nothing to publish.
+
+        Raises
+        ------
+        ConflictError
+            Somebody else committed what this transaction relies on, or several of its processes wrote the same keys
+            without knowing of each other; what is staged is still there.
+        ConstraintError
+            What is staged would break a constraint; it is still there.
+        CommitTimeoutError
+            Others were committing for longer than the repository's `commit_timeout`; it is still there.
+        ParticipantLostError
+            A process that staged into it died before it was done; `allow_lost` takes what it has staged.
+        CommitUnknownError
+            It can't be told whether the commit was made.
+        TransactionStateError
+            Writes are in flight, an earlier write failed, the transaction has ended, or it is another process's to
+            commit.
+        OSError
+            The medium failed; nothing was published.
+        """
+        check_description(message, None)
+        with self._staging.ending():
+            return self._commit(message, allow_lost=allow_lost)
+
+    def _commit(self, message: str | None, *, allow_lost: bool) -> Snapshot:
+        if self.state == "open":
+            self._check_may_end("committed")
+        result = self.base
+        committer, is_begun = None, False
+        try:
+            with self._lock:
+                self._check_open()
+                if self._in_flight:
+                    raise TransactionStateError(
+                        f"{len(self._in_flight)} writes are in flight: wait for the threads that write, then commit",
+                        state="open",
+                    )
+                self.state, self._is_committing, is_begun = "committing", True, True
+            self._staging.close_parts(allow_lost=allow_lost)
+            self._check_alone("committed")  # again: now nobody can join any more
+            if self.staged_count:
+                committer = self._committer(message)
+                self._staging.is_unsettled = True
+                if (stored := committer.run()) is not None:
+                    result = self._snapshots.of(stored, check=False)
+        except SyncFailedError as error:
+            self._go_on(committer)
+            self.poison(error.cause)  # I9: never retried as if the data were still there
+            raise_if_full(error.cause)
+            raise error.cause from None
+        except BaseException as error:
+            if not is_begun:
+                raise
+            if committer is None or not committer.offered:
+                self._go_on(committer)
+                raise_if_full(error)
+                raise
+            # I2: also after an interrupt, what may stand in a slot is never written again. I3: nothing is deleted.
+            self.state = "of unknown outcome"
+            if isinstance(error, OSError | CorruptionError):
+                raise CommitUnknownError(self.id, reason=f"it can't be read back ({error})") from error
+            raise
+        finally:
+            if is_begun:
+                self._is_committing = False
+        self.state = "committed"
+        try:
+            self._staging.settle(result)
+        finally:
+            self._finalizer.detach()
+            self._release_locks()
+        if self._after_commit is not None and result.stored is not None and result is not self.base:
+            self._after_commit(result.stored)
+        return result
+
+    def _go_on(self, committer: Committer | None) -> None:
+        """Be as if no commit had been tried."""
+        try:
+            if committer is not None:
+                committer.withdraw_packs()
+            with suppress(OSError):
+                self._staging.reopen_parts()
+        finally:
+            self._staging.is_unsettled = False
+            self.state = "open"
+
+    def _committer(self, message: str | None) -> Committer:
+        record = self._staging.record
+        return Committer(
+            self._commits,
+            self._snapshots,
+            self._staging,
+            branch=record.branch,
+            durable=record.durability == "fsync",
+            message=(record.message or "") if message is None else message,
+            properties=record.properties,
+            fence=self._fence,
+        )
+
+    def _fence(self) -> None:
+        if self._locks is not None:
+            self._locks.fence()
+        self._staging.check_held()

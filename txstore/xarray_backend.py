@@ -1,0 +1,180 @@
+"""The xarray backend: `xr.open_dataset("data.tx", engine="txstore")` reads a snapshot, by xarray's own for zarr."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from xarray import Dataset, Variable
+from xarray.backends import BackendEntrypoint
+from xarray.backends.zarr import ZarrBackendEntrypoint
+
+from txstore.history.opening import CHAINED, PRINTED, Access, is_repository, locate
+from txstore.interchange.concealing import concealed
+from txstore.repository import Repository
+from txstore.storage.sources import Given
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+    from txstore.store import TxStore
+
+
+class TxStoreBackendEntrypoint(BackendEntrypoint):
+    """Opens repositories by path, URL or `Repository`: the newest commit, or the one that `at` or `tag` names.
+
+    >>> import xarray as xr
+    >>> xr.open_dataset("data.tx", engine="txstore", group="run-17", at=7)              # doctest: +SKIP
+
+    Without `engine`, xarray finds it for directories; URLs are claimed by its engine for netCDF4, where that is
+    installed.
+    """
+
+    description = "Open snapshots of TxStore repositories (data.tx)"
+    open_dataset_parameters = (
+        "filename_or_obj", "drop_variables", "mask_and_scale", "decode_times", "concat_characters", "decode_coords",
+        "use_cftime", "decode_timedelta", "group", "consolidated", "branch", "at", "tag", "storage_options",
+        "sources",
+    )  # fmt: skip
+    supports_groups = True
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:
+        """Tell by the name, or, of a local directory with another one, by its being a repository."""
+        if isinstance(filename_or_obj, Repository):
+            return True
+        if not isinstance(filename_or_obj, str | os.PathLike):
+            return False
+        name = os.fspath(filename_or_obj)
+        if not isinstance(name, str):
+            return False
+        if name.startswith((PRINTED, CHAINED)) or name.rstrip("/").endswith(".tx"):
+            return True
+        return "://" not in name and is_repository(name)
+
+    def open_dataset(
+        self,
+        filename_or_obj: Any,
+        *,
+        drop_variables: Any = None,
+        branch: str = "main",
+        at: int | str | datetime | None = None,
+        tag: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        sources: Given | None = None,
+        group: str | None = None,
+        consolidated: bool | None = None,
+        mask_and_scale: bool = True,
+        decode_times: Any = True,
+        concat_characters: bool = True,
+        decode_coords: Any = True,
+        use_cftime: bool | None = None,
+        decode_timedelta: Any = None,
+    ) -> Dataset:
+        _check_consolidated(consolidated)
+        store, inside = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
+        opened = ZarrBackendEntrypoint().open_dataset(
+            store,
+            drop_variables=drop_variables,
+            group=_below(inside, group),
+            mask_and_scale=mask_and_scale,
+            decode_times=decode_times,
+            concat_characters=concat_characters,
+            decode_coords=decode_coords,
+            use_cftime=use_cftime,
+            decode_timedelta=decode_timedelta,
+            consolidated=False,
+        )
+        return _named_by_commit(opened, store)
+
+    def open_groups_as_dict(
+        self,
+        filename_or_obj: Any,
+        *,
+        branch: str = "main",
+        at: int | str | datetime | None = None,
+        tag: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        sources: Given | None = None,
+        group: str | None = None,
+        consolidated: bool | None = None,
+        **options: Any,
+    ) -> dict[str, Dataset]:
+        _check_consolidated(consolidated)
+        store, inside = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
+        group = _below(inside, group)
+        opened = ZarrBackendEntrypoint().open_groups_as_dict(store, group=group, consolidated=False, **options)
+        return {name: _named_by_commit(dataset, store) for name, dataset in opened.items()}
+
+    def open_datatree(self, filename_or_obj: Any, **options: Any) -> DataTree:
+        from xarray import DataTree
+
+        return DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
+
+
+class _CommitVariable(Variable):
+    """A variable whose dask names tell the commit that it was read at.
+
+    xarray names dask arrays after the path and its time of modification, which a commit does not change: of two
+    datasets opened with `chunks={}` before and after a commit, one would be computed with the other's values.
+    """
+
+    __slots__ = ("commit",)
+
+    commit: str | None
+
+    def _replace(self, *changes: Any, **named: Any) -> Any:
+        replaced = super()._replace(*changes, **named)
+        replaced.commit = getattr(self, "commit", None)
+        return replaced
+
+    def chunk(self, *chunks: Any, **options: Any) -> Any:
+        given = options.get("from_array_kwargs")
+        commit = getattr(self, "commit", None)
+        if commit is not None and given and isinstance(given.get("name"), str):
+            options["from_array_kwargs"] = {**given, "name": f"{given['name']}-{commit}"}
+        chunked = super().chunk(*chunks, **options)
+        return Variable(chunked.dims, chunked.data, chunked.attrs, chunked.encoding, fastpath=True)
+
+
+def _snapshot(
+    given: Any,
+    branch: str,
+    at: int | str | datetime | None,
+    tag: str | None,
+    storage_options: Mapping[str, Any] | None,
+    sources: Given | None,
+) -> tuple[Any, str]:
+    """Return a `TxStore`, which xarray takes and does not say so, and the path in it that a printed URL leads to."""
+
+    def opened() -> tuple[Any, str]:
+        if isinstance(given, Repository):
+            return given.snapshot(at, branch=branch, tag=tag), ""
+        url, inside = locate(given, Access(dict(storage_options or {})))
+        repository = Repository(url, create=False, storage_options=storage_options, sources=sources)
+        return repository.snapshot(at, branch=branch, tag=tag), inside
+
+    return concealed(opened, [given], storage_options or {})
+
+
+def _below(inside: str, group: str | None) -> str | None:
+    return "/".join(part for part in (inside, group) if part) or None
+
+
+def _check_consolidated(consolidated: bool | None) -> None:
+    if consolidated:
+        raise ValueError("a repository has no consolidated metadata, and is fast without: leave out consolidated=True")
+
+
+def _named_by_commit(dataset: Dataset, store: TxStore) -> Dataset:
+    commit = "" if store.base is None else store.base.id[:16]
+    variables: dict[Hashable, Variable] = {}
+    for name, variable in dataset.variables.items():
+        if type(variable) is Variable and variable.ndim:
+            named = _CommitVariable(variable.dims, variable._data, variable.attrs, variable.encoding, fastpath=True)
+            named.commit = commit
+            variables[name] = named
+        else:
+            variables[name] = variable
+    return dataset._replace(variables)
