@@ -26,10 +26,9 @@ from txstore.maintenance.backup import Backup, back_up
 from txstore.maintenance.optimize import optimize
 from txstore.maintenance.repair import verify_and_repair
 from txstore.maintenance.report import Report
-from txstore.maintenance.source_checking import check_sources
 from txstore.maintenance.usage import Usage, usage
 from txstore.maintenance.vacuum import VacuumReport, vacuum
-from txstore.maintenance.verify import verify
+from txstore.maintenance.verify import check_sources, verify
 from txstore.storage.pack_cache import CACHE_SIZE
 from txstore.storage.sources import Given, allowed
 from txstore.transactions.named import NamedTransaction, transactions

@@ -41,8 +41,7 @@ from txstore.sessions import session as sessions
 from txstore.sessions.session import Session
 from txstore.transactions import conflicts
 from txstore.transactions.conflicts import Check
-from txstore.transactions.read_marks import ReadMarks
-from txstore.transactions.reads import NotingView
+from txstore.transactions.reads import NotingView, ReadMarks
 from txstore.transactions.siblings import Siblings
 from txstore.transactions.staging import Staging
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from zarr.core.sync import sync
 
 import txstore
-from txstore.transactions import read_marks
+from txstore.transactions import reads
 
 DOCUMENTS = ["zarr.json", "a/zarr.json", "a/b/zarr.json", "b/zarr.json"]
 CANDIDATES = [
@@ -40,8 +40,8 @@ SIZES = [0, 1, 30, 1023, 1024, 1025, 5000, 200_000]
 
 def without_collisions(keys: list[str]) -> list[str]:
     """Leave out keys that share a read mark with another: the marks are a hash, and the model is exact."""
-    places = {hash(key) % read_marks._MARKS: key for key in [*keys, *_all_documents(keys)]}
-    return [key for key in keys if places[hash(key) % read_marks._MARKS] == key]
+    places = {hash(key) % reads._MARKS: key for key in [*keys, *_all_documents(keys)]}
+    return [key for key in keys if places[hash(key) % reads._MARKS] == key]
 
 
 def _all_documents(keys: list[str]) -> Iterator[str]:

@@ -24,7 +24,7 @@ from txstore.history.opening import Access, open_commits, open_storage
 from txstore.maintenance import repair as repairing
 from txstore.maintenance.backup import back_up
 from txstore.maintenance.report import Report
-from txstore.maintenance.source_checking import check_sources
+from txstore.maintenance.verify import check_sources
 from txstore.maintenance.verify import verify as verify_commits
 from txstore.storage.sources import Sources, allowed
 

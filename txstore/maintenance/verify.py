@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError, WrongFileTypeError
+from txstore.errors import CorruptionError, SourceError, TxStoreError, UnsupportedFormatError, WrongFileTypeError
 from txstore.format import encoding, names, packfile, records
 from txstore.format.keys import decode_key
 from txstore.format.packfile import PackName
@@ -32,6 +32,10 @@ from txstore.maintenance.check_file import (
 )
 from txstore.maintenance.report import Fault, Report
 from txstore.maintenance.tracing import Listed, Tracer
+from txstore.storage.foreign import FileVersion
+from txstore.storage.interface import Storage
+from txstore.storage.request_threads import in_parallel
+from txstore.storage.sources import Sources
 
 #: Of so many missing files one after the other, each is told.
 _MISSING_TOLD = 1000
@@ -413,3 +417,37 @@ class Verifier:
         if fault not in self._told:  # a damaged head is met twice
             self._told.add(fault)
             self.report.faults.append(fault)
+
+
+def check_sources(storage: Storage, sources: Sources) -> list[Fault]:
+    """Return which of the files that the newest commit refers to have changed, or can't be looked at.
+
+    What is damaged in the repository itself is passed over: `verify` tells.
+    """
+    files: dict[FileVersion, str] = {}  # with the first key that lies in each
+    try:
+        stored = open_commits(storage).head(MAIN)
+        runs = Snapshot(stored, open_packs(storage), storage.url).runs
+        for found in runs.scan_all():
+            if found.kind == packfile.REF_FOREIGN:
+                key = found.key.decode(errors="backslashreplace")
+                try:
+                    files.setdefault(runs.foreign(key, found).file, key)
+                except CorruptionError:
+                    continue
+    except (TxStoreError, OSError):
+        pass  # it can't be read any further
+
+    def reason_of(file: FileVersion) -> str | None:
+        try:
+            now = sources.look(file.url)
+        except (FileNotFoundError, NotADirectoryError):
+            return f"there is no such file; values lie in it as it was: {file.shown}"
+        except SourceError as error:
+            return error.reason
+        except OSError as error:
+            return f"it can't be looked at: {error}"
+        return None if now == file else f"values lie in it as it was, {file.shown}, and it has changed: {now.shown}"
+
+    reasons = zip(files.items(), in_parallel(reason_of, files), strict=True)
+    return [Fault(file.url, reason, key=key, part="source") for (file, key), reason in reasons if reason]

@@ -1,25 +1,41 @@
 """What becomes of a transaction that is dropped: without commit or rollback, or when its outcome is unknown.
 
-Finalizers do this, in any thread and at any point: see `late_work` for what they leave to another thread.
+The garbage collector calls a finalizer in any thread at any point: in that of an event loop, which no request may hold
+up, and in which some libraries refuse to make one; or in a thread that holds a lock which the request needs. So
+finalizers leave requests to a thread of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import queue
 import threading
 import warnings
 from collections.abc import Callable
 
-from txstore.errors import TransactionStateError, UncommittedChangesWarning
-from txstore.transactions import late_work
+from txstore import processes
+from txstore.errors import TransactionStateError, TxStoreError, UncommittedChangesWarning
 from txstore.transactions.staging import Staging
+
+Work = Callable[[], object]
+
+_waiting: queue.SimpleQueue[tuple[int, Work]] = queue.SimpleQueue()  # whose `put` may be called by a finalizer
+_lock = processes.new_lock()
+_process = 0  # that has the thread
 
 
 def expect(staging: Staging) -> None:
-    """Be ready for it to be dropped."""
-    if staging.storage.ranges is not None:
-        late_work.expect()
+    """Be ready for it to be dropped: have the thread ready. A finalizer itself must not start one."""
+    global _process  # noqa: PLW0603
+    if staging.storage.ranges is None:
+        return
+    with _lock:
+        if _process != os.getpid():
+            threading.Thread(target=_work, name="txstore late work", daemon=True).start()
+            processes.at_exit(_finish)
+            _process = os.getpid()
 
 
 def drop(staging: Staging, attached: object) -> None:
@@ -77,13 +93,36 @@ def _drop_part(staging: Staging, attached: object) -> None:
                 staging.seal()
 
 
-def _afterwards(staging: Staging, work: Callable[[], object]) -> None:
-    """Do it without making requests where the finalizer happens to be called."""
+def _afterwards(staging: Staging, work: Work) -> None:
+    """Do it without making requests where the finalizer happens to be called: in the thread, at the process's end here.
+
+    What is left to the thread drops its `OSError` and `TxStoreError`.
+    """
     if staging.storage.ranges is None:
         work()
+    elif _process == os.getpid() and threading.main_thread().is_alive():
+        _waiting.put((os.getpid(), work))
     else:
-        late_work.later(work)
+        _do(os.getpid(), work)
 
 
 def _is_in_event_loop() -> bool:
     return asyncio._get_running_loop() is not None
+
+
+def _work() -> None:
+    while True:
+        _do(*_waiting.get())
+
+
+def _finish() -> None:
+    """Do what is left when the process ends, whose threads may not come to it any more."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            _do(*_waiting.get_nowait())
+
+
+def _do(process: int, work: Work) -> None:
+    if process == os.getpid():  # else it was the parent's, before a fork
+        with contextlib.suppress(OSError, TxStoreError):
+            work()

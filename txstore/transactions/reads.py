@@ -1,8 +1,9 @@
-"""What a serializable transaction reads of its base, noted while it reads, and checked when it commits.
+"""What a transaction reads of its base (I5): of a serializable one all that it reads, of any what it wrote afterwards.
 
-Four kinds of reads are told apart, by the kind of frame that says so to other processes: a key (its value, a part of
-it, its size, or that it is not there), the names right below a path, the keys below a path, and whether there are any.
-What the transaction has staged itself is not of the base, so reading it is not noted. No I/O.
+A serializable transaction notes its reads, and checks them when it commits. Four kinds are told apart, by the kind of
+frame that says so to other processes: a key (its value, a part of it, its size, or that it is not there), the names
+right below a path, the keys below a path, and whether there are any. What the transaction has staged itself is not of
+the base, so reading it is not noted. No I/O.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from txstore.format import packfile
 from txstore.format.keys import after_prefix, directory_prefix, encode_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.records import ISOLATIONS
+
+_MARKS = 1 << 16
 
 
 def check_isolation(isolation: str) -> None:
@@ -98,6 +101,30 @@ class NotingView(Hierarchy):
     def list_dir(self, path: str) -> Iterator[str]:
         self._note(packfile.FRAME_NAMES_BELOW, directory_prefix(path))
         yield from self._view.list_dir(path)
+
+
+class ReadMarks:
+    """Which keys a transaction has read before it wrote them: such a write relies on what was there (I5).
+
+    The set seems to hold others too unless all were added exactly: I5 is stricter for it, not laxer.
+    """
+
+    def __init__(self) -> None:
+        self._marks: bytearray | None = None
+        self._exact: set[str] = set()
+
+    def add(self, key: str, *, exactly: bool) -> None:
+        if exactly:
+            self._exact.add(key)
+            return
+        marks = self._marks
+        if marks is None:
+            marks = self._marks = bytearray(_MARKS)
+        marks[hash(key) % _MARKS] = 1
+
+    def __contains__(self, key: str) -> bool:
+        marks = self._marks
+        return key in self._exact or (marks is not None and marks[hash(key) % _MARKS] == 1)
 
 
 def _is_prefix(text: str) -> bool:

@@ -12,8 +12,7 @@ from txstore.format import packfile
 from txstore.format.keys import is_document, stored_key, stored_prefix
 from txstore.format.packfile import Frame
 from txstore.transactions.chains import Link
-from txstore.transactions.read_marks import ReadMarks
-from txstore.transactions.reads import ReadLog
+from txstore.transactions.reads import ReadLog, ReadMarks
 from txstore.transactions.shared import SharedTransaction
 from txstore.transactions.staged_keys import StagedKeys
 from txstore.transactions.tails import Tail

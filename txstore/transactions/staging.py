@@ -32,8 +32,7 @@ from txstore.processes import at_exit, was_broken_off
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Storage
 from txstore.transactions.chains import Link
-from txstore.transactions.read_marks import ReadMarks
-from txstore.transactions.reads import NOTHING_READ, ReadLog, Reads
+from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads
 from txstore.transactions.reclaim import reclaim_staging
 from txstore.transactions.shared import SharedTransaction, append_about
 from txstore.transactions.siblings import Siblings
