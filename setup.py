@@ -23,8 +23,7 @@ def extension(name: str) -> Extension:
     )
 
 
-# The C is written for POSIX; on Windows the twins serve.
-EXTENSIONS = [] if sys.platform == "win32" else ["_header", "_index", "_local"]
+EXTENSIONS = ["_header", "_index", "_local"]
 if sys.platform == "linux":
     EXTENSIONS += ["_locktable", "_watch"]
 

@@ -74,8 +74,7 @@ def _after_in_child() -> None:
         thing.after_fork_in_child()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_child=_after_in_child)
+os.register_at_fork(before=_before, after_in_child=_after_in_child)
 
 
 # --- at the end of a process

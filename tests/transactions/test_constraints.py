@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -512,7 +511,6 @@ def test_participants_and_names(repo):
         store.rollback()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="fork")
 def test_a_child_declares_nothing_and_breaks_nothing(repo):
     commit(repo, XY)
     repo.constraints["aligned"] = ALIGNED

@@ -28,16 +28,11 @@ IMPLEMENTATION: Literal["c", "python"] = "python"
 MappedFile: TypeAlias = mmap.mmap | bytes
 
 
-def _flag(name: str) -> int:
-    """Return a flag of `os.open`, 0 where the system has none."""
-    flag: int = getattr(os, name, 0)
-    return flag
-
-
-_ALWAYS = _flag("O_CLOEXEC") | _flag("O_NOFOLLOW") | _flag("O_BINARY")
-_ANY_KIND = _flag("O_DIRECTORY") | _flag("O_PATH")
-_OF_FILES = _flag("O_NONBLOCK") | _flag("O_NOCTTY")
-_PASSED_THROUGH = _flag("O_PATH") | _flag("O_DIRECTORY") | _ALWAYS
+_PATH: int = getattr(os, "O_PATH", 0)  # macOS has none
+_ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW
+_ANY_KIND = os.O_DIRECTORY | _PATH
+_OF_FILES = os.O_NONBLOCK | os.O_NOCTTY
+_PASSED_THROUGH = _PATH | os.O_DIRECTORY | _ALWAYS
 
 
 def crc32c(buffer: ReadableBuffer, value: int = 0, /) -> int:
@@ -117,7 +112,7 @@ def open_below(root: str, path: str, flags: int, mode: int = 0o666, /) -> Descri
 
 def list_directory(root: str, path: str, /) -> list[str]:
     """Return the names in a directory below a root, as `open_below` opens it."""
-    with open_below(root, path, os.O_RDONLY | _flag("O_DIRECTORY")) as fd:
+    with open_below(root, path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         return os.listdir(fd)
 
 
@@ -128,7 +123,7 @@ def map_file(root: str, path: str, /) -> MappedFile:
         if size == 0:
             return b""
         try:
-            if sys.platform != "win32" and sys.version_info >= (3, 13):
+            if sys.version_info >= (3, 13):
                 return mmap.mmap(fd, size, access=mmap.ACCESS_READ, trackfd=False)
             return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
         except OSError as error:

@@ -17,7 +17,6 @@ import itertools
 import multiprocessing
 import platform
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -162,7 +161,7 @@ def holding_interrupts() -> Iterator[None]:
 
     So each child that runs is known to its parent, and none prints a traceback while it imports.
     """
-    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     held: list[int] = []

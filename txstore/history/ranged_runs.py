@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,8 +106,6 @@ class Section:
 
 
 def _anonymous_map(length: int) -> mmap.mmap:
-    if sys.platform == "win32":
-        return mmap.mmap(-1, length)
     # By itself it would be shared with forked children, which say for themselves what of it is there.
     return mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 

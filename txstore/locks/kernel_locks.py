@@ -8,9 +8,9 @@ That is done for all that `watch_forks` was told of: closed, never unlocked, whi
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import struct
-import sys
 import threading
 import time
 import weakref
@@ -18,15 +18,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from txstore.storage.tree import Tree
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+from txstore.storage.turns import try_file
 
 _FIRST_PAUSE = 0.0002  # seconds
 _LAST_PAUSE = 0.01
-_TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # the last one is Windows'
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: kind, where offsets count from, offset, length, process
 _flock = _FLOCK.pack
 
@@ -132,7 +127,7 @@ class LockFiles:
             descriptor = self._open(number)
             locked = False
             try:
-                locked = _try_lock_file(descriptor)
+                locked = try_file(descriptor)
                 if locked:
                     self._held[number] = descriptor
             finally:
@@ -146,7 +141,7 @@ class LockFiles:
             descriptor = self._held.pop(number, None)
             if descriptor is not None:
                 try:
-                    _unlock_file(descriptor)  # a child that has just been forked may still have it open
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that has just been forked may still have it open
                 finally:
                     os.close(descriptor)
 
@@ -193,34 +188,5 @@ class LockFiles:
 
 def set_mode(descriptor: int, mode: int) -> None:
     """Give a new file its permissions, whatever the umask; leave it as it is where it was made by another user."""
-    if sys.platform != "win32" and os.fstat(descriptor).st_uid == os.geteuid():
+    if os.fstat(descriptor).st_uid == os.geteuid():
         os.fchmod(descriptor, mode)
-
-
-if sys.platform == "win32":
-
-    def _try_lock_file(descriptor: int) -> bool:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError as error:
-            if error.errno in _TAKEN:
-                return False
-            raise
-        return True
-
-    def _unlock_file(descriptor: int) -> None:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
-
-else:
-
-    def _try_lock_file(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _unlock_file(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)

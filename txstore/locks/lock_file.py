@@ -311,16 +311,14 @@ class LockFile:
         self._write(MEMBERS_OFFSET + member * _MEMBER.size, _MEMBER.pack(*record))
 
     def _read(self, offset: int, length: int) -> bytes:
-        # Not pread and pwrite, which Windows lacks.
         with self._mutex:
-            os.lseek(self.descriptor, offset, os.SEEK_SET)
-            return os.read(self.descriptor, length)
+            return os.pread(self.descriptor, length, offset)
 
     def _write(self, offset: int, content: bytes) -> None:
         with self._mutex:
-            os.lseek(self.descriptor, offset, os.SEEK_SET)
             while content:
-                content = content[os.write(self.descriptor, content) :]
+                written = os.pwrite(self.descriptor, content, offset)
+                content, offset = content[written:], offset + written
 
     def _is_still_open(self) -> bool:
         """The number of a descriptor may have been closed behind our back, and be another file's by now."""

@@ -95,7 +95,7 @@ class CacheDirectory:
             )
             raise type(error)(error.errno, reason, self.path) from error
         self._tree.delete(probe)
-        if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             reason = (
                 "cache_dir is another user's, or others may write it, and so decide what is read: name a directory of "
                 "your own, with chmod 700"

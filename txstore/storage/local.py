@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -26,9 +27,6 @@ from txstore.storage.objects.interface import Ranges
 from txstore.storage.pack_cache import PackCache
 from txstore.storage.permissions import Sharing
 from txstore.storage.tree import Tree, real_path
-
-if sys.platform != "win32":
-    import fcntl
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -396,14 +394,7 @@ if sys.platform == "linux":
 
 def _hold(descriptor: int) -> bool:
     """Lock a file for as long as its open file description lives; return whether that was possible."""
-    try:
-        if sys.platform == "linux":
-            return turns.try_lock(descriptor, turns.ALL)
-        if sys.platform != "win32":
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+    return turns.try_lock(descriptor, turns.ALL) if sys.platform == "linux" else turns.try_file(descriptor)
 
 
 def _is_held(descriptor: int) -> bool:
@@ -411,14 +402,12 @@ def _is_held(descriptor: int) -> bool:
         found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _ALL_SHARED)
         kind: int = struct.unpack_from("h", found)[0]
         return kind != fcntl.F_UNLCK
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        return False
-    return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
 
 
 @cache
@@ -433,8 +422,6 @@ def _boot() -> int:
 def _sync(descriptor: int) -> None:
     if sys.platform == "darwin":
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync there leaves the data in the drive's cache
-    elif sys.platform == "win32":
-        os.fsync(descriptor)
     else:
         os.fdatasync(descriptor)
 
@@ -456,8 +443,6 @@ def _make_directories(path: str, durable: bool, at_most: int = 0o777) -> None:
 
 
 def _sync_directory(directory: str) -> None:
-    if sys.platform == "win32":  # NTFS has no such call and needs none
-        return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

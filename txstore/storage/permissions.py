@@ -45,9 +45,8 @@ class Sharing:
                 mode = stat.S_IMODE(self._tree.status("").st_mode)
             except FileNotFoundError:
                 return 0  # it is yet to be created
-            is_shared = os.name == "posix" and mode & _OTHERS_MAY_WRITE
             # Not the sticky bit: others move orphans aside, and delete what dead processes had staged.
-            self._known = mode & (stat.S_ISGID | 0o777) if is_shared else 0
+            self._known = mode & (stat.S_ISGID | 0o777) if mode & _OTHERS_MAY_WRITE else 0
         return self._known
 
     @property

@@ -18,11 +18,11 @@ from typing import Any
 from txstore._native import local
 from txstore.errors import WrongFileTypeError
 
-_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 #: To look at what is there, or pass through it, whoever may read it.
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY)
-_LOOK_AT_IT = _LOOK | getattr(os, "O_NOFOLLOW", 0)
-_PASS_THROUGH = _LOOK | getattr(os, "O_DIRECTORY", 0)
+_LOOK_AT_IT = _LOOK | os.O_NOFOLLOW
+_PASS_THROUGH = _LOOK | os.O_DIRECTORY
 
 #: What the system says where something else is in the way than should be there.
 _IN_THE_WAY = frozenset({

@@ -10,6 +10,7 @@ than it was asked to.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
 import json
 import os
@@ -24,13 +25,8 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import ClassVar
 
-import filelock
-
 from txstore import processes
 from txstore.errors import CommitTimeoutError, CommitWaitWarning
-
-if sys.platform == "linux":
-    import fcntl
 
 #: Seconds after which a wait is no longer silent.
 WARN_AFTER = 5.0
@@ -49,7 +45,7 @@ def this_user() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # containers run as users that have no name
-        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+        user = str(os.getuid())
     return f"{user}@{platform.node()}".encode(errors="replace").decode()
 
 
@@ -290,21 +286,26 @@ else:
         _tell(descriptor, _ABOUT_TURN)
 
     def leave(descriptor: int) -> None:
-        filelock.unlock_descriptor(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def lock_file(descriptor: int, wait: Wait) -> None:
     """Lock a whole file, where there are no locks of an open file description. Raises `CommitTimeoutError`."""
-    if not _try_file(descriptor):
+    if not try_file(descriptor):
         with wait.watched():
             if wait.left is None:
-                filelock.lock_descriptor(descriptor)
-            elif not _poll(partial(_try_file, descriptor), wait.left):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            elif not _poll(partial(try_file, descriptor), wait.left):
                 raise wait.over()
 
 
-def _try_file(descriptor: int) -> bool:
-    return filelock.lock_descriptor(descriptor, blocking=False)
+def try_file(descriptor: int) -> bool:
+    """Lock a whole file for as long as its open file description lives, unless another has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
 def _poll(is_locked: Callable[[], bool], timeout: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ import txstore
 from tests.system.dask.conftest import WORKERS
 from txstore import engine
 from txstore.store import TxStore
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills processes")
 
 
 def numbers(start: int, stop: int, chunk: int, **coordinates: Any) -> xarray.Dataset:

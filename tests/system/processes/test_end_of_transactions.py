@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from tests.system.processes.steps import BeforeEach, forked, status_of
 from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT
 from tests.transactions.faults import watch
 from txstore.store import TxStore
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills and stops processes")
 
 
 def stage_until_refused(store: TxStore, number: int, pipe: Any) -> None:

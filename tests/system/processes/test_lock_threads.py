@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -243,7 +242,6 @@ def test_who_waits_when_the_session_ends_is_told(repo, other):
         waiting.result(TIMEOUT)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_a_block_in_a_forked_child_gives_up_nothing_of_the_parents(store, other):
     store["begun"] = b"1"
 

@@ -21,8 +21,6 @@ from tests.system.processes.members import Member, committed, fill, get, join, l
 from tests.system.processes.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills processes")
-
 METHODS = ["spawn", "forkserver", "fork"]
 BIG = 3 << 20
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -23,8 +22,6 @@ from tests.system.processes.members import Member, append, clear, committed, fil
 from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT
 from tests.waiting import wait_until
 from txstore.store import TxStore
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills and stops processes")
 
 METHODS = ["spawn", "forkserver", "fork"]
 BIG = 3 << 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,8 +24,6 @@ from tests.system.processes.members import Member, join_in_this_process
 from tests.transactions.arrays import append, array, attributes, both, create, edit_document, put, resize, values
 from txstore import ParticipantLostError, StaleArrayError, TransactionStateError
 from txstore.store import TxStore
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes that share a transaction")
 
 NAME = "run"
 Step = Callable[[TxStore], object]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 SPAWN = multiprocessing.get_context("spawn")
 #: Where there are dozens of rounds: children of a server that has imported all and has no threads.
-QUICK = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+QUICK = multiprocessing.get_context("forkserver")
 QUICK.set_forkserver_preload(["txstore", "txstore.store", "zarr"])
 
 TIMEOUT = 120

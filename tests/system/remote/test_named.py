@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,8 +19,6 @@ from tests.system.remote.servers import Server
 from txstore import TransactionStateError
 from txstore.format import names
 from txstore.storage import leases
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills processes")
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,8 +27,6 @@ from tests.system.remote.servers import Server
 from txstore.format import names
 from txstore.storage import leases
 from txstore.store import TxStore
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills and stops processes")
 
 
 @pytest.fixture(autouse=True)
