@@ -21,18 +21,28 @@ T = TypeVar("T")
 
 # --- around a fork
 
-_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
-_objects: weakref.WeakSet[Forked] = weakref.WeakSet()
-
 
 class Forked(Protocol):
-    """Something that has to know of a fork."""
+    """Something that has to know in a forked child that it is in one."""
+
+    def after_fork_in_child(self) -> None:
+        """Called in the child, which may do little: no locks, no I/O but closing descriptors."""
+
+
+class Forking(Protocol):
+    """Something that has to know that a fork is to come."""
 
     def before_fork(self) -> None:
         """Called in the parent. What it raises is printed and ignored."""
 
-    def after_fork_in_child(self) -> None:
-        """Called in the child, which may do little: no locks, no I/O but closing descriptors."""
+
+#: To be held while something is opened or closed, so that no fork sees half of it.
+opening = threading.RLock()
+
+_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+_forking: weakref.WeakSet[Forking] = weakref.WeakSet()
+_forked: weakref.WeakSet[Forked] = weakref.WeakSet()
+_functions: list[Callable[[], None]] = []
 
 
 def new_lock() -> threading.Lock:
@@ -49,8 +59,19 @@ def new_rlock() -> threading.RLock:  # type: ignore[valid-type, unused-ignore]
 
 
 def watch(thing: Forked) -> None:
-    """Tell `thing` of every fork for as long as it lives."""
-    _objects.add(thing)
+    """Tell `thing` in each forked child, for as long as it lives."""
+    _forked.add(thing)
+
+
+def watch_before(thing: Forking) -> None:
+    """Tell `thing` before each fork, for as long as it lives."""
+    _forking.add(thing)
+
+
+def in_child(function: Callable[[], None]) -> Callable[[], None]:
+    """Call a function of a module in each forked child."""
+    _functions.append(function)
+    return function
 
 
 def all_of(things: weakref.WeakSet[T]) -> list[T]:
@@ -63,18 +84,22 @@ def all_of(things: weakref.WeakSet[T]) -> list[T]:
 
 
 def _before() -> None:
-    for thing in all_of(_objects):
+    opening.acquire()
+    for thing in all_of(_forking):
         thing.before_fork()
 
 
 def _after_in_child() -> None:
     for lock in all_of(_locks):
         lock._at_fork_reinit()  # type: ignore[attr-defined]
-    for thing in all_of(_objects):
+    for thing in all_of(_forked):
         thing.after_fork_in_child()
+    for function in _functions:
+        function()
+    opening.release()
 
 
-os.register_at_fork(before=_before, after_in_child=_after_in_child)
+os.register_at_fork(before=_before, after_in_parent=opening.release, after_in_child=_after_in_child)
 
 
 # --- at the end of a process

@@ -432,7 +432,7 @@ class System:
 
 def _let_go_of_pins(is_theirs: Callable[[int], bool]) -> None:
     """Let the pins of processes that are gone do nothing when they are collected: their locks went with them."""
-    for found in list(kernel_locks._watched):
+    for found in processes.all_of(processes._forked):
         if isinstance(found, pins.Pins) and found._descriptor is not None and is_theirs(found._descriptor.fileno()):
             found._bytes, found._descriptor, found._open_file = None, None, lambda: None
 

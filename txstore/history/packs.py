@@ -454,21 +454,13 @@ def _thin_out() -> None:
                 holder.pop(key, None)
 
 
-class _Forked:
+@processes.in_child
+def _forget_what_was_inherited() -> None:
     """A forked child opens again what it reads, since it pins it then: what its parent has pinned ends with that."""
-
-    def before_fork(self) -> None:
-        pass
-
-    def after_fork_in_child(self) -> None:
-        for kept, _ in _order:
-            if (holder := kept()) is not None:
-                holder.clear()
-        _order.clear()
-
-
-_forked = _Forked()
-processes.watch(_forked)
+    for kept, _ in _order:
+        if (holder := kept()) is not None:
+            holder.clear()
+    _order.clear()
 
 
 class Packs:

@@ -308,9 +308,6 @@ class RemotePacks:
                     del self._readers[next(iter(self._readers))]
         return RemotePack(reader, name.path, missing)
 
-    def before_fork(self) -> None:
-        pass
-
     def after_fork_in_child(self) -> None:
         self._readers = {}  # a thread of the parent's may be at it, which will never be done here
 

@@ -230,9 +230,6 @@ class _HintWriter:
         processes.watch(self)
         _writers.add(self)
 
-    def before_fork(self) -> None:
-        pass
-
     def after_fork_in_child(self) -> None:
         self._offered = self._thread = None  # they are the parent's
 

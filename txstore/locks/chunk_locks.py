@@ -18,12 +18,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
+from txstore import processes
 from txstore._native import locktable
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, WrongFileTypeError
 from txstore.locks.exclusion import RangeLocks
 from txstore.locks.fallback_owner import Exclusion, FallbackOwner, Turns, describe_processes, inherited
 from txstore.locks.file_locks import StripeLocks
-from txstore.locks.kernel_locks import watch_forks
 from txstore.locks.lock_file import NAME, KindInUseError, LockFile, recorded_kind
 from txstore.storage.file_systems import file_system_type, is_of_one_machine
 from txstore.storage.permissions import of_writers
@@ -105,7 +105,7 @@ class ChunkLocks:
         self._preferred = kind
         self._mutex = threading.RLock()
         self._current: _Kind | None = None
-        watch_forks(self)
+        processes.watch(self)
 
     @property
     def kind(self) -> str:
@@ -123,7 +123,7 @@ class ChunkLocks:
             if kind is not None:
                 kind.close()
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         self._mutex = threading.RLock()
         self._current = None
 

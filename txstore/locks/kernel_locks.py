@@ -2,7 +2,7 @@
 
 Both belong to an open file, not to a process or thread. Threads that use one object do not exclude each other; closing
 the file is the end of its locks; a forked child has them in common with its parent, until it closes what it inherited.
-That is done for all that `watch_forks` was told of: closed, never unlocked, which would free what is the parent's.
+So a child closes what it inherited, and never unlocks it: that would free what is the parent's.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import errno
 import fcntl
 import os
 import struct
-import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from txstore import processes
+from txstore.processes import opening
 from txstore.storage.tree import Tree
 from txstore.storage.turns import try_file
 
@@ -37,30 +37,6 @@ def poll(attempt: Callable[[], bool], deadline: float | None) -> bool:
         if remaining <= 0:
             return False
         pause = min(pause * 1.5, _LAST_PAUSE)
-
-
-class Inheritable(Protocol):
-    def abandon(self) -> None:
-        """This process is a new child: close what was inherited."""
-
-
-#: To be held while something is opened or closed, so that no fork sees half of it.
-opening = threading.RLock()
-_watched: weakref.WeakSet[Inheritable] = weakref.WeakSet()
-
-
-def watch_forks(inheritable: Inheritable) -> None:
-    _watched.add(inheritable)
-
-
-def _abandon_all() -> None:
-    for inheritable in list(_watched):
-        inheritable.abandon()
-    opening.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=opening.acquire, after_in_parent=opening.release, after_in_child=_abandon_all)
 
 
 class NumberedLocks(Protocol):
@@ -118,7 +94,7 @@ class LockFiles:
         self._prefix = prefix + "-"
         self._mode = mode
         self._held: dict[int, int] = {}  # number -> descriptor
-        watch_forks(self)
+        processes.watch(self)
 
     def try_lock(self, number: int) -> bool:
         if number in self._held:
@@ -155,7 +131,7 @@ class LockFiles:
         for number in list(self._held):
             self.unlock(number)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         held, self._held = self._held, {}
         for descriptor in held.values():
             os.close(descriptor)

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
+from txstore import processes
 from txstore.errors import LocksUnavailableError
-from txstore.locks import kernel_locks
-from txstore.locks.kernel_locks import ByteLocks, LockFiles, NumberedLocks, poll, set_mode, watch_forks
+from txstore.locks.kernel_locks import ByteLocks, LockFiles, NumberedLocks, poll, set_mode
 from txstore.storage.tree import Tree
 
 NAME = "chunks"
@@ -112,19 +112,19 @@ class LockFile:
                     self._close()
 
     def _open(self) -> None:
-        with kernel_locks.opening:
+        with processes.opening:
             self.descriptor = self.tree.open(NAME, os.O_RDWR | os.O_CREAT, self._mode).detach()
             self._status = os.fstat(self.descriptor)
-            watch_forks(self)
+            processes.watch(self)
 
     def _close(self) -> None:
-        with kernel_locks.opening:
+        with processes.opening:
             is_ours = self._is_still_open()
             descriptor, self.descriptor = self.descriptor, -1
             if is_ours:
                 os.close(descriptor)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         self._mutex = threading.RLock()  # another thread of the parent may have had it
         self.is_inherited = True
         self._close()

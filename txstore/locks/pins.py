@@ -13,7 +13,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from txstore.locks.kernel_locks import ByteLocks, opening, watch_forks
+from txstore import processes
+from txstore.locks.kernel_locks import ByteLocks
+from txstore.processes import opening
 
 if TYPE_CHECKING:
     from txstore._native import local
@@ -55,7 +57,7 @@ class Pins:
         self._locked: set[int] = set()  # seqs whose bytes may be locked
         self._pinned: int | None = None
         self._is_child = False  # a fork has closed the file, and nothing was pinned here since
-        watch_forks(self)
+        processes.watch(self)
 
     def hold(self, thing: object, seq: int) -> None:
         """Pin a seq for as long as `thing` lives. Then, not before, look whether the commit is still kept."""
@@ -161,7 +163,7 @@ class Pins:
                     self._bytes = ByteLocks(self._descriptor.fileno(), 0)
         return self._bytes
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.__dict__.pop("_turn", None)  # it was another thread's, which is not in this process
         self._pinned = None
         self._locked.clear()

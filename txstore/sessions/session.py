@@ -153,6 +153,7 @@ class Session:
         self._lock = processes.new_rlock()  # of the transaction that is open. Nobody waits for zarr's loop with it
         statements.expect()
         processes.watch(self)
+        processes.watch_before(self)
 
     def before_fork(self) -> None:
         if (self.depth or self.may_fork) and self.ended is None and self._joining is None:

@@ -35,9 +35,6 @@ class Leases:
         self._is_beating = False
         processes.watch(self)
 
-    def before_fork(self) -> None:
-        pass
-
     def after_fork_in_child(self) -> None:
         self._held, self._is_beating = set(), False
 

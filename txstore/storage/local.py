@@ -381,9 +381,6 @@ class LocalStagedFile:
     def close(self) -> None:
         self._descriptor.close()
 
-    def before_fork(self) -> None:
-        pass
-
     def after_fork_in_child(self) -> None:
         self.close()  # or the file would be held for as long as the child lives
 

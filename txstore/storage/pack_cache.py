@@ -89,9 +89,6 @@ class PieceMemory:
             del self._offsets[pack_id]
         self.size -= len(self._pieces.pop((pack_id, offset)))
 
-    def before_fork(self) -> None:
-        pass
-
     def after_fork_in_child(self) -> None:
         self._empty()  # another thread may have been changing it
 

@@ -131,9 +131,6 @@ class _Watch:
             if not self._runs:
                 return
 
-    def before_fork(self) -> None:
-        pass
-
     def after_fork_in_child(self) -> None:
         self._waits, self._runs = {}, False
 
@@ -251,9 +248,6 @@ if sys.platform == "linux":
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 os.close(descriptor)
-
-        def before_fork(self) -> None:
-            pass
 
         def after_fork_in_child(self) -> None:
             self._close()

@@ -446,9 +446,6 @@ class Staging(Hierarchy):
                     self._writer.publish()
                 self._shared = SharedTransaction.publish(self._commits, self.record)
 
-    def before_fork(self) -> None:
-        pass  # `Transaction` shares what is open
-
     def after_fork_in_child(self) -> None:
         # The parent's files are its own; this process becomes a participant when it first uses the transaction.
         self._inherited = True

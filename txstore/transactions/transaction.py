@@ -119,6 +119,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._announced: int | None = None  # under which owner word siblings know that locks are parked
         staging.attached.add(self._attached)
         processes.watch(self)
+        processes.watch_before(self)
 
     def before_fork(self) -> None:
         if self.state == "open" and not self.is_named:

@@ -57,6 +57,7 @@ def engine_of(target: Target, build: Callable[[Target], Engine]) -> Engine:
         return engine
 
 
+@processes.in_child
 def _abandon() -> None:
     """In a forked child: leave what the parent has built alone, at the end of the process, too."""
     inherited = list(_built)
@@ -82,10 +83,6 @@ def _leave_loop(loop: object) -> None:
     """
     if isinstance(loop, asyncio.BaseEventLoop):
         setattr(loop, "_closed", True)  # noqa: B010 - `close` would do the same to the parent
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon)
 
 
 class ObjectClient:

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txstore import processes
 from txstore.storage.objects import fsspec_backends, urls
 from txstore.storage.objects.backend import LONGEST_SECONDS, PARALLEL_REQUESTS, Engine, Object, Objects, above, clock_of
 from txstore.storage.objects.errors import facts_of
@@ -35,13 +36,10 @@ CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": f"{LONGEST_
 _after_fork = False
 
 
+@processes.in_child
 def _in_child() -> None:
     global _after_fork  # noqa: PLW0603
     _after_fork = _after_fork or "obstore" in sys.modules
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
 
 
 class Connection(NamedTuple):

@@ -48,9 +48,6 @@ class SftpEngine:
         self._syncs = True  # until the server says that it can't
         processes.watch(self)
 
-    def before_fork(self) -> None:
-        pass
-
     def after_fork_in_child(self) -> None:
         # What the child would say when it is finalized, it would say to the parent's server.
         if self._fs is not None and (transport := self._fs.client.get_transport()) is not None:
