@@ -18,7 +18,7 @@ from txstore.storage.foreign import FileVersion, ForeignRange, canonical, is_bel
 from txstore.storage.objects.backend import READ_ONLY
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.fsspec_backends import build_plain
-from txstore.storage.objects.plain import PlainEngine
+from txstore.storage.objects.plain import PlainBackend
 from txstore.storage.objects.urls import target_of
 
 #: What callers give: prefixes of URLs, as a rule with the options of fsspec's file systems.
@@ -140,4 +140,4 @@ def _status(url: str) -> os.stat_result:
 
 class _Client(ObjectClient):
     def info(self, path: str) -> dict[str, Any]:
-        return self._request(path, lambda engine: cast(PlainEngine, engine).info(path))
+        return self._request(path, lambda backend: cast(PlainBackend, backend).info(path))

@@ -111,7 +111,7 @@ def test_listings_are_of_now(objects):
 
 
 def test_a_long_listing(objects, server, monkeypatch):
-    monkeypatch.setattr(async_backend.PagedEngine, "page", 7)
+    monkeypatch.setattr(async_backend.PagedBackend, "page", 7)
     monkeypatch.setattr(azure, "PAGE", 7)
     number = int(os.environ.get("TXSTORE_LONG_LISTING", 30))  # with 1100 obstore needs another page, too
     with ThreadPoolExecutor(16) as threads:

@@ -1,4 +1,4 @@
-"""What the engines over fsspec's asynchronous file systems have in common: calls into their loop, ranges, pages."""
+"""What the backends over fsspec's asynchronous file systems have in common: calls into their loop, ranges, pages."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ async def each_of(function: Callable[[S], Awaitable[T]], arguments: Iterable[S])
     return await asyncio.gather(*map(one, arguments))
 
 
-class AsyncEngine(ABC):
-    """An `Engine` whose requests are coroutines, which run on the loop of an fsspec file system."""
+class AsyncBackend(ABC):
+    """A `Backend` whose requests are coroutines, which run on the loop of an fsspec file system."""
 
     def __init__(self, filesystem: Any, prefix: str) -> None:
         self._fs = filesystem
@@ -78,7 +78,7 @@ class AsyncEngine(ABC):
     async def _date(self) -> str | None:
         """Return the Date header of some answer."""
 
-    # --- as an `Engine`
+    # --- as a `Backend`
 
     def get(self, path: str) -> bytes:
         return self._run(self._get, path)
@@ -114,8 +114,8 @@ class AsyncEngine(ABC):
         return clock_of(self._run(self._date))
 
 
-class PagedEngine(AsyncEngine):
-    """An engine whose server takes HTTP's Range header, and lists page by page, from any name on."""
+class PagedBackend(AsyncBackend):
+    """A backend whose server takes HTTP's Range header, and lists page by page, from any name on."""
 
     page = 1000  # names in one answer to a listing
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txstore.storage.objects.async_backend import AsyncEngine, each_of
+from txstore.storage.objects.async_backend import AsyncBackend, each_of
 from txstore.storage.objects.backend import Object
 from txstore.storage.objects.errors import chain, facts_of
 
 PAGE = 5000  # names in one answer to a listing
 
 
-class AzureEngine(AsyncEngine):
+class AzureBackend(AsyncBackend):
     def __init__(self, filesystem: Any, container: str, prefix: str) -> None:
         super().__init__(filesystem, prefix)
         self._container = filesystem.service_client.get_container_client(container)

@@ -1,6 +1,6 @@
 """What one kind of store can do, one request at a time: no retries, and errors as the library raises them.
 
-An `Engine` belongs to one process and one root. `object_client` makes an `ObjectStore` of it.
+A `Backend` belongs to one process and one root. `client` makes an `ObjectStore` of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Object(NamedTuple):
 Objects: TypeAlias = list[Object]  # within classes that have a method of the name `list`
 
 
-class Engine(Protocol):
+class Backend(Protocol):
     """The methods are those of `objects.ObjectStore`, and mean the same."""
 
     def get(self, path: str) -> bytes: ...

@@ -1,4 +1,4 @@
-"""`ObjectClient`: an engine that survives forks and pickles, tries again, and raises errors of ours."""
+"""`ObjectClient`: a backend that survives forks and pickles, tries again, and raises errors of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from txstore import processes
-from txstore.storage.objects.backend import READ_ONLY, Engine, Object, Objects, joined
+from txstore.storage.objects.backend import READ_ONLY, Backend, Object, Objects, joined
 from txstore.storage.objects.errors import UNANSWERED, CutShortError, Explained, chain, explain
 from txstore.storage.objects.urls import Target
 
@@ -27,34 +27,34 @@ LEAST_TRIES = 3  # even if the first ones took longer than that to fail
 FIRST_PAUSE = 0.05  # seconds, doubled each time
 LONGEST_PAUSE = 5.0
 
-# The engines of this process, the last used last: unpickled stores share one, and its connections. Some libraries keep
+# The backends of this process, the last used last: unpickled stores share one, and its connections. Some libraries keep
 # each client that was ever made until the process ends, so that one for each store would be a leak.
-MOST_ENGINES = 32
-_engines: dict[bytes, Engine] = {}
-_engines_lock = processes.new_lock()
-_built: weakref.WeakSet[Engine] = weakref.WeakSet()
+MOST_BACKENDS = 32
+_backends: dict[bytes, Backend] = {}
+_backends_lock = processes.new_lock()
+_built: weakref.WeakSet[Backend] = weakref.WeakSet()
 
-# The engines of the process that this one was forked from: their threads are gone, and to finalize what is left of them
-# here would wait for those threads, or talk over connections that are the parent's.
-_abandoned: list[Engine] = []
+# The backends of the process that this one was forked from: their threads are gone, and to finalize what is left of
+# them here would wait for those threads, or talk over connections that are the parent's.
+_abandoned: list[Backend] = []
 
 
-def engine_of(target: Target, build: Callable[[Target], Engine]) -> Engine:
-    """Return this process's engine for a target."""
-    with _engines_lock:
+def backend_of(target: Target, build: Callable[[Target], Backend]) -> Backend:
+    """Return this process's backend for a target."""
+    with _backends_lock:
         try:
             name = pickle.dumps((target, build))
         except (pickle.PicklingError, TypeError, AttributeError):  # options hold what can't be: a session, say
             name = None
-        engine = _engines.pop(name, None) if name is not None else None
-        if engine is None:
-            engine = build(target)
-            _built.add(engine)
+        backend = _backends.pop(name, None) if name is not None else None
+        if backend is None:
+            backend = build(target)
+            _built.add(backend)
         if name is not None:
-            _engines[name] = engine
-            while len(_engines) > MOST_ENGINES:
-                del _engines[next(iter(_engines))]
-        return engine
+            _backends[name] = backend
+            while len(_backends) > MOST_BACKENDS:
+                del _backends[next(iter(_backends))]
+        return backend
 
 
 @processes.in_child
@@ -63,8 +63,8 @@ def _abandon() -> None:
     inherited = list(_built)
     _abandoned.extend(inherited)
     _built.clear()
-    _engines.clear()
-    filesystems = {id(filesystem := getattr(engine, "_fs", None)): filesystem for engine in inherited}
+    _backends.clear()
+    filesystems = {id(filesystem := getattr(backend, "_fs", None)): filesystem for backend in inherited}
     for filesystem in filesystems.values():
         _leave_loop(getattr(filesystem, "_loop", None))
     # fsspec's classes have finalizers that wait for the event loop of the parent's thread. There is no other way to
@@ -86,19 +86,19 @@ def _leave_loop(loop: object) -> None:
 
 
 class ObjectClient:
-    """An `objects.ObjectStore` over the engine that `build` makes."""
+    """An `objects.ObjectStore` over the backend that `build` makes."""
 
     is_remote: bool
     creation: str
 
-    def __init__(self, target: Target, creation: str, build: Callable[[Target], Engine]) -> None:
+    def __init__(self, target: Target, creation: str, build: Callable[[Target], Backend]) -> None:
         self.url = target.url
         self.creation = creation
         self.is_remote = target.family != "memory"
         self._target = target
         self._build = build
         self._lock = processes.new_lock()
-        self._engine: Engine | None = None
+        self._backend: Backend | None = None
         self._pid = 0
 
     def __repr__(self) -> str:
@@ -110,18 +110,18 @@ class ObjectClient:
     # --- reading
 
     def get(self, path: str) -> bytes:
-        return self._request(path, lambda engine: engine.get(path))
+        return self._request(path, lambda backend: backend.get(path))
 
     def get_range(self, path: str, offset: int, length: int) -> bytes:
         if length <= 0:
             return b""
-        return self._request(path, lambda engine: engine.get_range(path, offset, length))
+        return self._request(path, lambda backend: backend.get_range(path, offset, length))
 
     def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         wanted = [each for each in ranges if each[1] > 0]
         if not wanted:
             return [b""] * len(ranges)
-        found = self._request(path, lambda engine: engine.get_ranges(path, wanted))
+        found = self._request(path, lambda backend: backend.get_ranges(path, wanted))
         for (offset, length), content in zip(wanted, found, strict=True):
             if len(content) != length:
                 words = f"it ends within the {length} bytes at {offset}, of which there are {len(content)}"
@@ -130,7 +130,7 @@ class ObjectClient:
         return [next(left) if length > 0 else b"" for _, length in ranges]
 
     def get_tail(self, path: str, length: int) -> tuple[bytes, int]:
-        content, size = self._request(path, lambda engine: engine.get_tail(path, max(length, 1)))
+        content, size = self._request(path, lambda backend: backend.get_tail(path, max(length, 1)))
         return content[len(content) - length :] if length < len(content) else content, size
 
     def exists(self, path: str) -> bool:
@@ -142,35 +142,35 @@ class ObjectClient:
         return True
 
     def list(self, directory: str) -> list[Object]:
-        return self._request(directory, lambda engine: engine.list(directory))
+        return self._request(directory, lambda backend: backend.list(directory))
 
     def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
-        return self._request(directory, lambda engine: engine.list_after(directory, name, limit))
+        return self._request(directory, lambda backend: backend.list_after(directory, name, limit))
 
     def is_link(self, path: str) -> bool:
-        return self._request(path, lambda engine: engine.is_link(path))
+        return self._request(path, lambda backend: backend.is_link(path))
 
     def now(self) -> float:
-        return self._request("", lambda engine: engine.now())
+        return self._request("", lambda backend: backend.now())
 
     # --- writing
 
     def put(self, path: str, parts: Sequence[Buffer]) -> None:
         self._check_writable(path)
         content = joined(parts)
-        self._request(path, lambda engine: engine.put(path, content))
+        self._request(path, lambda backend: backend.put(path, content))
 
     def create(self, path: str, parts: Sequence[Buffer]) -> None:
         self._check_writable(path)
         content = joined(parts)
         if memoryview(content).nbytes == 0:
             raise ValueError(f"{self._target.shown(path)}: an empty object is not protected against a second creator")
-        self._request(path, lambda engine: engine.create(path, content))
+        self._request(path, lambda backend: backend.create(path, content))
 
     def delete(self, paths: Sequence[str]) -> None:
         if paths:
             self._check_writable(paths[0])
-            self._request(paths[0], lambda engine: engine.delete(paths))
+            self._request(paths[0], lambda backend: backend.delete(paths))
 
     def _check_writable(self, path: str) -> None:
         if self.creation == READ_ONLY:
@@ -182,7 +182,7 @@ class ObjectClient:
 
     # --- how
 
-    def _request(self, path: str, request: Callable[[Engine], T]) -> T:
+    def _request(self, path: str, request: Callable[[Backend], T]) -> T:
         """Send a request until it is answered. What the library raised is not kept: it may hold credentials."""
         started = time.monotonic()
         tries = 0
@@ -217,12 +217,12 @@ class ObjectClient:
             is_unanswered = True
             time.sleep(pause)
 
-    def _connected(self) -> Engine:
-        """Return the engine of this process."""
-        if self._engine is not None and self._pid == os.getpid():
-            return self._engine
+    def _connected(self) -> Backend:
+        """Return the backend of this process."""
+        if self._backend is not None and self._pid == os.getpid():
+            return self._backend
         with self._lock:
-            if self._engine is None or self._pid != os.getpid():
-                self._engine = engine_of(self._target, self._build)
+            if self._backend is None or self._pid != os.getpid():
+                self._backend = backend_of(self._target, self._build)
                 self._pid = os.getpid()
-            return self._engine
+            return self._backend

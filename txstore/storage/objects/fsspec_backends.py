@@ -13,13 +13,13 @@ from typing import Any
 import fsspec.core
 
 from txstore.storage.objects import urls
-from txstore.storage.objects.azure import AzureEngine
-from txstore.storage.objects.backend import READ_ONLY, SINGLE_WRITER, Engine, Refusal
-from txstore.storage.objects.gcs import GcsEngine
-from txstore.storage.objects.plain import MemoryEngine, PlainEngine
-from txstore.storage.objects.s3 import S3Engine
-from txstore.storage.objects.sftp import SftpEngine
-from txstore.storage.objects.smb import SmbEngine
+from txstore.storage.objects.azure import AzureBackend
+from txstore.storage.objects.backend import READ_ONLY, SINGLE_WRITER, Backend, Refusal
+from txstore.storage.objects.gcs import GcsBackend
+from txstore.storage.objects.plain import MemoryBackend, PlainBackend
+from txstore.storage.objects.s3 import S3Backend
+from txstore.storage.objects.sftp import SftpBackend
+from txstore.storage.objects.smb import SmbBackend
 from txstore.storage.objects.urls import Target
 
 # How each class creates exclusively. A class that has taken the place of the known one under its protocol is another.
@@ -43,32 +43,32 @@ def creation_of(target: Target) -> str:
     return SINGLE_WRITER if target.single_writer else READ_ONLY
 
 
-def build(target: Target) -> Engine:
+def build(target: Target) -> Backend:
     """Connect to a target."""
     if creation_of(target) in (READ_ONLY, SINGLE_WRITER):
         options = {name: value for name, value in target.options.items() if name not in urls.INSTANCE_OPTIONS}
         filesystem, root = fsspec.core.url_to_fs(target.address, **options)
-        return PlainEngine(_unwrapped(filesystem), root)
+        return PlainBackend(_unwrapped(filesystem), root)
     if target.family == "sftp":
-        return SftpEngine(functools.partial(_instance, target), _path(target))
+        return SftpBackend(functools.partial(_instance, target), _path(target))
     if target.family == "smb":
-        return SmbEngine(_options(target), _path(target))
+        return SmbBackend(_options(target), _path(target))
     filesystem = _instance(target)
     if target.family == "memory":
-        return MemoryEngine(filesystem, _path(target))
+        return MemoryBackend(filesystem, _path(target))
     if target.family == "azure":
         container, *rest = urls.azure_parts(target.address)
-        return AzureEngine(filesystem, container, "".join(f"{part}/" for part in rest))
+        return AzureBackend(filesystem, container, "".join(f"{part}/" for part in rest))
     bucket, prefix = urls.bucket_and_prefix(target.address)
-    return S3Engine(filesystem, bucket, prefix) if target.family == "s3" else GcsEngine(filesystem, bucket, prefix)
+    return S3Backend(filesystem, bucket, prefix) if target.family == "s3" else GcsBackend(filesystem, bucket, prefix)
 
 
-def build_plain(target: Target) -> PlainEngine:
+def build_plain(target: Target) -> PlainBackend:
     """Connect to a target as to any other, whatever more its class could do: to this host, and to no other."""
     if target.protocol in ("http", "https"):
         target = replace(target, options={"get_client": _client_of_one_host, **target.options})
-    engine = MemoryEngine if target.family == "memory" else PlainEngine
-    return engine(_instance(target), _path(target))
+    backend = MemoryBackend if target.family == "memory" else PlainBackend
+    return backend(_instance(target), _path(target))
 
 
 async def _client_of_one_host(**options: Any) -> Any:

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from txstore.storage.objects.async_backend import PagedEngine, each_of
+from txstore.storage.objects.async_backend import PagedBackend, each_of
 from txstore.storage.objects.backend import Object, Refusal
 
 
-class GcsEngine(PagedEngine):
+class GcsBackend(PagedBackend):
     def __init__(self, filesystem: Any, bucket: str, prefix: str) -> None:
         super().__init__(filesystem, prefix)
         self._bucket = quote(bucket, safe="")

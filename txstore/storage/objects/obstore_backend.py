@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import processes
 from txstore.storage.objects import fsspec_backends, urls
-from txstore.storage.objects.backend import LONGEST_SECONDS, PARALLEL_REQUESTS, Engine, Object, Objects, above, clock_of
+from txstore.storage.objects.backend import (
+    LONGEST_SECONDS,
+    PARALLEL_REQUESTS,
+    Backend,
+    Object,
+    Objects,
+    above,
+    clock_of,
+)
 from txstore.storage.objects.errors import facts_of
 from txstore.storage.objects.urls import Target
 
@@ -153,7 +161,7 @@ def _gcs(target: Target, options: dict[str, Any]) -> Connection | None:
     return Connection("GCSStore", arguments, endpoint, lists_after=True)
 
 
-def build(target: Target) -> Engine:
+def build(target: Target) -> Backend:
     """Connect to a target."""
     connection = connection_of(target)
     if _after_fork or connection is None or not is_installed():
@@ -164,10 +172,10 @@ def build(target: Target) -> Engine:
                 "obstore does not work in a process that was forked after it was used, and fsspec can't take over: "
                 f"{error}; or start processes with the method spawn or forkserver"
             ) from None
-    return ObstoreEngine(connection)
+    return ObstoreBackend(connection)
 
 
-class ObstoreEngine:
+class ObstoreBackend:
     def __init__(self, connection: Connection) -> None:
         import obstore.store
 

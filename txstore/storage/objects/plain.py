@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-class PlainEngine:
+class PlainBackend:
     """Any file system, as fsspec has it: nothing exclusive, and nothing in one step."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
@@ -125,7 +125,7 @@ class PlainEngine:
 _memory_lock = processes.new_lock()
 
 
-class MemoryEngine(PlainEngine):
+class MemoryBackend(PlainBackend):
     """fsspec's memory of this process."""
 
     def get(self, path: str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txstore.storage.objects.async_backend import PagedEngine
+from txstore.storage.objects.async_backend import PagedBackend
 from txstore.storage.objects.backend import Object
 from txstore.storage.objects.errors import chain, facts_of
 
@@ -22,7 +22,7 @@ def _do_not_wait(request: Any, **_: Any) -> None:
         del request.headers["Expect"]
 
 
-class S3Engine(PagedEngine):
+class S3Backend(PagedBackend):
     def __init__(self, filesystem: Any, bucket: str, prefix: str) -> None:
         super().__init__(filesystem, prefix)
         self._fs.retries = 1  # object_client tries again

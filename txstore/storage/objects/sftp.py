@@ -36,7 +36,7 @@ def _pieces(offset: int, length: int) -> list[tuple[int, int]]:
     return [(start, min(PIECE, end - start)) for start in range(offset, end, PIECE)]
 
 
-class SftpEngine:
+class SftpBackend:
     def __init__(self, connect: Callable[[], Any], root: str) -> None:
         self._connect = connect
         self._root = root.rstrip("/")

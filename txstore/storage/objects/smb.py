@@ -79,7 +79,7 @@ def _begin() -> None:
     _mine.cache = {}
 
 
-class SmbEngine:
+class SmbBackend:
     """Files below a directory of a share. They are written below `.partial/`, and renamed, which does not replace."""
 
     def __init__(self, options: Mapping[str, Any], root: str) -> None:

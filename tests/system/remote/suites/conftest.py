@@ -156,7 +156,7 @@ def pytest_collection_finish() -> None:
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test has dropped is gone when it ends."""
     # Some libraries make clients so large that to look through those of other tests takes longer than a test.
-    monkeypatch.setattr(client, "MOST_ENGINES", 2)
+    monkeypatch.setattr(client, "MOST_BACKENDS", 2)
     yield
     gc.collect()
 
