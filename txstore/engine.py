@@ -21,11 +21,11 @@ from txstore.history.commit import MAIN, Stored
 from txstore.history.find import find_commit, find_tagged
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.history.snapshot import Snapshot, Snapshots
-from txstore.locks.chunk_locks import ChunkLocks
+from txstore.locks.chunk_locks import ChunkLocks, Owner
 from txstore.maintenance.retention import check_retention, fold
 from txstore.storage.sources import Sources
 from txstore.transactions.begin import check_description, check_durability, check_joinable, new_record
-from txstore.transactions.held_locks import Owner, TransactionLocks
+from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.named import find, find_or_begin
 from txstore.transactions.reads import check_isolation
 from txstore.transactions.regions import Lock

@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.locks.chunk_locks import ChunkLocks
 from txstore.locks.kernel_locks import ByteLocks
-from txstore.locks.lock_file import HEADER, KIND_NUMBERS, LOCK_BASE, MAGIC, MEMBERS, Header
+from txstore.locks.lock_file import HEADER, KIND_NUMBERS, LOCK_BASE, MAGIC, MEMBERS, LockHeader
 from txstore.locks.slot_hash import SlotHash
 from txstore.storage.file_systems import file_system_type
 
@@ -418,7 +418,7 @@ def test_what_is_not_held_can_not_be_released(locks):
 
 def test_two_keys_of_one_slot_are_two(locks):
     slots: dict[int, str] = {}
-    hashed = SlotHash(1 << 20, Header().seed)
+    hashed = SlotHash(1 << 20, LockHeader().seed)
     for number in range(100_000):
         key = f"{number}/zarr.json"
         other = slots.setdefault(hashed.slot_of(key), key)
@@ -699,12 +699,12 @@ def overwrite(directory: Path, header: bytes) -> None:
         file.write(header)
 
 
-def header_of(directory: Path) -> Header:
+def header_of(directory: Path) -> LockHeader:
     return header_of_file(directory / "chunks")
 
 
-def header_of_file(path: Path) -> Header:
-    return Header(*HEADER.unpack(path.read_bytes()[: HEADER.size]))
+def header_of_file(path: Path) -> LockHeader:
+    return LockHeader(*HEADER.unpack(path.read_bytes()[: HEADER.size]))
 
 
 def test_a_file_of_another_version_is_refused_while_it_is_in_use(locks, start, kind, directory):
@@ -1105,14 +1105,14 @@ def test_keys_have_the_same_slots_in_c_and_in_python():
         f"{one}{a}{two}{b}{three}" for one in parts for two in parts for three in parts for a in "/." for b in "/."
     ]
     for slots in (1 << 6, 1 << 20):
-        hashed = SlotHash(slots, Header().seed)
-        expected = [txstore.locks.chunk_locks.locktable.slot_of(key, slots, Header().seed) for key in keys]
+        hashed = SlotHash(slots, LockHeader().seed)
+        expected = [txstore.locks.chunk_locks.locktable.slot_of(key, slots, LockHeader().seed) for key in keys]
         assert [hashed.slot_of(key) for key in keys] == expected
         assert hashed.slots_of(keys) == expected  # from what it remembers
 
 
 def test_neighbours_along_the_last_axis_have_neighbouring_slots():
-    hashed = SlotHash(1 << 20, Header().seed)
+    hashed = SlotHash(1 << 20, LockHeader().seed)
     first = hashed.slot_of("a/c/3/0")
     assert hashed.slots_of([f"a/c/3/{number}" for number in range(100)]) == [
         (first + number) % (1 << 20) for number in range(100)

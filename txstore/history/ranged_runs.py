@@ -10,8 +10,8 @@ from __future__ import annotations
 import mmap
 import struct
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
@@ -26,6 +26,7 @@ from txstore.history.packs import MissingPackError, Pack, PackSource
 from txstore.history.ranged_packs import RemotePack
 from txstore.history.runs import NONE_KNOWN, Change, Found, Known, Listed, OpenPacks, OpenRun, Runs, placed
 from txstore.storage.foreign import ForeignRange
+from txstore.storage.request_threads import in_parallel
 
 #: What is fetched of a run at first, in bytes: as a rule all that follows the blocks, and a few of these. A run that is
 #: not longer is fetched whole.
@@ -37,7 +38,6 @@ _EVERYTHING = 1 << 63
 
 _TRAILER_SIZE = 64  # format.md, "Trailer"
 _INDEX_AT = struct.Struct("<36xQ")
-_THREADS_MOST = 16
 #: There is nothing to keep open: to get a pack makes no request.
 _NO_PACKS = OpenPacks()
 
@@ -76,7 +76,7 @@ class Filled:
         ranges[first:last] = [(begin, end)]
 
 
-class Section:
+class LazySection:
     """A run's section, as far as it was fetched. Safe in threads; what is there never changes while it is right."""
 
     def __init__(self, offset: int, length: int, tail: memoryview) -> None:
@@ -113,7 +113,7 @@ def _anonymous_map(length: int) -> mmap.mmap:
 class LazyRun(OpenRun):
     """A run that was opened by its index. Other blocks than those of `section` are not there."""
 
-    def __init__(self, name: RunName, section: Section) -> None:
+    def __init__(self, name: RunName, section: LazySection) -> None:
         self.file = placed(name)
         self.section = section
         self._open(name, section.buffer)
@@ -245,7 +245,7 @@ class LazyRuns(Runs):
         return CorruptionError("a run", reason=str(error))
 
     def _fill(self, blocks: Iterable[_Blocks]) -> None:
-        wanted: dict[PackName, list[tuple[Section, int, int]]] = {}
+        wanted: dict[PackName, list[tuple[LazySection, int, int]]] = {}
         for open_run, begin, end in blocks:
             section = open_run.section
             for offset, length in section.missing(begin, end):
@@ -253,7 +253,7 @@ class LazyRuns(Runs):
         self._fetch(wanted)
 
     def _fill_anew(self, blocks: Iterable[_Blocks]) -> None:
-        wanted: dict[PackName, list[tuple[Section, int, int]]] = {}
+        wanted: dict[PackName, list[tuple[LazySection, int, int]]] = {}
         for open_run, begin, end in blocks:
             wanted.setdefault(open_run.file, []).append(
                 (open_run.section, open_run.section.offset + begin, end - begin)
@@ -262,14 +262,14 @@ class LazyRuns(Runs):
             _ranged(self._packs, file).reader.forget()
         self._fetch(wanted, anew=True)
 
-    def _fetch(self, wanted: Mapping[PackName, Sequence[tuple[Section, int, int]]], *, anew: bool = False) -> None:
+    def _fetch(self, wanted: Mapping[PackName, Sequence[tuple[LazySection, int, int]]], *, anew: bool = False) -> None:
         def fetch(file: PackName) -> None:
             ranges = [(offset, length) for _, offset, length in wanted[file]]
             contents = _ranged(self._packs, file).read(ranges)
             for (section, offset, _), content in zip(wanted[file], contents, strict=True):
                 section.fill(offset, content, anew=anew)
 
-        _in_parallel(fetch, list(wanted))
+        deque(in_parallel(fetch, wanted), maxlen=0)
 
 
 def _window(run: index.Run, start: bytes, stop: bytes | None, length: int) -> tuple[int, int, bytes | None]:
@@ -326,7 +326,7 @@ def _opened(names: Sequence[RunName], packs: PackSource) -> dict[RunName, LazyRu
             pack.reader.forget()
             opened.update(_open_in(pack, files[file]))
 
-    _in_parallel(open_file, list(files))
+    deque(in_parallel(open_file, files), maxlen=0)
     return opened
 
 
@@ -346,7 +346,7 @@ def _open_at(pack: RemotePack, name: RunName, tail: memoryview) -> LazyRun:
     if index_at < begin:
         [rest] = pack.read([(name.offset + index_at, begin - index_at)])
         tail = memoryview(b"".join((rest, tail)))
-    return LazyRun(name, Section(name.offset, name.length, tail))
+    return LazyRun(name, LazySection(name.offset, name.length, tail))
 
 
 def _tail(name: RunName) -> tuple[int, int]:
@@ -378,22 +378,3 @@ def _ranged(packs: PackSource, name: PackName) -> RemotePack:
     pack = packs.get(name)
     assert isinstance(pack, RemotePack), "these packs are mapped"
     return pack
-
-
-def _in_parallel(work: Callable[[PackName], None], files: Sequence[PackName]) -> None:
-    if len(files) < 2:
-        for file in files:
-            work(file)
-        return
-    try:
-        with ThreadPoolExecutor(min(len(files), _THREADS_MOST), thread_name_prefix="txstore-read") as pool:
-            futures = [pool.submit(work, file) for file in files]
-    except RuntimeError:  # the interpreter is about to end, and starts no threads any more
-        for file in files:
-            work(file)
-        return
-    try:
-        for future in futures:
-            future.result()
-    finally:
-        del futures, future  # an error has this frame, and the future that has failed has the error

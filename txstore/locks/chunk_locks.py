@@ -1,7 +1,7 @@
 """The chunk-key locks of a repository: which kind of them, chosen when they are first used.
 
     "table"     words of a file that all processes map (`_native/_locktable.c`), at memory speed: local file systems
-    "ranges"    byte locks of the same file (`range_locks.py`): network file systems, and where the C was not built
+    "ranges"    byte locks of the same file (`exclusion.py`): network file systems, and where the C was not built
     "files"     a few locked files (`file_locks.py`): systems without such byte locks
 
 A process adopts what the living members of the lock file use, or, if it can't, has no locks. Only while nobody is alive
@@ -51,7 +51,7 @@ def is_parked(number: int) -> bool:
 
 
 class Owner(Protocol):
-    """The locks of one transaction. Several threads may use it; a forked child can't."""
+    """Who holds locks: one transaction. Several threads may use it; a forked child can't."""
 
     @property
     def identity(self) -> int:

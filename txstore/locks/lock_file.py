@@ -47,7 +47,7 @@ _LENGTH = MEMBERS_OFFSET + (MEMBERS + 1) * _MEMBER.size
 _INIT_PATIENCE = 10.0  # seconds: whoever holds it needs milliseconds, unless that process was stopped
 
 
-class Header(NamedTuple):
+class LockHeader(NamedTuple):
     magic: bytes = MAGIC
     version: int = VERSION
     kind: int = 0
@@ -74,7 +74,7 @@ class KindInUseError(Exception):
 def recorded_kind(tree: Tree) -> str | None:
     """Return the kind that the file names just now, if any: somebody may be about to change it."""
     with tree.open(NAME) as descriptor:
-        header = Header(*HEADER.unpack(os.read(descriptor, HEADER.size).ljust(HEADER.size, b"\0")))
+        header = LockHeader(*HEADER.unpack(os.read(descriptor, HEADER.size).ljust(HEADER.size, b"\0")))
     return KINDS.get(header.kind) if header.magic == MAGIC and header.version == VERSION else None
 
 
@@ -156,9 +156,9 @@ class LockFile:
             in_use, _, incarnation = self._record(self.member)
             return is_locked and bool(in_use) and incarnation == self._incarnation
 
-    def header(self) -> Header:
+    def header(self) -> LockHeader:
         """Return the header as it is now, if it is one: the caller looks at `magic` and `version`."""
-        return Header(*HEADER.unpack(self._read(0, HEADER.size).ljust(HEADER.size, b"\0")))
+        return LockHeader(*HEADER.unpack(self._read(0, HEADER.size).ljust(HEADER.size, b"\0")))
 
     def is_in_place(self) -> bool:
         """Tell whether the file is the one that others open."""
@@ -219,7 +219,7 @@ class LockFile:
         self.slots, self.seed = SLOTS, SEED
         return True
 
-    def _is_empty_or_ours(self, header: Header) -> bool:
+    def _is_empty_or_ours(self, header: LockHeader) -> bool:
         """Tell whether it may be written to: somebody may have put another file in its place, or under its name."""
         is_ours = header.magic in (MAGIC, _UNFINISHED) or header.seed == SEED  # the seed, if the magic is damaged
         return is_ours or os.fstat(self.descriptor).st_size == 0
@@ -227,7 +227,7 @@ class LockFile:
     def _has_other_names(self) -> bool:
         return os.fstat(self.descriptor).st_nlink > 1
 
-    def _fault(self, header: Header) -> str | None:
+    def _fault(self, header: LockHeader) -> str | None:
         """Return why the living members, if there are any, must be using the file in a way unknown here."""
         if header.magic != MAGIC:
             return "processes use the lock file, but something has overwritten it: end them, and delete it"
@@ -246,7 +246,7 @@ class LockFile:
             )
         return None
 
-    def _is_seen_otherwise(self, header: Header) -> bool:
+    def _is_seen_otherwise(self, header: LockHeader) -> bool:
         """Tell whether the header was written to another file of this machine, or to this one through another mount.
 
         A copy has no users yet. Those behind another mount may be there and not be seen, so the file is not reset but
@@ -255,7 +255,7 @@ class LockFile:
         ours = (self._status.st_dev, self._status.st_ino)
         return not self._is_network and header.boot == boot_id() and (header.device, header.inode) != ours
 
-    def _is_anybody_alive(self, header: Header) -> bool:
+    def _is_anybody_alive(self, header: LockHeader) -> bool:
         if sys.platform != "linux" and header.magic == MAGIC and header.kind != KIND_NUMBERS["files"]:
             # Their byte locks can't be seen. A copy has no users yet.
             if header.inode == self._status.st_ino:
@@ -265,7 +265,7 @@ class LockFile:
             return False
         return any(locks.are_held_elsewhere(1, MEMBERS) for locks in self._locks)
 
-    def _reset(self, old: Header) -> None:
+    def _reset(self, old: LockHeader) -> None:
         if old.magic == bytes(8):
             set_mode(self.descriptor, self._mode)  # we have made it
         records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET).ljust(_LENGTH - MEMBERS_OFFSET, b"\0")
@@ -273,7 +273,7 @@ class LockFile:
         free = b"".join(_MEMBER.pack(0, 0, incarnation) for _, _, incarnation in _MEMBER.iter_unpack(records))
         self._write(0, _UNFINISHED.ljust(HEADER.size, b"\0"))  # no header until all is done
         self._write(MEMBERS_OFFSET, free)
-        new = Header(
+        new = LockHeader(
             kind=KIND_NUMBERS[self._kind],
             epoch=(old.epoch + 1) % (1 << 64),
             device=self._status.st_dev,

@@ -22,7 +22,7 @@ from txstore.maintenance.report import COMMITS_TOLD, Fault
 _LOOKED_AT_MOST = 1000
 
 
-class Listed(NamedTuple):
+class ListedRun(NamedTuple):
     """A run, and the slots of the first and last commit that list it: those between them do, too."""
 
     name: RunName
@@ -41,7 +41,7 @@ class Tracer:
         self,
         commits: Commits,
         ids: Mapping[int, bytes],
-        runs: Sequence[Listed],
+        runs: Sequence[ListedRun],
         readers: Mapping[bytes, set[tuple[int, int]]],
         brought: Mapping[str, int],
     ) -> None:

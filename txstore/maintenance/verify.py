@@ -31,7 +31,7 @@ from txstore.maintenance.check_file import (
     open_run,
 )
 from txstore.maintenance.report import Fault, Report
-from txstore.maintenance.tracing import Listed, Tracer
+from txstore.maintenance.tracing import ListedRun, Tracer
 from txstore.storage.foreign import FileVersion
 from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_parallel
@@ -69,7 +69,7 @@ class Verifier:
         self.storage = commits.storage
         self.report = Report()
         self._told: set[Fault] = set()
-        self.runs: dict[tuple[bytes, int], Listed] = {}
+        self.runs: dict[tuple[bytes, int], ListedRun] = {}
         self._progress = progress
         self._total = 0
         self._ids: dict[int, bytes] = {}  # by slot, of the commits that can be read
@@ -219,7 +219,7 @@ class Verifier:
                 continue
             key = (name.pack.id, name.offset)
             listed = self.runs.get(key)
-            self.runs[key] = Listed(name, slot if listed is None else listed.first, slot)
+            self.runs[key] = ListedRun(name, slot if listed is None else listed.first, slot)
         self._tell()
 
     def _check_pack(self, slot: int, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
@@ -256,7 +256,7 @@ class Verifier:
 
     # --- the second pass: runs
 
-    def _check_run(self, key: tuple[bytes, int], listed: Listed, values: Values) -> None:
+    def _check_run(self, key: tuple[bytes, int], listed: ListedRun, values: Values) -> None:
         name, path = listed.name, listed.name.pack.path if listed.name.pack is not None else ""
         try:
             run, packs = open_run(self.storage, name, path)

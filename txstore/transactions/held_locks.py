@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from txstore import processes
 from txstore.errors import LockTimeoutError, TransactionStateError
+from txstore.locks.chunk_locks import Owner
 from txstore.locks.fallback_owner import Request, Turns
 from txstore.transactions.regions import Lock, keys_to_lock
 
@@ -20,25 +21,6 @@ if TYPE_CHECKING:
 
     from txstore.format.mapping import Hierarchy
     from txstore.history.snapshot import Snapshot
-
-
-class Owner(Protocol):
-    """Who holds locks: one transaction. What it holds already, it is granted again, and has to release as often."""
-
-    @property
-    def parked(self) -> int: ...
-
-    def acquire(
-        self, keys: str | Sequence[str], timeout: float | None = None, siblings: Sequence[int] = ()
-    ) -> Sequence[str]: ...
-
-    def release(self, keys: str | Sequence[str]) -> None: ...
-
-    def park(self, keys: str | Sequence[str], to: int | None = None) -> None: ...
-
-    def fence(self) -> None: ...
-
-    def close(self, sweep: bool = False) -> None: ...
 
 
 class Locks(Protocol):

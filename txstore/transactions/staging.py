@@ -61,7 +61,7 @@ _LOCKED_TOO_LATE = (
 )
 
 
-class Part(NamedTuple):
+class Contribution(NamedTuple):
     """What a participant has staged, as a commit counts it."""
 
     pack_id: bytes
@@ -677,13 +677,14 @@ class Staging(Hierarchy):
         self._commit_writer = self._shared.commit_pack()
         return self._commit_writer
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Contribution]:
         """Return the packs, but for the commit file itself, that hold a value that counts."""
         ends = self._ends()
         if not ends:
             return []
         return [
-            Part(packfile.participants_pack(self.id, number), ends[number]) for number in sorted(self._that_count())
+            Contribution(packfile.participants_pack(self.id, number), ends[number])
+            for number in sorted(self._that_count())
         ]
 
     def _ends(self) -> dict[int, int]:
