@@ -1,4 +1,4 @@
-"""TxStore: zarr's `Store` over a transaction or a snapshot. Only the face is here; `session.py` has the life cycle."""
+"""TxStore: zarr's `Store` over a transaction or a snapshot. Only the face is here; `sessions/` has the life cycle."""
 
 from __future__ import annotations
 

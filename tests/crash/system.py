@@ -1,8 +1,8 @@
 """The system calls that `txstore.storage.interface` makes, over a simulated disk: its own code runs on top of them.
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
-replaced are the names `os`, `fcntl` and `local` in the modules `local_storage` and `tree`, and some of them in
-`sharing`, `pins`, `numbered_locks` and `turns`. Locks of open file descriptions are granted as the kernel does;
+replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in
+`permissions`, `pins`, `kernel_locks` and `turns`. Locks of open file descriptions are granted as the kernel does;
 chunk-key locks and watches there are none.
 """
 

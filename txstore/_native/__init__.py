@@ -1,7 +1,8 @@
 """The C extensions, or their Python twins where one was not built or TXSTORE_PURE_PYTHON=1.
 
-`locktable` has no twin: it is None there, and wherever there are no futexes. locks.py has others to choose from.
-`header` has none either: format.py can do all of it in Python.
+`locktable` has no twin: it is None there, and wherever there are no futexes. `locks/chunk_locks.py` has others to
+choose from.
+`header` has none either: format/commitfile.py can do all of it in Python.
 """
 
 import os

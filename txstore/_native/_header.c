@@ -5,9 +5,9 @@
  *     encode              the typed fields of a header
  *
  * Each commit reads the headers of those that others made, and writes its own, while they wait: in Python that takes as
- * long as syncing a file. There is no twin. format.py can do all of this in Python, and says what is wrong with a header;
- * here the answer is None for whatever is not plain: malformed, of a newer format, or with something rare in it. What is
- * answered is what format.py would have found.
+ * long as syncing a file. There is no twin. format/commitfile.py can do all of this in Python, and says what is wrong with
+ * a header; here the answer is None for whatever is not plain: malformed, of a newer format, or with something rare in
+ * it. What is answered is what format/commitfile.py would have found.
  *
  * THE BYTES (docs/format.md, "Header")
  *
@@ -35,7 +35,7 @@ enum { FIXED_BYTES = 120, ID_BYTES = 16, FIELD_BYTES = 6, NAME_BYTES = 100 };
 enum { HEADER_COMMIT = 1, CHECKSUM_CRC32C = 1, PACK_COMMIT_FILE = 1, PACK_DATA = 2 };
 enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, TYPES };
 enum { STATISTICS_KNOWN = 5, RUN_NUMBERS = 5 };
-enum { MAX_RUNS = 1024, MAX_SECTIONS = 1024 }; /* as in format.py: a header that lists more is not plain */
+enum { MAX_RUNS = 1024, MAX_SECTIONS = 1024 }; /* as in format/commitfile.py: a header that lists more is not plain */
 
 typedef struct {
     const uint8_t *at, *end;

@@ -11,7 +11,7 @@
  *     allocate            disk space for a pack, before it is written
  *     start_writeback     begin writing dirty pages, so that the sync to come finds little left to do
  *
- * local_twin.py says the same in Python; tests/unit/test_local.py runs every test on both.
+ * local_twin.py says the same in Python; tests/native/test_local.py runs every test on both.
  *
  * MEMORY
  *

@@ -3,7 +3,7 @@
 The first frames go into the file of the commit itself, as long as they are few: a small transaction is one object. All
 that follow are collected in packs of `OBJECT_SIZE`, which are numbered from 1 and uploaded in the background, a few at
 a time, so that memory is bounded. Together they are one pack of which each has a part: sequences go on from one to the
-next, and an offset says in its upper bits in which of them it is (`format.split_offset`).
+next, and an offset says in its upper bits in which of them it is (`packfile.split_offset`).
 
 Nobody sees a pack that no commit refers to, so each has its last name from the beginning.
 """

@@ -33,7 +33,7 @@ Objects: TypeAlias = list[Object]  # within classes that have a method of the na
 
 
 class Backend(Protocol):
-    """The methods are those of `objects.ObjectStore`, and mean the same."""
+    """The methods are those of `interface.ObjectStore`, and mean the same."""
 
     def get(self, path: str) -> bytes: ...
     def get_range(self, path: str, offset: int, length: int) -> bytes: ...

@@ -86,7 +86,7 @@ def _leave_loop(loop: object) -> None:
 
 
 class ObjectClient:
-    """An `objects.ObjectStore` over the backend that `build` makes."""
+    """An `interface.ObjectStore` over the backend that `build` makes."""
 
     is_remote: bool
     creation: str

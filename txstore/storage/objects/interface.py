@@ -9,7 +9,7 @@ may be called from any thread but that of a running event loop, and in a forked 
 Errors are `FileNotFoundError`, `FileExistsError`, `PermissionError` and `NotADirectoryError` where they apply,
 otherwise `OSError` with the path and the reason in words: `TimeoutError` for time-outs, `ConnectionError` for lost
 connections. The libraries' own exceptions do not come out, nor does anything that could hold credentials. What passes
-by itself (503, SlowDown, 429, 500, time-outs, lost connections) is tried again here, for `object_client.RETRY_SECONDS`.
+by itself (503, SlowDown, 429, 500, time-outs, lost connections) is tried again here, for `client.RETRY_SECONDS`.
 """
 
 from __future__ import annotations
