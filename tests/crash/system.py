@@ -537,6 +537,6 @@ def simulated() -> Iterator[System]:
 def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
     _let_go_of_pins(lambda descriptor: descriptor >= _FIRST_DESCRIPTOR)
-    for thing in list(processes._objects):
+    for thing in processes.all_of(processes._forked):
         if isinstance(thing, Transaction) and thing._staging.url == URL:
             thing._finalizer.detach()
