@@ -45,7 +45,9 @@ export PIP_ROOT_USER_ACTION = ignore
 export PIP_NO_INPUT = 1
 
 SOURCES := Makefile pyproject.toml setup.py $(wildcard txstore/_native/*.c txstore/_native/*.h)
+# What the twins of the C do: everything, and the part of it that make test has time for.
 PURE_TESTS := $(addprefix tests/,format history locks storage native transactions store)
+TWIN_TESTS := $(addprefix tests/,format history native)
 PYTEST_ARGS ?=
 PARALLEL := --numprocesses auto --dist worksteal
 comma := ,
@@ -57,11 +59,12 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help test test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders torture histories threads fuzz crash reliability sanitize pythons clean
+.PHONY: help dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders torture histories threads fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make test        the tests, then the unit and conformance tests without the C'
+	@echo 'make test        the tests that take no long time, with the C and without: 4 minutes on two cores'
+	@echo 'make test-full   every test, with the C and without: a quarter of an hour'
 	@echo 'make test-all    make test on each Python found: $(TXSTORE_PYTHONS)'
 	@echo 'make test-zarr2  the tests that need zarr 2'
 	@echo 'make test-torch  the tests of loaders with PyTorch; make test-tensorflow: with TensorFlow'
@@ -80,6 +83,7 @@ help:
 	@echo 'make crash       the power is lost at any point, a hundred thousand times'
 	@echo 'make reliability all of these four, the bit flips and the seeded bugs: one table, in some hours'
 	@echo 'make sanitize    the C of the lock table under the thread, address and undefined behaviour sanitizers'
+	@echo 'make dist        sdist and wheel in build/dist; each is installed, the sdist without a compiler, and tested'
 	@echo 'make clean       removes .venv and what was built'
 	@echo 'Python: $(PYTHON)'
 
@@ -119,7 +123,19 @@ $(PLAIN)/stamp: Makefile
 	$(call environment,$(PLAIN),$(PYTHON),zarr fsspec s3fs xarray pandas fastparquet)
 	touch $@
 
+environment: $(TEST)/stamp
+
+environment-zarr2: $(ZARR2)/stamp
+
+environment-torch: $(TORCH)/stamp
+
 test: $(TEST)/stamp
+	@echo 'The tests take 4 minutes on two cores that have nothing else to do; make test-full has all of them.'
+	$(TEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(PYTEST_ARGS)
+	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(TWIN_TESTS) $(PYTEST_ARGS)
+
+test-full: $(TEST)/stamp
+	@echo 'All tests take a quarter of an hour on two cores that have nothing else to do.'
 	$(TEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PARALLEL) $(PURE_TESTS) $(PYTEST_ARGS)
 
@@ -245,6 +261,27 @@ sanitize:
 # One interpreter a line, newest first: for scripts.
 pythons:
 	@for python in $(or $(TXSTORE_PYTHONS),$(PYTHON)); do echo $$python; done
+
+# $(call tried,NAME,PATTERN OF ITS FILE,VARIABLES OF ITS INSTALLATION)
+define tried
+	$(PYTHON) -m venv $(DIST)-$(1)
+	$(3) $(DIST)-$(1)/bin/python -m pip install --quiet --quiet "$$(ls $(DIST)/$(2))[test]"
+	cd $(DIST)-tests && ../dist-$(1)/bin/python -m pytest $(PARALLEL) -m 'not long' $(DIST_TESTS) $(PYTEST_ARGS)
+endef
+
+# The tests come from the sdist, and meet what was installed: the source beside them is gone. The second time there is no compiler.
+DIST := build/dist
+DIST_TESTS := $(addprefix tests/,format history native store transactions)
+dist:
+	rm -rf $(DIST) $(DIST)-*
+	$(PYTHON) -m venv $(DIST)-tools
+	$(DIST)-tools/bin/python -m pip install --quiet --quiet build
+	$(DIST)-tools/bin/python -m build --outdir $(DIST) .
+	mkdir $(DIST)-tests
+	tar --extract --gzip --strip-components 1 --directory $(DIST)-tests --file $(DIST)/*.tar.gz
+	rm -rf $(DIST)-tests/txstore
+	$(call tried,wheel,*.whl)
+	$(call tried,sdist,*.tar.gz,CC=false TXSTORE_WERROR=0)
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
