@@ -103,7 +103,7 @@ $(BENCH)/stamp: $(SOURCES)
 
 # txstore asks for zarr 3; here it meets zarr 2 on purpose, with only the packages that it needs itself.
 $(ZARR2)/stamp: $(SOURCES)
-	$(call environment,$(ZARR2),$(OLDEST),'zarr==2.18.*' 'numcodecs<0.16' numpy fsspec google-crc32c \
+	$(call environment,$(ZARR2),$(OLDEST),'zarr==2.18.*' 'numcodecs<0.16' numpy fsspec filelock google-crc32c \
 	  pytest pytest-asyncio pytest-timeout)
 	$(ZARR2)/bin/python -m pip install --quiet --quiet --no-build-isolation --no-deps --editable .
 	touch $@

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import filelock
+
 from txstore import processes
 from txstore.processes import opening
 from txstore.storage.tree import Tree
@@ -117,7 +119,7 @@ class LockFiles:
             descriptor = self._held.pop(number, None)
             if descriptor is not None:
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that has just been forked may still have it open
+                    filelock.unlock_descriptor(descriptor)  # a child that has just been forked may still have it open
                 finally:
                     os.close(descriptor)
 

@@ -10,7 +10,6 @@ than it was asked to.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
 import json
 import os
@@ -25,8 +24,13 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import ClassVar
 
+import filelock
+
 from txstore import processes
 from txstore.errors import CommitTimeoutError, CommitWaitWarning
+
+if sys.platform == "linux":
+    import fcntl
 
 #: Seconds after which a wait is no longer silent.
 WARN_AFTER = 5.0
@@ -280,7 +284,7 @@ else:
         _tell(descriptor, _ABOUT_TURN)
 
     def leave(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        filelock.unlock_descriptor(descriptor)
 
 
 def lock_file(descriptor: int, wait: Wait) -> None:
@@ -288,18 +292,14 @@ def lock_file(descriptor: int, wait: Wait) -> None:
     if not try_file(descriptor):
         with wait.watched():
             if wait.left is None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                filelock.lock_descriptor(descriptor)
             elif not _poll(partial(try_file, descriptor), wait.left):
                 raise wait.over()
 
 
 def try_file(descriptor: int) -> bool:
     """Lock a whole file for as long as its open file description lives, unless another has it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+    return filelock.lock_descriptor(descriptor, blocking=False)
 
 
 def _poll(is_locked: Callable[[], bool], timeout: float) -> bool:
