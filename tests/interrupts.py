@@ -83,11 +83,15 @@ class Interrupts:
 def _codes() -> list[CodeType]:
     """Return what is to be interrupted."""
     if not _found:
+        frozen = gc.get_freeze_count()
+        gc.unfreeze()  # what other tests have frozen is among what is looked through, too
         for function in gc.get_objects():
             if isinstance(function, FunctionType):
                 name = function.__globals__.get("__name__", "")
                 if name.startswith("txstore.") or name == "threading":
                     _found.extend(_with_those_inside(function.__code__))
+        if frozen:
+            gc.freeze()
     return _found
 
 

@@ -240,7 +240,7 @@ def test_a_forked_child_goes_on(server: Server):
 
 FORKED = """if True:
     import gc, json, os, pickle, sys
-    from txstore import object_client
+    from txstore.storage.objects import client
     from txstore.storage.objects.interface import open_objects
     stores = [open_objects(*each) for each in json.loads(sys.argv[1])]
     for store in stores:
@@ -252,11 +252,11 @@ FORKED = """if True:
         store.create("childs" if child == 0 else "o", [b"x"])
     if child == 0:
         del stores, store
-        object_client._abandoned.clear()  # as if the interpreter had come to it at its end
+        client._abandoned.clear()  # as if the interpreter had come to it at its end
         gc.collect()
         sys.exit(0)  # with all that an interpreter does at its end, to what it has inherited, too
     ended = os.waitpid(child, 0)[1]
-    object_client.RETRY_SECONDS, object_client.LEAST_TRIES = 0, 1  # the first request gets its answer
+    client.RETRY_SECONDS, client.LEAST_TRIES = 0, 1  # the first request gets its answer
     for store, filesystem in zip(stores, connected):
         assert store.get("childs") == b"x"
         pickle.loads(pickle.dumps(store)).put("again", [b"x"])
