@@ -18,8 +18,8 @@ from tests.cli.test_cli import assert_refused, run, run_json
 from tests.interchange.test_export import files
 from tests.system.bad_input.disk import run_python
 from tests.system.remote import servers
+from txstore.interchange.consolidated import plain_document
 from txstore.interchange.places import Place, places, stamp
-from txstore.interchange.zarr_arrays import without_consolidated
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 
@@ -41,7 +41,7 @@ def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def assert_imported(repo: txstore.Repository, plain: Path, path: str = "") -> None:
     prefix = f"{path}/" if path else ""
     expected = {
-        f"{prefix}{key}": without_consolidated(value)
+        f"{prefix}{key}": plain_document(key, value)
         for key, value in files(plain).items()
         if not key.endswith((".zmetadata", ".partial"))
     }

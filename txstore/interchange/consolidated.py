@@ -10,7 +10,8 @@ from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import DOCUMENT_NAMES, document_key, node_of_document
 from txstore.format.mapping import Hierarchy
 
-#: What zarr 2 calls its consolidated metadata. One that lies in a repository is a copy that nobody keeps up.
+#: What zarr 2 calls its consolidated metadata. One that lies in a repository is a copy that nobody keeps up, and
+#: through it appends would get lost (docs/architecture.md, "zarr's side"). So importing leaves it out.
 ZMETADATA = ".zmetadata"
 
 _BLOCK = "consolidated_metadata"
@@ -39,8 +40,8 @@ def documents_of(snapshot: Hierarchy) -> dict[str, bytes]:
 
 
 def plain_document(key: str, content: bytes) -> bytes:
-    """Return a document without the consolidated block that it may hold: any other is returned as it is."""
-    if not key.endswith("zarr.json") or _BLOCK.encode() not in content:
+    """Return a value without the consolidated block that a `zarr.json` may hold: any other is returned as it is."""
+    if key.rpartition("/")[2] != "zarr.json" or _BLOCK.encode() not in content:
         return content
     document = decoded(content)
     if not isinstance(document, dict) or _BLOCK not in document:

@@ -15,6 +15,7 @@ from txstore.interchange import zarr_arrays
 from txstore.interchange.arrays import ForeignArray, ForeignArrays
 from txstore.interchange.blocks import blocks, copy_array, same
 from txstore.interchange.concealing import concealing
+from txstore.interchange.consolidated import plain_document
 from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
 from txstore.interchange.places import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, places, stamp
 from txstore.store import TxStore
@@ -244,7 +245,7 @@ class _Joined:
             if array.shape != self.shape(path):
                 array.resize(self.shape(path))
         documents = {key: value.to_bytes() for key, value in kept.items() if is_document(key)}
-        return {key: zarr_arrays.without_consolidated(value) for key, value in sorted(documents.items())}
+        return {key: plain_document(key, value) for key, value in sorted(documents.items())}
 
 
 def _survey(job: _Job) -> _Joined:

@@ -10,10 +10,10 @@ from txstore.errors import SourceError
 from txstore.format.keys import document_key, is_document
 from txstore.history.commit import Commit
 from txstore.interchange.concealing import concealing
+from txstore.interchange.consolidated import is_consolidated, plain_document
 from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
 from txstore.interchange.manifests import Manifest, Reference, open_manifest
 from txstore.interchange.places import ForeignFile, stamp
-from txstore.interchange.zarr_arrays import without_consolidated
 from txstore.storage.foreign import FileVersion, canonical
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.sources import Sources
@@ -60,7 +60,7 @@ def import_references(
             file = files[entry.url]
             if is_document(key):
                 found = repo.engine.sources.range_of(file, entry.offset, entry.length)
-                store[target] = _plain(key, bytes(repo.engine.sources.read(found)))
+                store[target] = plain_document(key, bytes(repo.engine.sources.read(found)))
             else:
                 store.set_reference(target, file.url, entry.offset, entry.length, size=file.size, version=file.version)
             done += lengths[key]
@@ -76,15 +76,11 @@ def _entries(manifest: Manifest) -> dict[str, bytes | Reference]:
     """Return what the keys are, but for consolidated metadata: a second copy of every shape."""
     found: dict[str, bytes | Reference] = {}
     for key, entry in manifest.items():
-        if key.rpartition("/")[2] != ".zmetadata":
-            found[key] = _plain(key, entry) if isinstance(entry, bytes) else entry
+        if not is_consolidated(key):
+            found[key] = plain_document(key, entry) if isinstance(entry, bytes) else entry
     if not any(root in found for root in _ROOTS):
         raise SourceError(manifest.url, f"this is no manifest of a Zarr hierarchy: it has none of {', '.join(_ROOTS)}")
     return found
-
-
-def _plain(key: str, content: bytes) -> bytes:
-    return without_consolidated(content) if key.rpartition("/")[2] == "zarr.json" else content
 
 
 def _look(sources: Sources, manifest: Manifest, entries: Mapping[str, bytes | Reference]) -> dict[str, FileVersion]:

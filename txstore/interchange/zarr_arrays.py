@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from txstore.errors import CorruptionError, SourceError
-from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import document_key, encode_key
 from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
+from txstore.interchange.consolidated import is_consolidated, plain_document
 from txstore.interchange.places import ForeignFile, Place
 from txstore.store import TxStore
 
 T = TypeVar("T")
 
-#: Second copies of the metadata: through them, appends would get lost (docs/architecture.md, "zarr's side").
-_CONSOLIDATED_KEY, _CONSOLIDATED_MEMBER = ".zmetadata", "consolidated_metadata"
 #: What zarr leaves when it is killed, and what desktops leave.
 _DEBRIS = re.compile(r"(.*/)?(\.DS_Store|[^/]*\.[0-9a-f]{32}\.partial)")
 
@@ -31,10 +28,7 @@ def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, Fore
     found = {
         key: file
         for key, file in place.files().items()
-        if key.rpartition("/")[2] != _CONSOLIDATED_KEY
-        and not _DEBRIS.fullmatch(key)
-        and not is_excluded(key, exclude)
-        and encode_key(key)
+        if not is_consolidated(key) and not _DEBRIS.fullmatch(key) and not is_excluded(key, exclude) and encode_key(key)
     }
     place.check_inside(found)
     return found
@@ -64,26 +58,11 @@ def copy_hierarchy(
     for key, content in in_parallel(place.read, missing, lambda key: files[key].size):
         if len(content) != files[key].size:
             raise SourceError(place.url, f"{key!r} has changed while it was read: let its writers end first")
-        value = without_consolidated(content) if key.rpartition("/")[2] == "zarr.json" else content
-        target = document_key(path, key)
+        target, value = document_key(path, key), plain_document(key, content)
         store[target] = value
         if verify and store[target] != value:
             raise CorruptionError(store.url, key=target, reason="what was staged is not what comes back")
         advance(len(content))
-
-
-def without_consolidated(document: bytes) -> bytes:
-    """Return a document of Zarr 3 without the copies of others that it holds; the same bytes if there are none."""
-    if _CONSOLIDATED_MEMBER.encode() not in document:
-        return document
-    try:
-        members = json_value(document)
-    except MalformedError:
-        return document
-    if not isinstance(members, dict) or _CONSOLIDATED_MEMBER not in members:
-        return document
-    del members[_CONSOLIDATED_MEMBER]
-    return json.dumps(members, indent=2).encode()
 
 
 def in_parallel(
@@ -138,8 +117,7 @@ class ZarrArrays:
             raise ValueError("the chunks of plain Zarr stay as they are: leave chunks out")
         for key in hierarchy_files(self._place, self._exclude):
             if key.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup", ".zattrs"):
-                document = without_consolidated(self._place.read(key))
-                sync(store.set(key, cpu.Buffer.from_bytes(document)))
+                sync(store.set(key, cpu.Buffer.from_bytes(plain_document(key, self._place.read(key)))))
 
 
 def _array(node: Any) -> ForeignArray:
