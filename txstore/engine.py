@@ -22,7 +22,7 @@ from txstore.history.find import find_commit, find_tagged
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.chunk_locks import ChunkLocks, Owner
-from txstore.maintenance.retention import check_retention, fold
+from txstore.maintenance.retention import FoldingTransaction, check_retention
 from txstore.storage.sources import Sources
 from txstore.transactions.begin import check_description, check_durability, check_joinable, new_record
 from txstore.transactions.held_locks import TransactionLocks
@@ -120,11 +120,10 @@ class Engine:
         return self.locks.owner()
 
     def _transaction(self, staging: Staging, locks: TransactionLocks | None = None) -> Transaction:
-        return Transaction(self.commits, self.snapshots, staging, locks, after_commit=self._after_commit)
-
-    def _after_commit(self, made: Stored) -> None:
-        if self._folding is not None:
-            fold(self.commits, self.snapshots, made, self._folding, durable=self.durability == "fsync")
+        if self._folding is None:
+            return Transaction(self.commits, self.snapshots, staging, locks)
+        durable = self.durability == "fsync"
+        return FoldingTransaction(self.commits, self.snapshots, staging, locks, wanted=self._folding, durable=durable)
 
     # --- transactions of several processes
 

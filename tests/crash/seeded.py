@@ -265,9 +265,9 @@ EDITS = [
     Edit("history.slots:Publisher.publish", "self._check_floor(stored)", "pass", "sleeper"),
     Edit("history.slots:Publisher._check_floor", "self.commits.give_back(stored)", "pass", "sleeper"),
     Edit(
-        "maintenance.optimize:_Optimizer._attempt",
-        "at = find_runs(inputs, runs) if inputs else None",
-        "at = 0",
+        "maintenance.optimize:_Optimizer.contents",
+        "(at := index.find_runs(self.inputs, runs)) is not None",
+        "(at := 0) is not None",
         "housekeeping 1",
     ),
     Edit("maintenance.verify:Verifier._check_hint", "or hint.slot < floor", "", "vacuumed around"),

@@ -302,6 +302,11 @@ def names_of(runs: Sequence[RunName], own: PackName | None) -> tuple[RunName, ..
     return tuple(runs) if own is None else tuple([run.inside(own) for run in runs])
 
 
+def find_runs(inputs: tuple[RunName, ...], runs: Sequence[RunName]) -> int | None:
+    """Return where `inputs` stand side by side in a list of runs."""
+    return next((i for i in range(len(runs)) if tuple(runs[i : i + len(inputs)]) == inputs), None)
+
+
 def build(
     entries: Iterable[tuple[bytes, int, int, int, int, int] | tuple[bytes, int, int, int, int, int, int]],
     prefixes: Iterable[bytes],

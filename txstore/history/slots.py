@@ -1,7 +1,7 @@
 """Taking a slot: what has been written below `.staging/` becomes the next commit of a branch.
 
-Whose commit it is, a transaction's or one of maintenance, is not known here: what its header says is asked for when the
-parent is known, which is under the commit lock.
+Whose commit it is, a transaction's or one of maintenance, is not known here. A `Plan` says what the header holds, when
+the parent is known: under the commit lock.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import contextlib
 import platform
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from txstore.errors import (
     ClockWarning,
@@ -52,6 +52,16 @@ class Contents(NamedTuple):
     floor: int = 0  # at least the parent's
     required: int = 0  # features that a reader has to know, besides those of the parent
     constraints: Mapping[str, Any] | None = None  # None: those of the parent
+
+
+class Plan(Protocol):
+    """What a commit is to be, on top of whatever commit it will follow."""
+
+    def catch_up(self) -> Snapshot:
+        """Return the head as it is now, if the commit may follow that; else raise."""
+
+    def contents(self, head: Snapshot) -> Contents | None:
+        """Return what the header says if `head` is the parent; None: no commit is to be made."""
 
 
 class Publisher:
@@ -138,29 +148,24 @@ class Publisher:
             stacklevel=2,
         )
 
-    def publish(
-        self, catch_up: Callable[[], Snapshot], contents: Callable[[Snapshot], Contents | None]
-    ) -> Stored | None:
-        """Take the next slot.
+    def publish(self, plan: Plan) -> Stored | None:
+        """Take the next slot. Returns None if the plan says that no commit is to be made.
 
-        `catch_up` returns the head as it is when it is called, if the commit may follow that; else it raises.
-        `contents` tells what the header is to say then; None, which `publish` returns too: no commit is to be made.
-
-        Raises what these two raise, `CommitUnknownError`, `CorruptionError`, `SyncFailedError` or `OSError`; then
+        Raises what the plan raises, `CommitUnknownError`, `CorruptionError`, `SyncFailedError` or `OSError`; then
         nothing was published (or, with `CommitUnknownError`, that is not known). `SnapshotExpiredError`: a vacuum has
         passed us by.
         """
         # The lock gives everybody a turn. That a slot is taken once does not depend on it. Who waited looks at what
         # others have committed before it is let in: then it has only the last commit left to look at.
-        with self.storage.lock(names.COMMIT_LOCK, catch_up):
+        with self.storage.lock(names.COMMIT_LOCK, plan.catch_up):
             while True:
-                head = catch_up()
+                head = plan.catch_up()
                 if self.durable:
                     self._prepare_parent(head.stored)
-                content = contents(head)
-                if content is None:
+                contents = plan.contents(head)
+                if contents is None:
                     return None
-                stored = self._write_header(head.stored, content)
+                stored = self._write_header(head.stored, contents)
                 if self.durable:
                     self._sync()
                 # The rename is the commit.

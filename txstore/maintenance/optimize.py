@@ -28,7 +28,6 @@ from txstore.history.packs import Writer
 from txstore.history.slots import Contents, Publisher, SyncFailedError, align
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.storage.interface import Storage
-from txstore.transactions.committer import find_runs
 
 #: A new pack is ended when it has reached this length, in bytes.
 PACK_LENGTH = 256 << 20
@@ -282,6 +281,8 @@ class _Copies:
 
 
 class _Optimizer:
+    """The commit that says where copies lie: a `Plan` of `history.slots`, which is tried a few times."""
+
     def __init__(
         self, commits: Commits, snapshots: Snapshots, head: Snapshot, copies: _Copies, *, branch: str, durable: bool
     ) -> None:
@@ -294,13 +295,17 @@ class _Optimizer:
         self.publisher = Publisher(
             commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize"
         )
+        # Of one attempt:
+        self.inputs: tuple[RunName, ...] = ()
+        self.merged: tuple[Section, RunName] | None = None  # what takes the place of `inputs`
+        self.may_wait = True
 
     def run(self) -> Stored | None:
         stored = None
         try:
             for attempt in range(_ATTEMPTS):
-                inputs = self._inputs(self._catch_up())
-                if (stored := self._attempt(inputs, may_wait=attempt < 2)) is not None:
+                self.inputs, self.may_wait = self._inputs(self.catch_up()), attempt < 2
+                if (stored := self._attempt()) is not None:
                     break
         finally:
             if stored is None and not self.publisher.offered:
@@ -308,9 +313,6 @@ class _Optimizer:
             if self.writer.close() and stored is None and not self.publisher.offered:
                 self.commits.storage.delete(self.writer.path)
         return stored
-
-    def _catch_up(self) -> Snapshot:
-        return self.snapshots.newest(self.branch)
 
     def _inputs(self, now: Snapshot) -> tuple[RunName, ...]:
         """Return the oldest runs of the snapshot that are still the oldest of the head."""
@@ -321,24 +323,26 @@ class _Optimizer:
             count += 1
         return self.head.run_names[len(self.head.run_names) - count :]
 
-    def _attempt(self, inputs: tuple[RunName, ...], *, may_wait: bool) -> Stored | None:
-        if not inputs and may_wait:
+    def _attempt(self) -> Stored | None:
+        if not self.inputs and self.may_wait:
             return None
-        section, merged = self._append(self.head, len(inputs), self.copies.run_of) if inputs else (None, None)
+        self.merged = self._append(self.head, len(self.inputs), self.copies.run_of) if self.inputs else None
         self.publisher.prepare(self.head.stored)
+        return self.publisher.publish(self)
 
-        def contents(head: Snapshot) -> Contents | None:
-            runs = list(head.run_names)
-            at = find_runs(inputs, runs) if inputs else None
-            if section is not None and merged is not None and at is not None:
-                runs[at : at + len(inputs)] = [merged]
-                return Contents((section,), tuple(runs))
-            if may_wait or sum(name.entries for name in runs) > MERGED_UNDER_LOCK:
-                return None
-            now, run = self._append(head, len(runs), lambda *_: self.copies.run_for(head))
-            return Contents((now,), (run,))
+    def catch_up(self) -> Snapshot:
+        return self.snapshots.newest(self.branch)
 
-        return self.publisher.publish(self._catch_up, contents)
+    def contents(self, head: Snapshot) -> Contents | None:
+        runs = list(head.run_names)
+        if self.merged is not None and (at := index.find_runs(self.inputs, runs)) is not None:
+            section, merged = self.merged
+            runs[at : at + len(self.inputs)] = [merged]
+            return Contents((section,), tuple(runs))
+        if self.may_wait or sum(name.entries for name in runs) > MERGED_UNDER_LOCK:
+            return None
+        section, merged = self._append(head, len(runs), lambda *_: self.copies.run_for(head))
+        return Contents((section,), (merged,))
 
     def _append(self, head: Snapshot, oldest: int, relocated: Callable[[int, int], bytes]) -> tuple[Section, RunName]:
         content = self._merge(head, oldest, relocated(oldest, len(head.run_names)))

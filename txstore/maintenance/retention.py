@@ -15,9 +15,12 @@ from typing import Any
 from txstore.errors import TxStoreError
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
-from txstore.history.snapshot import Snapshots
+from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.optimize import below, optimize
 from txstore.maintenance.vacuum import expiring, vacuum
+from txstore.transactions.held_locks import TransactionLocks
+from txstore.transactions.staging import Staging
+from txstore.transactions.transaction import Transaction
 
 #: So many commits pass between two folds, at least.
 STEP = 64
@@ -39,6 +42,30 @@ def check_retention(retention: int | timedelta | None) -> dict[str, Any] | None:
     if retention < 1:
         raise ValueError(f"retention={retention}: at least the newest commit is kept, so 1 is the least")
     return {"keep": retention}
+
+
+class FoldingTransaction(Transaction):
+    """A transaction of a repository with a retention: its commit is made first, then old ones are folded."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        snapshots: Snapshots,
+        staging: Staging,
+        locks: TransactionLocks | None,
+        *,
+        wanted: dict[str, Any],
+        durable: bool,
+    ) -> None:
+        super().__init__(commits, snapshots, staging, locks)
+        self._wanted = wanted
+        self._durable = durable
+
+    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot:
+        made = super().commit(message, allow_lost=allow_lost)
+        if made.stored is not None and made is not self.base:
+            fold(self._commits, self._snapshots, made.stored, self._wanted, durable=self._durable)
+        return made
 
 
 def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str, Any], *, durable: bool) -> None:

@@ -98,12 +98,15 @@ def _microseconds(older_than: timedelta | datetime, storage: Storage) -> int:
 
 
 class _Vacuum:
+    """One vacuum; and the commit by which it raises the floor, as a `Plan` of `history.slots`."""
+
     def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, dry_run: bool) -> None:
         self.commits = commits
         self.storage = commits.storage
         self.snapshots = snapshots
         self.branch = branch
         self.dry_run = dry_run
+        self.floor = 0  # how far it is to be raised
 
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
         if not self.dry_run:
@@ -120,7 +123,8 @@ class _Vacuum:
         if not self.dry_run:
             if floor > head.header.floor:
                 self.commits.make_durable(head)  # before anybody has to wait for us
-                head = self._publish(head, floor)
+                self.floor = floor
+                head = self._publish(head)
                 floor = head.header.floor
             if head.header.floor > floor_before:
                 self.commits.make_durable(head)  # one that was interrupted may not have come to that
@@ -181,25 +185,28 @@ class _Vacuum:
         seq = self.snapshots.pins.lowest(below + difference)
         return below if seq is None else max(0, seq - difference)
 
-    def _publish(self, head: Stored, floor: int) -> Stored:
+    # --- the commit that raises it
+
+    def _publish(self, head: Stored) -> Stored:
         writer = self.commits.new_pack(os.urandom(16), 0)
         # Durable in any case (I10): what commits of `durability="none"` have made is synced once, not each time.
         publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
             publisher.prepare(head)
-            stored = publisher.publish(
-                lambda: self.snapshots.newest(self.branch), lambda head: self._raised(head, floor)
-            )
+            stored = publisher.publish(self)
             assert stored is not None
             return stored
         finally:
             if writer.close() and not publisher.offered:
                 self.storage.delete(writer.path)
 
-    def _raised(self, head: Snapshot, floor: int) -> Contents:
+    def catch_up(self) -> Snapshot:
+        return self.snapshots.newest(self.branch)
+
+    def contents(self, head: Snapshot) -> Contents:
         assert head.stored is not None
         # Looked at again, as late as can be: a transaction whose base falls below the floor can't be committed.
-        return Contents((), tuple(head.run_names), floor=self._limited(head.stored, floor))
+        return Contents((), tuple(head.run_names), floor=self._limited(head.stored, self.floor))
 
     # --- what goes
 

@@ -1,8 +1,8 @@
-"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a slot (`publishing`)."""
+"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a slot (`history.slots`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from txstore.errors import SnapshotExpiredError
@@ -19,6 +19,7 @@ from txstore.history.slots import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.transactions import conflicts
 from txstore.transactions.conflicts import Writes
+from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.outcome import CommitOutcome
 from txstore.transactions.staging import Staging
 
@@ -30,38 +31,38 @@ class _Merged(NamedTuple):
 
 
 class Committer:
-    """One attempt to commit what one transaction has staged."""
+    """One attempt to commit what one transaction has staged. A `Plan` of `history.slots`."""
 
     def __init__(
         self,
         commits: Commits,
         snapshots: Snapshots,
         staging: Staging,
-        *,
-        branch: str,
-        durable: bool,
-        message: str,
-        properties: Mapping[str, Any],
-        fence: Callable[[], None],
+        locks: TransactionLocks | None,
+        message: str | None,
     ) -> None:
+        record = staging.record
         self.commits = commits
         self.snapshots = snapshots
         self.staging = staging
         self.base = self.head = staging.base
         self.writes: Writes | None = None
-        self.branch = branch
-        self.fence = fence  # raises if what was locked no longer is
+        self.branch = record.branch
+        self.locks = locks
         self.packs = [DataPack(PackName(part.pack_id), part.end) for part in staging.parts()]
         self.publisher = Publisher(
             commits,
             staging.commit_writer(),
             [(pack, staging.path_of(pack.name.id)) for pack in self.packs],
-            branch=branch,
-            durable=durable,
-            message=message,
-            properties=properties,
+            branch=record.branch,
+            durable=record.durability == "fsync",
+            message=(record.message or "") if message is None else message,
+            properties=record.properties,
         )
         self.unchanged: set[str] = set()
+        self.statistics = Statistics()
+        self.own: Section | None = None
+        self.merged: _Merged | None = None
         self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # on which head, and what its header says then
 
     @property
@@ -76,20 +77,21 @@ class Committer:
         published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
         """
         # 1. The transaction's own run follows its values. What equals the base is left out.
-        own, statistics = self._append_own_run()
-        if own is None and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints):
+        self._append_own_run()
+        if self.own is None and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints):
             return None
 
         # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us.
         if self.commits.takes_turns:
-            self._keep_constraints(self._catch_up())
+            self._keep_constraints(self.catch_up())
 
         # 3. Every now and then, the newest runs of the head are merged.
-        merged = self._append_merged_run(self.head)
+        self._append_merged_run(self.head)
 
-        # 4. All that is large is made durable; then the header is written, and the file takes the next slot.
+        # 4. All that is large is made durable. Then this plan catches up and says what the header holds (`contents`),
+        #    once for each slot that is tried, until the file takes one.
         self.publisher.prepare(self.head.stored)
-        return self.publisher.publish(self._catch_up, lambda head: self._contents(own, merged, head, statistics))
+        return self.publisher.publish(self)
 
     def withdraw_packs(self) -> None:
         """Take back the names in `packs/`: no commit refers to them."""
@@ -97,15 +99,14 @@ class Committer:
 
     # --- runs
 
-    def _append_own_run(self) -> tuple[Section | None, Statistics]:
+    def _append_own_run(self) -> None:
         prefixes = [prefix for prefix in self.staging.prefixes if self.base.has_keys_below(prefix)]
         counter = _Counter(self.staging)
         packs = [pack.name for pack in self.packs]
         content = index.build(counter.counted(self._entries()), [prefix.encode() for prefix in prefixes], packs)
-        statistics = counter.statistics(len(prefixes))
-        if not (statistics.keys_set or statistics.keys_deleted or prefixes):
-            return None, statistics
-        return self.publisher.append(content), statistics
+        self.statistics = counter.statistics(len(prefixes))
+        if self.statistics.keys_set or self.statistics.keys_deleted or prefixes:
+            self.own = self.publisher.append(content)
 
     def _entries(self) -> Iterator[tuple[str, int, int, int, int, int]]:
         """Yield what the run will hold, ascending, and remember in `unchanged` what it will not."""
@@ -124,13 +125,12 @@ class Committer:
                 pack = numbers[packfile.pack_number(link.participant, nth)]
                 yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
 
-    def _append_merged_run(self, head: Snapshot) -> _Merged | None:
-        count = head.runs.plan_merge()
-        if not count:
-            return None
-        content = head.runs.merge(count)
-        section = self.publisher.append(content)
-        return _Merged(section, index.name_run(content, 0, section.offset), head.runs.names[:count])
+    def _append_merged_run(self, head: Snapshot) -> None:
+        if count := head.runs.plan_merge():
+            content = head.runs.merge(count)
+            section = self.publisher.append(content)
+            run = index.name_run(content, 0, section.offset)
+            self.merged = _Merged(section, run, head.runs.names[:count])
 
     # --- conflicts
 
@@ -147,7 +147,7 @@ class Committer:
                 documents[key] = None if is_deleted else self.staging.read(link)
         return Writes(written, deleted, self.staging.prefixes, documents, self.staging.reads(self.unchanged))
 
-    def _catch_up(self) -> Snapshot:
+    def catch_up(self) -> Snapshot:
         """Move on to the newest commit, if there is no conflict with what is new in it."""
         checked = self.head
         found = self.commits.head(self.branch)
@@ -175,14 +175,16 @@ class Committer:
 
     # --- the header, for one slot
 
-    def _contents(
-        self, own: Section | None, merged: _Merged | None, head: Snapshot, statistics: Statistics
-    ) -> Contents:
-        self.fence()
+    def contents(self, head: Snapshot) -> Contents:
+        """Raises if what was locked no longer is, or a constraint would be broken."""
+        if self.locks is not None:
+            self.locks.fence()
+        self.staging.check_held()
+        own, merged, statistics = self.own, self.merged, self.statistics
         kept = self._keep_constraints(head)
         seq = head.seq + 1
         sections, runs = [], list(head.run_names)
-        if merged is not None and (at := find_runs(merged.inputs, runs)) is not None:
+        if merged is not None and (at := index.find_runs(merged.inputs, runs)) is not None:
             # Its inputs still stand side by side: nobody else has merged them meanwhile.
             runs[at : at + len(merged.inputs)] = [merged.run]
             sections.append(merged.section)
@@ -227,8 +229,3 @@ class _Counter:
 
     def statistics(self, prefixes: int) -> Statistics:
         return Statistics(self._set, self._deleted, prefixes, self._bytes, len(self._arrays))
-
-
-def find_runs(inputs: tuple[RunName, ...], runs: list[RunName]) -> int | None:
-    """Return where `inputs` stand side by side in a list of runs."""
-    return next((i for i in range(len(runs)) if tuple(runs[i : i + len(inputs)]) == inputs), None)

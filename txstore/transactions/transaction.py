@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypedDict
 
@@ -26,7 +26,6 @@ from txstore.format.keys import directory_prefix, encode_key, is_document
 from txstore.format.mapping import Hierarchy
 from txstore.format.records import SERIALIZABLE
 from txstore.history import declarations
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
 from txstore.history.slots import SyncFailedError
@@ -95,8 +94,6 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         snapshots: Snapshots,
         staging: Staging,
         locks: TransactionLocks | None = None,
-        *,
-        after_commit: Callable[[Stored], object] | None = None,
     ) -> None:
         self.state = "open"
         self._commits = commits
@@ -105,7 +102,6 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         # What is read passes through here; `Committer` looks at `staging` itself.
         self._view = NotingView(staging, staging.note_read) if staging.record.isolation == SERIALIZABLE else staging
         self._locks = locks
-        self._after_commit = after_commit
         dropping.expect(staging)
         self._attached = object()  # what this counts as there
         self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
@@ -672,7 +668,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._staging.close_parts(allow_lost=allow_lost)
             self._check_alone("committed")  # again: now nobody can join any more
             if self.staged_count:
-                committer = self._committer(message)
+                committer = Committer(self._commits, self._snapshots, self._staging, self._locks, message)
                 self._staging.is_unsettled = True
                 if (stored := committer.run()) is not None:
                     result = self._snapshots.of(stored, check=False)
@@ -702,8 +698,6 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         finally:
             self._finalizer.detach()
             self._release_locks()
-        if self._after_commit is not None and result.stored is not None and result is not self.base:
-            self._after_commit(result.stored)
         return result
 
     def _go_on(self, committer: Committer | None) -> None:
@@ -716,21 +710,3 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         finally:
             self._staging.is_unsettled = False
             self.state = "open"
-
-    def _committer(self, message: str | None) -> Committer:
-        record = self._staging.record
-        return Committer(
-            self._commits,
-            self._snapshots,
-            self._staging,
-            branch=record.branch,
-            durable=record.durability == "fsync",
-            message=(record.message or "") if message is None else message,
-            properties=record.properties,
-            fence=self._fence,
-        )
-
-    def _fence(self) -> None:
-        if self._locks is not None:
-            self._locks.fence()
-        self._staging.check_held()
