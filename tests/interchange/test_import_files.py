@@ -14,8 +14,8 @@ import txstore
 from tests.cli.test_cli import run
 from tests.interchange.foreign import positions, temperatures, write_netcdf, write_workers
 from tests.system.bad_input.disk import run_python
-from txstore.interchange import blocks
-from txstore.interchange.blocks import chunk_shape, same
+from txstore.interchange import arrays
+from txstore.interchange.arrays import chunk_shape, same
 
 h5py = pytest.importorskip("h5py")
 xr = pytest.importorskip("xarray")
@@ -51,8 +51,8 @@ def test_eight_files_of_workers_become_one_array(repo: txstore.Repository, tmp_p
 
 KILLED = """
 import os, sys, txstore
-from txstore.interchange import blocks
-blocks._BLOCK = 1
+from txstore.interchange import arrays
+arrays._BLOCK = 1
 steps = iter(range(int(sys.argv[3])))
 def die(done, total):
     if next(steps, None) is None:
@@ -70,7 +70,7 @@ def test_a_merge_that_was_killed_goes_on_where_it_was(
     for steps in (2, 11):
         assert run_python(KILLED, repo.url, pattern, steps).returncode == -signal.SIGKILL
         assert repo.head() is None
-    monkeypatch.setattr(blocks, "_BLOCK", 1)
+    monkeypatch.setattr(arrays, "_BLOCK", 1)
     repo.import_from(pattern, concat="sample", chunks={"sample": 16}, name="merge")
     np.testing.assert_array_equal(opened(repo)["tracks/position"][:], positions(0, 200))
     assert list(opened(repo)["tracks/name"][:]) == [f"p{n}" for n in range(200)]
@@ -347,7 +347,7 @@ def test_chunks() -> None:
 
 def test_blocks_cover_an_array_once_and_end_where_chunks_do() -> None:
     seen = np.zeros((50, 7), int)
-    for region in blocks.blocks([13, 0], [50, 7], [8, 3], 1 << 20):
+    for region in arrays.blocks([13, 0], [50, 7], [8, 3], 1 << 20):
         seen[region] += 1
         assert region[0].start % 8 == 0 or region[0].start == 13
     assert (seen[13:] == 1).all()

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from txstore.errors import SourceError
-from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
-from txstore.interchange.blocks import Selection, chunk_shape
+from txstore.interchange.arrays import ForeignArray, Selection, chunk_shape, is_excluded, meaning_of
 from txstore.interchange.places import Place
 
 #: How HDF5 stores which scale belongs to which dimension; here the dimensions have names instead.

@@ -12,8 +12,7 @@ from txstore.errors import SourceError
 from txstore.format.keys import document_key, is_document
 from txstore.history.commit import Commit
 from txstore.interchange import zarr_arrays
-from txstore.interchange.arrays import ForeignArray, ForeignArrays
-from txstore.interchange.blocks import blocks, copy_array, same
+from txstore.interchange.arrays import ForeignArray, ForeignArrays, blocks, copy_array, same
 from txstore.interchange.concealing import concealing
 from txstore.interchange.consolidated import plain_document
 from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above

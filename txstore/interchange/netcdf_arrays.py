@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from txstore.errors import SourceError
-from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
-from txstore.interchange.blocks import Selection, chunk_shape
+from txstore.interchange.arrays import ForeignArray, Selection, chunk_shape, is_excluded, meaning_of
 from txstore.interchange.places import Place
 
 #: One by one: open_groups has let `decode_cf=False` pass without a word, and decoded.
