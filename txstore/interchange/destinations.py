@@ -98,6 +98,27 @@ def check_outside(target: Destination, repository: str) -> None:
         raise target.refused(target.url, f"it lies in the repository {repository}: choose a place outside")
 
 
+def found_marker(target: Destination, name: str) -> bytes | None:
+    """Return what a marker says, None if the place is empty. Raises `refused` if something else is there."""
+    content = target.read_marker(name)
+    if content is None and (other := next(iter(target.list()), None)) is not None:
+        raise target.refused(target.url, f"it holds something else ({other!r}): choose an empty or a new place")
+    return content
+
+
+def put(target: Destination, key: str, content: Buffer, *, compare: bool, verify: bool) -> bool:
+    """Write a file; with `compare`, unless it is there. Tell whether it was written.
+
+    With `verify`, it is read back. Raises `refused` if something else comes back.
+    """
+    if compare and target.read(key) == content:
+        return False
+    target.write(key, content)
+    if verify and target.read(key) != content:
+        raise target.refused(target.url, f"what was written to {key!r} is not what comes back: try another place")
+    return True
+
+
 def is_place(told: object, place: Mapping[str, Any]) -> bool:
     """Tell whether a marker was written here, by what it says of its place."""
     return isinstance(told, Mapping) and any(told.get(name) == value for name, value in place.items())

@@ -14,7 +14,7 @@ from txstore.format.keys import directory_prefix, is_document
 from txstore.history.commit import MAIN, Commit
 from txstore.history.snapshot import Snapshot
 from txstore.interchange.concealing import concealing
-from txstore.interchange.destinations import Destination, check_outside, is_place, open_destination
+from txstore.interchange.destinations import Destination, check_outside, found_marker, is_place, open_destination, put
 from txstore.interchange.zarr_arrays import in_parallel
 
 if TYPE_CHECKING:
@@ -86,11 +86,8 @@ def _begin(target: Destination, told: Mapping[str, str]) -> frozenset[str]:
     Raises `ExportError` if something else is there.
     """
     place = target.place()
-    marker = target.read_marker(MARKER)
+    marker = found_marker(target, MARKER)
     if marker is None:
-        other = next(iter(target.list()), None)
-        if other is not None:
-            raise ExportError(target.url, f"it holds something ({other!r}); choose an empty or a new place")
         target.write_marker(MARKER, json.dumps({**told, "place": place}).encode())
         return frozenset()
     try:
@@ -143,10 +140,5 @@ class _Copying:
     def _copy(self, key: str) -> int:
         """Return how many bytes had to be written."""
         value = bytes(self._snapshot[self._prefix + key])  # its checksum is compared
-        if key in self._there and self._target.read(key) == value:
-            return 0
-        self._target.write(key, value)
-        if self._verify and self._target.read(key) != value:
-            reason = f"what was written to {key!r} is not what comes back; try another place"
-            raise ExportError(self._target.url, reason)
-        return len(value)
+        is_written = put(self._target, key, value, compare=key in self._there, verify=self._verify)
+        return len(value) if is_written else 0

@@ -24,7 +24,7 @@ from txstore.history.commit import MAIN, Commit
 from txstore.history.runs import Found, Listed
 from txstore.interchange.concealing import concealing
 from txstore.interchange.consolidated import consolidate, decoded, documents_of, is_consolidated, plain_document
-from txstore.interchange.destinations import Destination, check_outside, is_place, open_destination
+from txstore.interchange.destinations import Destination, check_outside, found_marker, is_place, open_destination, put
 from txstore.interchange.published_state import STATE, Mark, State, witnesses_of
 
 if TYPE_CHECKING:
@@ -179,11 +179,8 @@ class _Publication:
 
     def _found_state(self, full: bool) -> State:
         """Return the state, without what can't be believed. Raises `PublishError` if the copy is not ours."""
-        content = self._target.read_marker(STATE)
+        content = found_marker(self._target, STATE)
         if content is None:
-            other = next(iter(self._target.list()), None)
-            if other is not None:
-                raise PublishError(self._target.url, f"it holds something else ({other!r}): choose a new place")
             self._was_empty = True
             return self._state
         state = State.decode(content)
@@ -310,17 +307,14 @@ class _Publication:
 
     def _put(self, key: str, content: bytes | memoryview) -> None:
         """Write one file, unless it is known to be there."""
-        if self._compares and self._target.read(key) == content:
-            return
         try:
-            self._target.write(key, content)
+            is_written = put(self._target, key, content, compare=self._compares, verify=self._verify)
         except (NotADirectoryError, FileExistsError, IsADirectoryError):
             self._clear_the_way(key)
-            self._target.write(key, content)
-        if self._verify and self._target.read(key) != content:
-            raise PublishError(self._target.url, f"what was written to {key!r} is not what is read: look at the disk")
-        self._written += 1
-        self._bytes += len(content)
+            is_written = put(self._target, key, content, compare=False, verify=self._verify)
+        if is_written:
+            self._written += 1
+            self._bytes += len(content)
 
     def _clear_the_way(self, key: str) -> None:
         """Delete files where a directory has to be, and the reverse: an array was replaced by one of another rank."""
