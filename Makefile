@@ -59,7 +59,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders torture histories threads fuzz crash reliability sanitize pythons clean
+.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders torture histories threads fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -79,6 +79,7 @@ help:
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make threads     eight threads over one store, for an hour: no write lost, no commit torn, nobody waits for ever'
+	@echo 'make hostile     two users in one group, one of them hostile at every path'
 	@echo 'make fuzz        every decoder on ten million damaged inputs; a million repositories that lie'
 	@echo 'make crash       the power is lost at any point, a hundred thousand times'
 	@echo 'make reliability all of these four, the bit flips and the seeded bugs: one table, in some hours'
@@ -215,6 +216,10 @@ fuzz: $(TEST)/stamp
 # What several processes have read and written, while some are killed: one history for each workload and level.
 histories: $(TEST)/stamp
 	TXSTORE_HISTORIES=10000 $(TEST)/bin/python -m pytest tests/isolation $(PYTEST_ARGS)
+
+# Of two users in one group, one puts links, FIFOs, devices and so on in the place of each path of a repository.
+hostile: $(TEST)/stamp
+	TXSTORE_HOSTILE_PATHS=all $(TEST)/bin/python -m pytest $(PARALLEL) --timeout 0 tests/system/processes/test_hostile_users.py $(PYTEST_ARGS)
 
 # Threads that share a store, beside other processes, interrupts and rollbacks, on each of zarr's pipelines in turn.
 THREADS_SECONDS ?= 3600

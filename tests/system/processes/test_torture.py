@@ -24,7 +24,7 @@ from tests.system.processes.torture_roles import check
 
 pytestmark = pytest.mark.long
 
-ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "60"))
+ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "40"))
 ROOT = Path(__file__).parents[3]
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]

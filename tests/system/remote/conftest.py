@@ -106,14 +106,3 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def _finish_reads() -> None:
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(others)
-
-
-#: What on the other Pythons is tried as well: what the packages of each can do.
-ON_EACH_PYTHON = {"test_objects.py", "test_opening.py", "test_errors.py", "test_network_file_system.py"}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents and item.path.name not in ON_EACH_PYTHON:
-            item.add_marker(pytest.mark.long)
