@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -116,7 +118,16 @@ LONG = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+#: Of the long tests, TXSTORE_LONG_SHARE=2 runs one half, =3 a third, and so on: those that TXSTORE_LONG_SEED draws.
+SHARE, SEED = int(os.environ.get("TXSTORE_LONG_SHARE", "1")), os.environ.get("TXSTORE_LONG_SEED", "")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept, left = [], []
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(LONG):
             item.add_marker(pytest.mark.long)
+        is_left = item.get_closest_marker("long") is not None and zlib.crc32((SEED + item.nodeid).encode()) % SHARE
+        (left if is_left else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
