@@ -23,7 +23,17 @@ SECONDS = 5
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_eight_threads_over_one_store(pipeline: str, tmp_path: Path) -> None:
     """In a process of its own, which may hang, and whose main thread gets signals."""
-    program = [sys.executable, "-m", "tests.threads", "--seconds", str(SECONDS), "--pipeline", pipeline]
+    program = [
+        sys.executable,
+        "-m",
+        "tests.threads",
+        "--seconds",
+        str(SECONDS),
+        "--pipeline",
+        pipeline,
+        "--limit",
+        "60",
+    ]
     run = subprocess.run(
         [*program, "--directory", tmp_path],
         cwd=ROOT,

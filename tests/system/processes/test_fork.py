@@ -393,9 +393,9 @@ def test_things_are_told_of_a_fork_also_if_another_thread_adds_one():
             return super().__iter__()
 
     told = Told()
-    things = Changing([told])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "_objects", things)
+        patch.setattr(processes, "_forking", Changing([told]))
+        patch.setattr(processes, "_forked", Changing([told]))
         in_child(lambda: told.before == 2 or pytest.fail("the child was not told"))
     assert told.before == 1
 
