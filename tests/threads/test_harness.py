@@ -35,7 +35,7 @@ def test_eight_threads_over_one_store(pipeline: str, tmp_path: Path) -> None:
         "60",
     ]
     run = subprocess.run(
-        [*program, "--directory", tmp_path],
+        [*program, "--limit", "60", "--directory", tmp_path],
         cwd=ROOT,
         capture_output=True,
         text=True,
