@@ -64,7 +64,7 @@ endef
 
 help:
 	@echo 'make test        the tests that take no long time, with the C and without: 4 minutes on two cores'
-	@echo 'make test-full   every test, with the C and without: a quarter of an hour'
+	@echo 'make test-full   every test, with the C and without: half an hour'
 	@echo 'make test-all    make test on each Python found: $(TXSTORE_PYTHONS)'
 	@echo 'make test-zarr2  the tests that need zarr 2'
 	@echo 'make test-torch  the tests of loaders with PyTorch; make test-tensorflow: with TensorFlow'
@@ -136,7 +136,7 @@ test: $(TEST)/stamp
 	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(TWIN_TESTS) $(PYTEST_ARGS)
 
 test-full: $(TEST)/stamp
-	@echo 'All tests take a quarter of an hour on two cores that have nothing else to do.'
+	@echo 'All tests take half an hour on two cores that have nothing else to do.'
 	$(TEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PARALLEL) $(PURE_TESTS) $(PYTEST_ARGS)
 
