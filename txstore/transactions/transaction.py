@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypedDict
 
@@ -37,6 +37,7 @@ from txstore.transactions.begin import check_description
 from txstore.transactions.chains import Link
 from txstore.transactions.committer import Committer
 from txstore.transactions.held_locks import TransactionLocks, Turn, deadline_of, lock_settled, remaining
+from txstore.transactions.key_turns import turn_at
 from txstore.transactions.reads import NotingView
 from txstore.transactions.regions import Lock
 from txstore.transactions.staging import Held, Peek, Staging
@@ -274,12 +275,30 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """Stage the deletion of a key, whether it exists or not."""
         self._stage(packfile.FRAME_TOMBSTONE, key, encode_key(key), b"")
 
+    def modify(self, key: str, change: Callable[[memoryview | None], Buffer | None]) -> None:
+        """Change a part of a value. No other thread of this process writes the key meanwhile.
+
+        `change` gets the value, None if there is none, and returns the new one, None to delete it. It must not use
+        the transaction. What it raises goes to the caller, and nothing is staged.
+        """
+        encoded = encode_key(key)
+        with turn_at(key):
+            value = change(self.get_view(key))
+            if value is None:
+                self._stage_in_turn(packfile.FRAME_TOMBSTONE, key, encoded, b"")
+            else:
+                self._stage_in_turn(packfile.FRAME_VALUE, key, encoded, _contiguous(value))
+
     def delete_dir(self, path: str) -> None:
         """Stage the deletion of everything below a path: one entry, however many keys there are."""
         prefix = directory_prefix(path)
         self._stage(packfile.FRAME_PREFIX, prefix, prefix.encode(), b"")
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+        with turn_at(key):
+            self._stage_in_turn(kind, key, encoded, value)
+
+    def _stage_in_turn(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         write = object()
         try:  # before it counts: an interrupt may come between any two calls
             with self._lock:

@@ -1,0 +1,66 @@
+"""Transaction.modify: a part of a value is changed, and no other thread's write of the key comes in between."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import txstore
+from txstore.transactions.transaction import Transaction
+
+
+@pytest.fixture
+def transaction(tmp_path: Path) -> Transaction:
+    with txstore.Repository(tmp_path / "data.tx").transaction() as store:
+        store["a/c/0"] = bytes(8)
+    return txstore.Repository(tmp_path / "data.tx").begin()
+
+
+def test_no_other_write_comes_in_between(transaction: Transaction) -> None:
+    inside, may_go = threading.Event(), threading.Event()
+
+    def change(value: memoryview | None) -> bytes:
+        inside.set()
+        may_go.wait(60)
+        return b"first" + bytes(value or b"")
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(transaction.modify, "a/c/0", change)
+        assert inside.wait(60)
+        second = pool.submit(transaction.set, "a/c/0", b"second")
+        assert not second.done()
+        may_go.set()
+        first.result(60)
+        second.result(60)
+    assert transaction["a/c/0"] == b"second"
+    transaction.rollback()
+
+
+def test_many_threads_change_parts(transaction: Transaction) -> None:
+    def write(at: int) -> None:
+        def change(value: memoryview | None) -> bytes:
+            content = bytearray(value or b"")
+            content[at] = at + 1
+            return bytes(content)
+
+        transaction.modify("a/c/0", change)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    assert transaction["a/c/0"] == bytes(range(1, 9))
+    transaction.rollback()
+
+
+def test_what_fails_stages_nothing(transaction: Transaction) -> None:
+    def fail(value: memoryview | None) -> bytes:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        transaction.modify("a/c/0", fail)
+    assert transaction.staged_count == 0
+    transaction.modify("a/c/0", lambda value: None)
+    assert "a/c/0" not in transaction
+    transaction.rollback()
