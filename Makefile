@@ -59,7 +59,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders torture histories threads fuzz crash reliability sanitize pythons clean
+.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders bench-peers torture histories threads fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -76,6 +76,7 @@ help:
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
+	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make threads     eight threads over one store, for an hour: no write lost, no commit torn, nobody waits for ever'
@@ -184,6 +185,11 @@ bench-remote: $(BENCH)/stamp
 
 bench-loaders: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only loaders
+
+# TxStore beside its peers, and what it has to reach. PEERS_ARGS='--rows "16 KiB" --peers TxStore --rounds 3' chooses.
+PEERS_ARGS ?=
+bench-peers: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks.peers $(if $(QUICK),--quick) $(PEERS_ARGS)
 
 # $(call stress,NAME,FLAGS): the program fails by itself when a sanitizer has reported anything.
 define stress

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import time
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import txstore
 from benchmarks import (
     arrays,
     commits,
@@ -33,7 +30,7 @@ from benchmarks import (
     verify,
 )
 from benchmarks.harness import Row, Setting
-from txstore._native import index, local
+from benchmarks.machine import describe_machine, file_system_of, versions
 
 RESULTS = Path("benchmark-results.json")
 PICTURE = RESULTS.with_name("benchmark-processes.png")
@@ -56,7 +53,7 @@ def main() -> int:
     arguments = _parse()
     console = Console(stderr=True, highlight=False)
     directory = arguments.directory.resolve()
-    file_system = _file_system(directory)
+    file_system = file_system_of(directory)
     if file_system in ("tmpfs", "ramfs"):
         console.print(f"{directory} is in memory ({file_system}), where being durable costs nothing: use --directory")
         return 2
@@ -66,7 +63,7 @@ def main() -> int:
         return 2
     setting = Setting(directory, quick=arguments.quick, picture=arguments.picture)
     rows: list[Row] = []
-    machine = _machine(file_system)
+    machine = describe_machine(file_system)
     for name in chosen:
         began = time.monotonic()
         measured = BENCHMARKS[name](setting)
@@ -123,56 +120,10 @@ def _write_results(rows: list[Row], machine: dict[str, Any], *, quick: bool) -> 
         "quick": quick,
         "ok": all(row.ok for row in rows),
         "machine": machine | {"load_after": os.getloadavg()},
-        "versions": _versions(),
+        "versions": versions(),
         "rows": [row.as_dict() for row in rows],
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "txstore": txstore.__version__}
-    for name in (
-        "zarr",
-        "numcodecs",
-        "numpy",
-        "fasteners",
-        "filelock",
-        "icechunk",
-        "tensorstore",
-        "obstore",
-        "s3fs",
-        "moto",
-    ):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found | {"index": index.IMPLEMENTATION, "local": local.IMPLEMENTATION}
-
-
-def _machine(file_system: str) -> dict[str, Any]:
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = (line.partition(":") for line in cpuinfo.read_text(encoding="utf-8").splitlines())
-        model = next((value.strip() for name, _, value in lines if name.strip() == "model name"), model)
-    return {
-        "system": platform.platform(),
-        "processor": model,
-        "processors": os.cpu_count(),
-        "file_system": file_system,
-        "load_before": os.getloadavg(),
-    }
-
-
-def _file_system(directory: Path) -> str:
-    """Return the type of the file system that a directory lies on."""
-    mounts = Path("/proc/self/mounts")
-    if not mounts.exists():
-        return "unknown"
-    found = [line.split()[1:3] for line in mounts.read_text(encoding="utf-8").splitlines()]
-    above = [(len(place), kind) for place, kind in found if directory.is_relative_to(place)]
-    return max(above, default=(0, "unknown"))[1]
 
 
 if __name__ == "__main__":

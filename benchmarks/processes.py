@@ -18,9 +18,6 @@ or by somebody else. So nothing is deleted before the end, and each store is lai
 from __future__ import annotations
 
 import importlib.util
-import os
-import struct
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -32,7 +29,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.harness import OURS, Row, Setting, interleaved, medians, ratio, settle
+from benchmarks.harness import OURS, Row, Setting, interleaved, medians, ratio, settle, spread_out
 from benchmarks.processes_crew import Cell, Crew
 from benchmarks.processes_picture import draw
 from benchmarks.processes_stores import (
@@ -53,13 +50,10 @@ PROCESSES_QUICK = (1, WRITERS)
 PEERS: tuple[type[Store], ...] = (OcdbtArrays, IcechunkArrays, FileLockArrays, FastenersArrays)
 COMMITTERS = 4
 
-# linux/fs.h, for 64-bit machines; elsewhere the call is refused.
-_GET_FLAGS, _SET_FLAGS, _TOP_OF_HIERARCHY = 0x80086601, 0x40086602, 0x00020000
-
 
 def processes(setting: Setting) -> list[Row]:
     with setting.scratch() as scratch:
-        _spread_out(scratch)
+        spread_out(scratch)
         cells, disjoint = _ours(setting, scratch)
         for peer in _installed(PEERS):
             try:
@@ -74,23 +68,6 @@ def processes(setting: Setting) -> list[Row]:
     if setting.picture is not None:
         console.print(draw(cells, setting.picture))
     return rows
-
-
-def _spread_out(directory: Path) -> None:
-    """Ask ext4 to lay the directories in this one far apart, each where there are few others."""
-    if sys.platform != "linux":
-        return
-    import fcntl
-
-    flags = bytearray(8)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.ioctl(descriptor, _GET_FLAGS, flags)
-        fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack("@q", struct.unpack("@q", flags)[0] | _TOP_OF_HIERARCHY))
-    except OSError:
-        pass  # another file system: it has no such flag, and another allocator
-    finally:
-        os.close(descriptor)
 
 
 def _place(scratch: Path, what: str) -> Path:

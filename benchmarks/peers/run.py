@@ -1,0 +1,39 @@
+"""Rounds: each has every peer once, in an order drawn anew, so that all meet the same machine at the same time."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers.fresh import Failed
+from benchmarks.peers.peer import NotOffered
+from benchmarks.peers.results import Results
+from benchmarks.peers.roster import PEERS
+from benchmarks.peers.rows import Row
+
+
+def run(results: Results, rows: Sequence[Row], scratch: Path, *, rounds: int, only: Sequence[str] = ()) -> None:
+    """Add what the rows measure to the results. Without names in `only`, all peers take part."""
+    order = random.Random(0)
+    for row in rows:
+        began = time.monotonic()
+        taking_part = [peer for peer in row.peers if not only or peer in only]
+        for peer in list(taking_part):
+            if missing := PEERS[peer].missing():
+                results.skip(row.name, peer, f"not installed: {', '.join(missing)}")
+                taking_part.remove(peer)
+        for number in range(rounds):
+            for peer in order.sample(taking_part, len(taking_part)):
+                # On ext4 the hash of a name that was never used before chooses the part of the disk.
+                place = scratch / f"{len(results.cells)}-{number}-{order.getrandbits(64):x}"
+                os.sync()  # what others have left in memory is not for this one to write
+                try:
+                    results.add(row.name, peer, row.measure(peer, place), row.units)
+                except (NotOffered, Failed) as why:
+                    results.skip(row.name, peer, str(why))
+                    taking_part.remove(peer)
+        print(f"{row.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
