@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.peer import NAME, NotOffered, Peer
+from benchmarks.peers.peer import NAME, Append, NotOffered, Peer
 from benchmarks.peers.works import Work
 
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -52,10 +54,10 @@ class TensorStoreFile(Peer):
 
         return tensorstore.open({"driver": "zarr3", "kvstore": self.keys()}, **options).result()
 
-    def create_array(self, work: Work) -> Any:
+    def create_array(self, work: Work, **changed: Any) -> Any:
         import tensorstore
 
-        spec = {"driver": "zarr3", "kvstore": self.keys(), "metadata": metadata(work)}
+        spec = {"driver": "zarr3", "kvstore": self.keys(), "metadata": metadata(work) | changed}
         return tensorstore.open(spec, create=True).result()
 
     def write(self, work: Work, data: np.ndarray) -> None:
@@ -66,6 +68,26 @@ class TensorStoreFile(Peer):
 
     def read(self, array: Any, selection: Any) -> np.ndarray:
         return np.asarray(array[selection].read().result())
+
+    @contextmanager
+    def appending(self, work: Work) -> Iterator[Append]:
+        array = self.create_array(work, shape=(0, work.side))
+        rows = 0
+
+        def append(block: np.ndarray) -> None:
+            nonlocal array, rows
+            end = rows + len(block)
+            array = array.resize(exclusive_max=(end, work.side), expand_only=True).result()
+            array[rows:end].write(block).result()
+            rows = end
+
+        yield append
+
+    def create(self, work: Work) -> None:
+        self.create_array(work)
+
+    def write_part(self, data: np.ndarray, part: slice) -> None:
+        self.open_array(open=True)[part].write(data[part]).result()
 
 
 class TensorStoreOcdbt(TensorStoreFile):
@@ -91,6 +113,16 @@ class TensorStoreTransaction(TensorStoreOcdbt):
         with tensorstore.Transaction(atomic=True) as transaction:
             array.with_transaction(transaction).write(data).result()
 
+    def appending(self, work: Work) -> Any:
+        raise NotOffered("it resizes in no transaction")
+
+    def write_part(self, data: np.ndarray, part: slice) -> None:
+        import tensorstore
+
+        array = self.open_array(open=True)
+        with tensorstore.Transaction(atomic=True) as transaction:
+            array.with_transaction(transaction)[part].write(data[part]).result()
+
 
 class Hdf5(Peer):
     """One file, the newest format. It has gzip where others have zstd, and no blosc without a plugin."""
@@ -109,6 +141,21 @@ class Hdf5(Peer):
         compression = None if work.codec == "raw" else "gzip"
         with h5py.File(self.path, "w", libver="latest") as file:
             file.create_dataset(NAME, work.shape, "f4", chunks=work.chunk, compression=compression)[...] = data
+
+    @contextmanager
+    def appending(self, work: Work) -> Iterator[Append]:
+        import h5py
+
+        with h5py.File(self.path, "w", libver="latest") as file:
+            array = file.create_dataset(NAME, (0, work.side), "f4", chunks=work.chunk, maxshape=(None, work.side))
+
+            def append(block: np.ndarray) -> None:
+                rows = len(array)
+                array.resize(rows + len(block), axis=0)
+                array[rows:] = block
+                file.flush()
+
+            yield append
 
     def open(self) -> Any:
         import h5py

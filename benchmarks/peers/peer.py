@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +13,10 @@ import numpy as np
 from benchmarks.peers.works import Work
 
 NAME = "x"  # of the array
+
+
+#: Appends a block along the first axis, and makes others see it.
+Append = Callable[[np.ndarray], object]
 
 
 class NotOffered(Exception):
@@ -30,7 +36,6 @@ class Peer:
     volatile: ClassVar[bool] = False
     #: It shares another peer's files, and adds nothing to reading them.
     only_writes: ClassVar[bool] = False
-    appends: ClassVar[bool] = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,3 +60,15 @@ class Peer:
 
     def close(self, array: Any) -> None:
         """Let go of what `open` has returned."""
+
+    def appending(self, work: Work) -> AbstractContextManager[Append]:
+        """Create the array, with no rows yet, to append to."""
+        raise NotOffered("it can't append")
+
+    def create(self, work: Work) -> None:
+        """Create the array, for several processes to write into."""
+        raise NotOffered("one process at a time")
+
+    def write_part(self, data: np.ndarray, part: slice) -> None:
+        """Write some of the rows, beside other processes that write others, and make them seen."""
+        raise NotOffered("one process at a time")

@@ -21,12 +21,12 @@ def run(results: Results, rows: Sequence[Row], scratch: Path, *, rounds: int, on
     order = random.Random(0)
     for row in rows:
         began = time.monotonic()
-        taking_part = [peer for peer in row.peers if not only or peer in only]
+        taking_part = [peer for peer in row.peers if not only or peer in only or peer not in PEERS]
         for peer in list(taking_part):
-            if missing := PEERS[peer].missing():
+            if peer in PEERS and (missing := PEERS[peer].missing()):
                 results.skip(row.name, peer, f"not installed: {', '.join(missing)}")
                 taking_part.remove(peer)
-        for number in range(rounds):
+        for number in range(min(rounds, row.rounds or rounds)):
             for peer in order.sample(taking_part, len(taking_part)):
                 # On ext4 the hash of a name that was never used before chooses the part of the disk.
                 place = scratch / f"{len(results.cells)}-{number}-{order.getrandbits(64):x}"

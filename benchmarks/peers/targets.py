@@ -2,98 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from benchmarks.peers.bystanders import BESIDE, CHANGED, STORES, WITHOUT
 from benchmarks.peers.results import OURS, Cell, Results, fastest, ratio
+from benchmarks.peers.whole import RANDOM
 
-TENSORSTORE = "TensorStore"
-#: Peers that keep nothing when their process ends: no store to compare a durable one with.
-IN_MEMORY = "MemoryStore"
+LOCAL, MEMORY, ICECHUNK, HDF5 = "LocalStore", "MemoryStore", "Icechunk", "HDF5"
+TENSORSTORE, OCDBT = "TensorStore", "TensorStore ocdbt"
 EVERY_PEER = "every peer"
-
-
-@dataclass(frozen=True)
-class Target:
-    """In this task TxStore must be so many times as fast as the fastest of the peers whose names begin so."""
-
-    row: str
-    task: str
-    than: str
-    times: float
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What was measured for TxStore must not be more than that."""
-
-    row: str
-    task: str
-    at_most: float
-    unit: str
 
 
 @dataclass(frozen=True)
 class Verdict:
     row: str
     task: str
-    target: str
+    wanted: str
     measured: str
     ok: bool
 
 
-def _both(row: str, write: dict[str, float], read: dict[str, float]) -> list[Target | Limit]:
+class Aim(Protocol):
+    @property
+    def row(self) -> str: ...
+    def judge(self, results: Results) -> Verdict:
+        """Say what was measured; what is not there to be compared is a miss."""
+
+
+@dataclass(frozen=True)
+class Faster:
+    """TxStore must be so many times as fast as the fastest of those whose names begin so; a median of ratios."""
+
+    row: str
+    task: str
+    than: str
+    times: float
+
+    def judge(self, results: Results) -> Verdict:
+        wanted = f"{self.times:g}x {self.than}"
+        ours = results.find(self.row, self.task, OURS)
+        peer = fastest(filter(self._means, results.of(self.row, self.task)))
+        if ours is None or peer is None:
+            return Verdict(self.row, self.task, wanted, "not measured", ok=False)
+        found = ratio(peer, ours)
+        return Verdict(self.row, self.task, wanted, f"{found:.2f}x {peer.peer}", ok=found >= self.times)
+
+    def _means(self, cell: Cell) -> bool:
+        """A store of zarr's is meant with zarr's own pipelines; with `zarrs` it is one of every peer.
+
+        MemoryStore keeps nothing when its process ends: it is no peer of what is kept on a disk.
+        """
+        if self.than == EVERY_PEER:
+            return not cell.peer.startswith((OURS, MEMORY))
+        return cell.peer.startswith(self.than) and not cell.peer.endswith("zarrs")
+
+
+@dataclass(frozen=True)
+class AtMost:
+    row: str
+    task: str
+    peer: str
+    limit: float
+    unit: str = ""
+
+    def judge(self, results: Results) -> Verdict:
+        wanted = f"at most {self.limit:g} {self.unit}".rstrip()
+        cell = results.find(self.row, self.task, self.peer)
+        if cell is None:
+            return Verdict(self.row, self.task, wanted, "not measured", ok=False)
+        found = f"{cell.median:.3g} {self.unit}".rstrip()
+        return Verdict(self.row, self.task, wanted, found, ok=cell.median <= self.limit)
+
+
+@dataclass(frozen=True)
+class Near:
+    """The best sample of one must be within so much of the other's: where the work should be the very same."""
+
+    row: str
+    task: str
+    peer: str
+    than: str
+    within: float
+
+    def judge(self, results: Results) -> Verdict:
+        wanted = f"within {self.within:.0%} of {self.than}"
+        one, other = (results.find(self.row, self.task, peer) for peer in (self.peer, self.than))
+        if one is None or other is None:
+            return Verdict(self.row, self.task, wanted, "not measured", ok=False)
+        found = min(one.samples) / min(other.samples) - 1
+        return Verdict(self.row, self.task, wanted, f"{found:+.1%}", ok=found <= self.within)
+
+
+def _faster(row: str, **tasks: dict[str, float]) -> list[Aim]:
+    names = {"random": RANDOM}
     return [
-        Target(row, task, than, times)
-        for task, wanted in (("write", write), ("read", read))
+        Faster(row, names.get(task, task), than, times)
+        for task, wanted in tasks.items()
         for than, times in wanted.items()
     ]
 
 
-LOCAL, OCDBT, HDF5, ICECHUNK = "LocalStore", "TensorStore ocdbt", "HDF5", "Icechunk"
-TARGETS: list[Target | Limit] = [
-    *_both(
+_RANDOM: dict[str, float] = {LOCAL: 3, TENSORSTORE: 1}
+_SIZES = ("4096 × 16 KiB", "512 × 1 MiB", "32 × 16 MiB")
+_BYSTANDERS = "other stores in the process"
+
+AIMS: list[Aim] = [
+    *_faster(
         "4096 × 16 KiB, raw",
-        {OCDBT: 1.4, HDF5: 1.2, LOCAL: 10, ICECHUNK: 8},
-        {TENSORSTORE: 1.1, HDF5: 1, ICECHUNK: 10},
+        write={OCDBT: 1.4, HDF5: 1.2, LOCAL: 10, ICECHUNK: 8},
+        read={TENSORSTORE: 1.1, HDF5: 1, ICECHUNK: 10},
+        random=_RANDOM,
     ),
-    *_both("4096 × 16 KiB, zstd", {OCDBT: 1, LOCAL: 3}, {TENSORSTORE: 1, HDF5: 2, LOCAL: 5}),
-    *_both("4096 × 16 KiB, blosc", {LOCAL: 3}, {LOCAL: 4}),
-    *_both("512 × 1 MiB, raw", {EVERY_PEER: 1}, {EVERY_PEER: 1}),
-    *_both("512 × 1 MiB, zstd", {EVERY_PEER: 1}, {EVERY_PEER: 1}),
-    *_both("4096 × 16 KiB in 16 shards, zstd", {LOCAL: 5, TENSORSTORE: 1}, {LOCAL: 5, TENSORSTORE: 1}),
-    Target("4096 × 16 KiB in 16 shards, zstd", "random", LOCAL, 5),
-    Target("4096 × 16 KiB in 16 shards, zstd", "random", TENSORSTORE, 1),
+    *_faster(
+        "4096 × 16 KiB, zstd",
+        write={OCDBT: 1, LOCAL: 3},
+        read={TENSORSTORE: 1, HDF5: 2, LOCAL: 5},
+        random=_RANDOM,
+    ),
+    *_faster("4096 × 16 KiB, blosc", write={LOCAL: 3}, read={LOCAL: 4}),
+    *_faster("512 × 1 MiB, raw", write={EVERY_PEER: 1}, read={EVERY_PEER: 1}),
+    *_faster("512 × 1 MiB, zstd", write={EVERY_PEER: 1}, read={EVERY_PEER: 1}),
+    *_faster(
+        "4096 × 16 KiB in 16 shards, zstd",
+        write={LOCAL: 5, TENSORSTORE: 1},
+        read={LOCAL: 5, TENSORSTORE: 1},
+        random={LOCAL: 5, TENSORSTORE: 1},
+    ),
+    *_faster("10 × 16 KiB, raw", read={f"{MEMORY}, fused": 1}),
+    *_faster("10 × 16 KiB, zstd", read={f"{MEMORY}, fused": 1}),
     *(
-        Target(f"4096 × 16 KiB, {codec}", "random", than, times)
+        AtMost(f"peak memory, {size}, {codec}", task, OURS, 64, "MiB")
+        for size in _SIZES
         for codec in ("raw", "zstd")
-        for than, times in ((LOCAL, 3.0), (TENSORSTORE, 1.0))
+        for task in ("write", "read")
     ),
+    AtMost(_BYSTANDERS, CHANGED, BESIDE, 0),
+    *(Near(_BYSTANDERS, f"{task}, {store}", BESIDE, WITHOUT, 0.02) for store in STORES for task in ("write", "read")),
 ]
 
 
-def judge(results: Results, targets: Sequence[Target | Limit] = TARGETS) -> list[Verdict]:
-    """Return a verdict for each target whose row was run; what could not be compared was missed."""
+def judge(results: Results, aims: Sequence[Aim] = AIMS) -> list[Verdict]:
+    """Return a verdict on each aim whose row was run."""
     rows = {row for row, _ in results.tasks()} | {skipped.row for skipped in results.skipped}
-    return [_judge(results, target) for target in targets if target.row in rows]
-
-
-def _judge(results: Results, target: Target | Limit) -> Verdict:
-    ours = results.find(target.row, target.task, OURS)
-    if isinstance(target, Limit):
-        wanted = f"at most {target.at_most:g} {target.unit}"
-        found = "not measured" if ours is None else f"{ours.median:.3g} {target.unit}"
-        return Verdict(target.row, target.task, wanted, found, ours is not None and ours.median <= target.at_most)
-    wanted = f"{target.times:g}x {target.than}"
-    peer = fastest(filter(_chosen(target.than), results.of(target.row, target.task)))
-    if ours is None or peer is None:
-        return Verdict(target.row, target.task, wanted, "not measured", False)
-    found = ratio(peer, ours)
-    return Verdict(target.row, target.task, wanted, f"{found:.2f}x {peer.peer}", found >= target.times)
-
-
-def _chosen(than: str) -> Callable[[Cell], bool]:
-    """zarr's stores are meant with zarr's own pipelines: `zarrs` is a peer by itself, for every peer."""
-    if than == EVERY_PEER:
-        return lambda cell: not cell.peer.startswith((OURS, IN_MEMORY))
-    return lambda cell: cell.peer.startswith(than) and not cell.peer.endswith("zarrs")
+    return [aim.judge(results) for aim in aims if aim.row in rows]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.peers.peer import NAME, NotOffered, Peer
+from benchmarks.peers.peer import NAME, Append, NotOffered, Peer
 from benchmarks.peers.works import Work
 
 #: What is configured, under the name that rows have.
@@ -19,12 +21,13 @@ PIPELINES = {
 }
 
 
-def create_array(store: Any, work: Work) -> Any:
+def create_array(store: Any, work: Work, *, rows: int | None = None) -> Any:
     import zarr
 
     compressors: Any = {"raw": None, "zstd": "auto", "blosc": _blosc()}[work.codec]
+    shape = work.shape if rows is None else (rows, work.side)
     return zarr.create_array(
-        store, name=NAME, shape=work.shape, chunks=work.chunk, shards=work.shard, dtype="f4", compressors=compressors
+        store, name=NAME, shape=shape, chunks=work.chunk, shards=work.shard, dtype="f4", compressors=compressors
     )
 
 
@@ -74,12 +77,24 @@ class ZarrPeer(Peer):
     def open(self) -> Any:
         return self.open_in(self.store(read_only=True))
 
-    def open_in(self, store: Any) -> Any:
+    def open_in(self, store: Any, *, mode: Any = "r") -> Any:
         import zarr
 
-        array = zarr.open_array(store, path=NAME, mode="r")
+        array = zarr.open_array(store, path=NAME, mode=mode)
         self.check(array)
         return array
+
+    @contextmanager
+    def appending(self, work: Work) -> Iterator[Append]:
+        array = create_array(self.store(), work, rows=0)
+        self.check(array)
+        yield array.append
+
+    def create(self, work: Work) -> None:
+        create_array(self.store(), work)
+
+    def write_part(self, data: np.ndarray, part: slice) -> None:
+        self.open_in(self.store(), mode="r+")[part] = data[part]
 
     def check(self, array: Any) -> None:
         """zarr falls back to its batched pipeline without a word where a pipeline refuses a store."""
@@ -119,6 +134,9 @@ class Memory(ZarrPeer):
     def store(self, *, read_only: bool = False) -> Any:
         return self._store.with_read_only(read_only)
 
+    def create(self, work: Work) -> None:
+        raise NotOffered("no other process sees its memory")
+
 
 class Zip(ZarrPeer):
     durable, processes = False, "no"
@@ -138,6 +156,12 @@ class Zip(ZarrPeer):
 
     def close(self, array: Any) -> None:
         array.store.close()
+
+    def appending(self, work: Work) -> Any:
+        raise NotOffered("what is in a zip file can't be replaced")
+
+    def create(self, work: Work) -> None:
+        raise NotOffered("one process at a time")
 
 
 class Object(ZarrPeer):
@@ -188,6 +212,36 @@ class Icechunk(ZarrPeer):
         self.fill(session.store, work, data)
         session.commit("all")
 
+    @contextmanager
+    def appending(self, work: Work) -> Iterator[Append]:
+        import icechunk
+
+        repository = icechunk.Repository.open(self._storage())
+        session = repository.writable_session("main")
+        create_array(session.store, work, rows=0)
+        session.commit("create")
+
+        def append(block: np.ndarray) -> None:
+            session = repository.writable_session("main")
+            self.open_in(session.store, mode="r+").append(block)
+            session.commit("append")
+
+        yield append
+
+    def create(self, work: Work) -> None:
+        import icechunk
+
+        session = icechunk.Repository.open(self._storage()).writable_session("main")
+        create_array(session.store, work)
+        session.commit("create")
+
+    def write_part(self, data: np.ndarray, part: slice) -> None:
+        import icechunk
+
+        session = icechunk.Repository.open(self._storage()).writable_session("main")
+        self.open_in(session.store, mode="r+")[part] = data[part]
+        session.commit("part", rebase_with=icechunk.ConflictDetector())
+
     def open(self) -> Any:
         import icechunk
 
@@ -216,8 +270,30 @@ class TxStore(ZarrPeer):
         with self.repository().transaction("all") as store:
             self.fill(store, work, data)
 
-    def store(self, *, read_only: bool = False) -> Any:
-        return self.repository().snapshot()
+    def open(self) -> Any:
+        return self.open_in(self.repository().snapshot())
+
+    @contextmanager
+    def appending(self, work: Work) -> Iterator[Append]:
+        import txstore
+
+        session = txstore.TxStore(self.path)
+        array = create_array(session, work, rows=0)
+        session.commit("create")
+
+        def append(block: np.ndarray) -> None:
+            array.append(block)
+            session.commit("append")
+
+        yield append
+
+    def create(self, work: Work) -> None:
+        with self.repository().transaction("create") as store:
+            create_array(store, work)
+
+    def write_part(self, data: np.ndarray, part: slice) -> None:
+        with self.repository().transaction("part") as store:
+            self.open_in(store, mode="r+")[part] = data[part]
 
     def check(self, array: Any) -> None:
         pass

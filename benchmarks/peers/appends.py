@@ -1,0 +1,58 @@
+"""A loop that appends a chunk and commits, a thousand times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import percentile, timed
+from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.roster import PEERS
+from benchmarks.peers.sampling import begin, compare
+from benchmarks.peers.works import Work
+
+_WORK = Work("append", 1, 64, "raw")
+
+
+@dataclass(frozen=True)
+class Appends:
+    commits: int
+    rounds: int | None = 1
+    peers: Sequence[str] = tuple(PEERS)
+    units: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"append {self.commits:,} × 16 KiB, each committed"
+
+    def measure(self, peer: str, place: Path) -> dict[str, float]:
+        return ask("append", peer=peer, path=str(place), commits=self.commits)
+
+
+def append(peer: str, path: str, commits: int) -> dict[str, float]:
+    _loop(begin(peer, f"{path}-first", _WORK), 3)
+    samples = _loop(PEERS[peer](Path(path)), commits)
+    return {"all": sum(samples), "median": percentile(samples, 50), "99th percentile": percentile(samples, 99)}
+
+
+def _loop(store: Peer, commits: int) -> list[float]:
+    store.prepare()
+    data = _WORK.resized(commits).data()
+    side = _WORK.side
+    samples = []
+    with store.appending(_WORK) as append:
+        for start in range(0, len(data), side):
+            with timed() as seconds:
+                append(data[start : start + side])
+            samples.append(seconds())
+    array = store.open()
+    compare(store.read(array, np.s_[:, :]), data)
+    store.close(array)
+    return samples
+
+
+TASKS: Tasks = {"append": append}

@@ -1,0 +1,66 @@
+"""Arrays of very many small chunks: how long it takes to write them, and to open one and read a chunk.
+
+Each is opened in new processes, which have used the same library on another array.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import timed
+from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.sampling import begin, compare
+from benchmarks.peers.works import Work
+
+_SIDE = 4
+_OPENED = 3
+
+
+@dataclass(frozen=True)
+class Keys:
+    keys: int
+    peers: Sequence[str]
+    rounds: int | None = 1
+    units: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.keys:,} keys"
+
+    def measure(self, peer: str, place: Path) -> dict[str, float]:
+        order = {"peer": peer, "path": str(place), "keys": self.keys}
+        written = ask("write keys", **order)
+        opened = [ask("open among keys", **order)["open"] for _ in range(_OPENED)]
+        return {**written, "open, read one chunk": statistics.median(opened)}
+
+
+def _work(keys: int) -> Work:
+    return Work("keys", keys, _SIDE, "raw")
+
+
+def write_keys(peer: str, path: str, keys: int) -> dict[str, float]:
+    work = _work(keys)
+    store, data = begin(peer, path, work), work.data()
+    store.prepare()
+    with timed() as seconds:
+        store.write(work, data)
+    return {"write": seconds()}
+
+
+def open_among_keys(peer: str, path: str, keys: int) -> dict[str, float]:
+    store = begin(peer, path, _work(keys))
+    part = np.s_[keys // 3 * _SIDE : keys // 3 * _SIDE + _SIDE, :]
+    with timed() as seconds:
+        array = store.open()
+        found = store.read(array, part)
+        store.close(array)
+    compare(found, _work(keys).data()[part])
+    return {"open": seconds()}
+
+
+TASKS: Tasks = {"write keys": write_keys, "open among keys": open_among_keys}

@@ -1,0 +1,124 @@
+"""How far memory goes above what it was, and above the array itself, while all of an array is written or read.
+
+What counts is memory of the process's own: pages of files that it has mapped are the system's cache, which others share
+and which is dropped when memory runs short. They are shown beside it, as "resident".
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.roster import PEERS
+from benchmarks.peers.sampling import begin, compare
+from benchmarks.peers.works import WORKS, Work
+
+_RESIDENT = ", resident"
+
+
+@dataclass(frozen=True)
+class Memory:
+    work: Work
+    peers: Sequence[str]
+    rounds: int | None = 1
+    units: dict[str, str] = field(
+        default_factory=lambda: dict.fromkeys(("write", "read", f"write{_RESIDENT}", f"read{_RESIDENT}"), "MiB")
+    )
+
+    @property
+    def name(self) -> str:
+        return f"peak memory, {self.work.name}"
+
+    def measure(self, peer: str, place: Path) -> dict[str, float]:
+        order = {"peer": peer, "path": str(place), "work": self.work.name}
+        found = ask("memory of a write", **order)
+        if not PEERS[peer].only_writes:
+            found |= ask("memory of a read", **order)
+        return found
+
+
+# --- in a process of its own
+
+
+def of_a_write(peer: str, path: str, work: str) -> dict[str, float]:
+    chosen = WORKS[work]
+    store, data = begin(peer, path, chosen), chosen.data()
+    store.prepare()
+    return _named("write", _peak_above(lambda: store.write(chosen, data)))
+
+
+def of_a_read(peer: str, path: str, work: str) -> dict[str, float]:
+    chosen = WORKS[work]
+    store, data = begin(peer, path, chosen), chosen.data()
+    if store.volatile:
+        store.prepare()
+        store.write(chosen, data)
+    found: list[np.ndarray] = []
+
+    def read() -> None:
+        array = store.open()
+        found.append(store.read(array, np.s_[:, :]))
+        store.close(array)
+
+    above = _peak_above(read)
+    compare(found[0], data)
+    return _named("read", tuple(peak - data.nbytes for peak in above))
+
+
+def _named(task: str, above: tuple[int, ...]) -> dict[str, float]:
+    own, resident = (max(peak, 0) / (1 << 20) for peak in above)
+    return {task: own, f"{task}{_RESIDENT}": resident}
+
+
+def _peak_above(work: Callable[[], object]) -> tuple[int, int]:
+    """Return how many bytes this process's own memory, and its resident memory, have gone above what they were."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the resident peak is counted from here
+    before = read_status(os.getpid())
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", __spec__.name, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        _readable(watcher).readline()  # it watches
+        work()
+        own, _ = watcher.communicate(timeout=60)
+    finally:
+        watcher.kill()
+    return int(own) - before["RssAnon"], read_status(os.getpid())["VmHWM"] - before["VmRSS"]
+
+
+def _readable(process: subprocess.Popen[bytes]) -> Any:
+    return process.stdout
+
+
+def read_status(process: int) -> dict[str, int]:
+    """Return the sizes that the kernel tells of a process, in bytes."""
+    with open(f"/proc/{process}/status", encoding="ascii") as status:
+        fields = (line.split() for line in status)
+        return {name.rstrip(":"): int(size) * 1024 for name, size, *unit in fields if unit == ["kB"]}
+
+
+def watch(process: int) -> None:
+    """Look at a process as often as possible, until stdin is closed; print the peak of its own memory."""
+    import select
+
+    peak = 0
+    print(flush=True)
+    while not select.select([sys.stdin], [], [], 0.0005)[0]:
+        peak = max(peak, read_status(process)["RssAnon"])
+    print(peak, flush=True)
+
+
+TASKS: Tasks = {"memory of a write": of_a_write, "memory of a read": of_a_read}
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]))

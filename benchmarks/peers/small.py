@@ -1,0 +1,52 @@
+"""A small array of ten chunks, read again and again from one array object: what a statement costs by itself."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import timed
+from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.roster import PEERS
+from benchmarks.peers.sampling import begin, compare
+from benchmarks.peers.works import Work
+
+_WARM, _READS = 30, 200
+
+
+@dataclass(frozen=True)
+class SmallArray:
+    codec: str
+    peers: Sequence[str] = tuple(name for name, peer in PEERS.items() if not peer.only_writes)
+    rounds: int | None = None
+    units: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"10 × 16 KiB, {self.codec}"
+
+    def measure(self, peer: str, place: Path) -> dict[str, float]:
+        return ask("small", peer=peer, path=str(place), codec=self.codec)
+
+
+def small(peer: str, path: str, codec: str) -> dict[str, float]:
+    work = Work("small", 10, 64, codec)
+    store, data = begin(peer, path, work), work.data()
+    store.prepare()
+    store.write(work, data)
+    array = store.open()
+    samples = []
+    for _ in range(_WARM + _READS):
+        with timed() as seconds:
+            found = store.read(array, np.s_[:, :])
+        samples.append(seconds())
+    compare(found, data)
+    store.close(array)
+    return {"read": statistics.median(samples[_WARM:])}
+
+
+TASKS: Tasks = {"small": small}
