@@ -14,7 +14,6 @@ from rich.table import Table
 from benchmarks.harness import spread_out
 from benchmarks.machine import describe_machine, file_system_of, versions
 from benchmarks.peers.results import Results, load
-from benchmarks.peers.roster import PEERS
 from benchmarks.peers.rows import make_rows
 from benchmarks.peers.run import run
 from benchmarks.peers.targets import judge
@@ -43,10 +42,9 @@ def main() -> int:
             )
             return 2
         results = Results(_about(file_system, rounds, quick=arguments.quick))
-        peers = [name for name in PEERS if _is_chosen(name, arguments.peers)]
         with TemporaryDirectory(prefix="benchmark-", dir=directory) as scratch:
             spread_out(Path(scratch))
-            run(results, rows, Path(scratch), rounds=rounds, only=peers)
+            run(results, rows, Path(scratch), rounds=rounds, only=arguments.peers or ())
         results.save(arguments.output)
     verdicts = judge(results)
     for task in results.tasks():
@@ -86,10 +84,6 @@ def _about(file_system: str, rounds: int, *, quick: bool) -> dict[str, object]:
         "rounds": rounds,
         "machine": describe_machine(file_system),
         "versions": versions(),
-        "peers": {
-            name: {"durable": peer.durable, "processes": peer.processes, "volatile": peer.volatile}
-            for name, peer in PEERS.items()
-        },
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ _WORK = Work("append", 1, 64, "raw")
 
 @dataclass(frozen=True)
 class Appends:
+    roster: ClassVar[Mapping[str, type[Peer]]] = PEERS
+
     commits: int
     rounds: int | None = 1
     peers: Sequence[str] = tuple(PEERS)
@@ -34,7 +37,7 @@ class Appends:
 
 
 def append(peer: str, path: str, commits: int) -> dict[str, float]:
-    _loop(begin(peer, f"{path}-first", _WORK), 3)
+    _loop(begin(PEERS[peer], f"{path}-first", _WORK), 3)
     samples = _loop(PEERS[peer](Path(path)), commits)
     return {"all": sum(samples), "median": percentile(samples, 50), "99th percentile": percentile(samples, 99)}
 

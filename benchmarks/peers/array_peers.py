@@ -113,8 +113,22 @@ class TensorStoreTransaction(TensorStoreOcdbt):
         with tensorstore.Transaction(atomic=True) as transaction:
             array.with_transaction(transaction).write(data).result()
 
-    def appending(self, work: Work) -> Any:
-        raise NotOffered("it resizes in no transaction")
+    @contextmanager
+    def appending(self, work: Work) -> Iterator[Append]:
+        import tensorstore
+
+        array = self.create_array(work, shape=(0, work.side))
+        rows = 0
+
+        def append(block: np.ndarray) -> None:
+            nonlocal rows
+            end = rows + len(block)
+            with tensorstore.Transaction(atomic=True) as transaction:
+                larger = array.with_transaction(transaction).resize(exclusive_max=(end, work.side), expand_only=True)
+                larger.result()[rows:end].write(block).result()
+            rows = end
+
+        yield append
 
     def write_part(self, data: np.ndarray, part: slice) -> None:
         import tensorstore

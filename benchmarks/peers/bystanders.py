@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from benchmarks.harness import timed
 from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.peer import Peer
 
 WITHOUT, BESIDE = "without txstore", "txstore imported"
 STORES = ("LocalStore", "MemoryStore", "ObjectStore")
@@ -21,6 +22,8 @@ _TIMES = 40
 
 @dataclass(frozen=True)
 class Bystanders:
+    roster: ClassVar[Mapping[str, type[Peer]]] = {}
+
     name: str = "other stores in the process"
     peers: Sequence[str] = (WITHOUT, BESIDE)
     rounds: int | None = None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from benchmarks.peers.fresh import Process, Tasks, ask
+from benchmarks.peers.peer import Peer
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin
 from benchmarks.peers.works import WORKS, Work
@@ -26,6 +27,8 @@ def _task(processes: int) -> str:
 
 @dataclass(frozen=True)
 class Crowd:
+    roster: ClassVar[Mapping[str, type[Peer]]] = PEERS
+
     work: Work
     processes: Sequence[int] = (1, 2, 4, 8)
     rounds: int | None = 3
@@ -71,7 +74,7 @@ def create(peer: str, path: str, work: str) -> dict[str, float]:
 
 def write_a_part(peer: str, path: str, work: str, part: tuple[int, int]) -> dict[str, float]:
     chosen = WORKS[work]
-    store, data = begin(peer, path, chosen), chosen.data()
+    store, data = begin(PEERS[peer], path, chosen), chosen.data()
     print("ready", file=sys.__stdout__, flush=True)
     sys.stdin.readline()  # until all are
     began = time.monotonic()

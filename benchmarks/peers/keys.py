@@ -6,14 +6,17 @@ Each is opened in new processes, which have used the same library on another arr
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from benchmarks.harness import timed
 from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin, compare
 from benchmarks.peers.works import Work
 
@@ -23,6 +26,8 @@ _OPENED = 3
 
 @dataclass(frozen=True)
 class Keys:
+    roster: ClassVar[Mapping[str, type[Peer]]] = PEERS
+
     keys: int
     peers: Sequence[str]
     rounds: int | None = 1
@@ -45,7 +50,7 @@ def _work(keys: int) -> Work:
 
 def write_keys(peer: str, path: str, keys: int) -> dict[str, float]:
     work = _work(keys)
-    store, data = begin(peer, path, work), work.data()
+    store, data = begin(PEERS[peer], path, work), work.data()
     store.prepare()
     with timed() as seconds:
         store.write(work, data)
@@ -53,7 +58,7 @@ def write_keys(peer: str, path: str, keys: int) -> dict[str, float]:
 
 
 def open_among_keys(peer: str, path: str, keys: int) -> dict[str, float]:
-    store = begin(peer, path, _work(keys))
+    store = begin(PEERS[peer], path, _work(keys))
     part = np.s_[keys // 3 * _SIDE : keys // 3 * _SIDE + _SIDE, :]
     with timed() as seconds:
         array = store.open()

@@ -10,14 +10,15 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.peer import Peer
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin, compare
 from benchmarks.peers.works import WORKS, Work
@@ -27,6 +28,8 @@ _RESIDENT = ", resident"
 
 @dataclass(frozen=True)
 class Memory:
+    roster: ClassVar[Mapping[str, type[Peer]]] = PEERS
+
     work: Work
     peers: Sequence[str]
     rounds: int | None = 1
@@ -51,14 +54,14 @@ class Memory:
 
 def of_a_write(peer: str, path: str, work: str) -> dict[str, float]:
     chosen = WORKS[work]
-    store, data = begin(peer, path, chosen), chosen.data()
+    store, data = begin(PEERS[peer], path, chosen), chosen.data()
     store.prepare()
     return _named("write", _peak_above(lambda: store.write(chosen, data)))
 
 
 def of_a_read(peer: str, path: str, work: str) -> dict[str, float]:
     chosen = WORKS[work]
-    store, data = begin(peer, path, chosen), chosen.data()
+    store, data = begin(PEERS[peer], path, chosen), chosen.data()
     if store.volatile:
         store.prepare()
         store.write(chosen, data)

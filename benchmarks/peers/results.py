@@ -42,10 +42,11 @@ class Skipped:
 
 @dataclass
 class Results:
-    about: dict[str, Any]  # date, versions, machine, rounds, peers
+    about: dict[str, Any]  # date, versions, machine, rounds
     cells: list[Cell] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)  # what was found out beside the times
+    #: Of each row, of each peer: whether it is durable, and what several processes may do.
+    peers: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
     def add(self, row: str, peer: str, values: dict[str, float], units: dict[str, str]) -> None:
         for task, value in values.items():
@@ -59,6 +60,9 @@ class Results:
         """Leave a peer out of a row: what was measured before does not count."""
         self.cells = [cell for cell in self.cells if (cell.row, cell.peer) != (row, peer)]
         self.skipped.append(Skipped(row, peer, why))
+
+    def describe(self, row: str, peer: str, *, durable: bool, processes: str) -> None:
+        self.peers.setdefault(row, {})[peer] = {"durable": durable, "processes": processes}
 
     def find(self, row: str, task: str, peer: str) -> Cell | None:
         return next((cell for cell in self.cells if (cell.row, cell.task, cell.peer) == (row, task, peer)), None)
@@ -81,7 +85,7 @@ def load(path: Path) -> Results:
         found["about"],
         [Cell(**cell) for cell in found["cells"]],
         [Skipped(**skipped) for skipped in found["skipped"]],
-        found["facts"],
+        found["peers"],
     )
 
 
@@ -94,5 +98,5 @@ def pair_ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def fastest(cells: Iterable[Cell]) -> Cell | None:
+def least(cells: Iterable[Cell]) -> Cell | None:
     return min(cells, key=lambda cell: cell.median, default=None)

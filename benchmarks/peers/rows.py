@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from benchmarks.peers.appends import Appends
 from benchmarks.peers.bystanders import Bystanders
 from benchmarks.peers.crowd import Crowd
 from benchmarks.peers.keys import Keys
 from benchmarks.peers.memory import Memory
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.remote import Remote
 from benchmarks.peers.small import SmallArray
 from benchmarks.peers.whole import LINE, RANDOM, STRIDED, WholeArray
 from benchmarks.peers.works import SHARDED, WORKS
@@ -29,6 +31,9 @@ CROWD = (
 
 
 class Row(Protocol):
+    #: Whose names are in it is a peer; other names are the row's own.
+    roster: ClassVar[Mapping[str, type[Peer]]]
+
     @property
     def name(self) -> str: ...
     @property
@@ -62,6 +67,7 @@ def make_rows(*, quick: bool, keys: int) -> dict[str, Row]:
             for sizes in ("4096 × 16 KiB", "512 × 1 MiB", "32 × 16 MiB")
             for codec in ("raw", "zstd")
         ),
+        Remote(),
         Bystanders(),
         Appends(50 if quick else 1000),
         Crowd(WORKS["4096 × 16 KiB, zstd"], (1, 2) if quick else (1, 2, 4, 8), peers=CROWD),

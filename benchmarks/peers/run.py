@@ -12,20 +12,15 @@ from pathlib import Path
 from benchmarks.peers.fresh import Failed
 from benchmarks.peers.peer import NotOffered
 from benchmarks.peers.results import Results
-from benchmarks.peers.roster import PEERS
 from benchmarks.peers.rows import Row
 
 
 def run(results: Results, rows: Sequence[Row], scratch: Path, *, rounds: int, only: Sequence[str] = ()) -> None:
-    """Add what the rows measure to the results. Without names in `only`, all peers take part."""
+    """Add what the rows measure to the results; of the peers, those whose names contain one of `only`, or all."""
     order = random.Random(0)
     for row in rows:
         began = time.monotonic()
-        taking_part = [peer for peer in row.peers if not only or peer in only or peer not in PEERS]
-        for peer in list(taking_part):
-            if peer in PEERS and (missing := PEERS[peer].missing()):
-                results.skip(row.name, peer, f"not installed: {', '.join(missing)}")
-                taking_part.remove(peer)
+        taking_part = _taking_part(results, row, only)
         for number in range(min(rounds, row.rounds or rounds)):
             for peer in order.sample(taking_part, len(taking_part)):
                 # On ext4 the hash of a name that was never used before chooses the part of the disk.
@@ -36,4 +31,19 @@ def run(results: Results, rows: Sequence[Row], scratch: Path, *, rounds: int, on
                 except (NotOffered, Failed) as why:
                     results.skip(row.name, peer, str(why))
                     taking_part.remove(peer)
-        print(f"{row.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        print(f"{row.name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def _taking_part(results: Results, row: Row, only: Sequence[str]) -> list[str]:
+    found = []
+    for name in row.peers:
+        peer = row.roster.get(name)
+        if peer is not None:
+            if only and not any(part in name for part in only):
+                continue
+            if missing := peer.missing():
+                results.skip(row.name, name, f"not installed: {', '.join(missing)}")
+                continue
+            results.describe(row.name, name, durable=peer.durable, processes=peer.processes)
+        found.append(name)
+    return found

@@ -12,16 +12,15 @@ import numpy as np
 
 from benchmarks.harness import timed
 from benchmarks.peers.peer import Peer
-from benchmarks.peers.roster import PEERS
 from benchmarks.peers.works import Work
 
 
-def begin(peer: str, path: str, work: Work) -> Peer:
+def begin(kind: type[Peer], path: str, work: Work) -> Peer:
     """Return the peer at its place, after a small array of the same kind at another place.
 
     What a library loads or starts at its first use is not for a write or a read to pay.
     """
-    kind, place = PEERS[peer], Path(path)
+    place = Path(path)
     warm, small = kind(place.with_name(f"{place.name}-warm-{os.getpid()}")), work.resized(8)
     warm.prepare()
     warm.write(small, small.data())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from benchmarks.harness import timed
 from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.peer import Peer
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin, compare
 from benchmarks.peers.works import Work
@@ -20,6 +22,8 @@ _WARM, _READS = 30, 200
 
 @dataclass(frozen=True)
 class SmallArray:
+    roster: ClassVar[Mapping[str, type[Peer]]] = PEERS
+
     codec: str
     peers: Sequence[str] = tuple(name for name, peer in PEERS.items() if not peer.only_writes)
     rounds: int | None = None
@@ -35,7 +39,7 @@ class SmallArray:
 
 def small(peer: str, path: str, codec: str) -> dict[str, float]:
     work = Work("small", 10, 64, codec)
-    store, data = begin(peer, path, work), work.data()
+    store, data = begin(PEERS[peer], path, work), work.data()
     store.prepare()
     store.write(work, data)
     array = store.open()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.peers.bystanders import BESIDE, CHANGED, STORES, WITHOUT
-from benchmarks.peers.results import OURS, Cell, Results, fastest, ratio
+from benchmarks.peers.remote import REQUESTS, Remote
+from benchmarks.peers.results import OURS, Cell, Results, least, ratio
 from benchmarks.peers.whole import RANDOM
 
 LOCAL, MEMORY, ICECHUNK, HDF5 = "LocalStore", "MemoryStore", "Icechunk", "HDF5"
@@ -43,7 +44,7 @@ class Faster:
     def judge(self, results: Results) -> Verdict:
         wanted = f"{self.times:g}x {self.than}"
         ours = results.find(self.row, self.task, OURS)
-        peer = fastest(filter(self._means, results.of(self.row, self.task)))
+        peer = least(filter(self._means, results.of(self.row, self.task)))
         if ours is None or peer is None:
             return Verdict(self.row, self.task, wanted, "not measured", ok=False)
         found = ratio(peer, ours)
@@ -77,6 +78,25 @@ class AtMost:
 
 
 @dataclass(frozen=True)
+class NoMore:
+    """TxStore must not need more of them than whoever needs the fewest of those whose names begin so."""
+
+    row: str
+    task: str
+    than: str
+
+    def judge(self, results: Results) -> Verdict:
+        wanted = f"no more than {self.than}"
+        ours = results.find(self.row, self.task, OURS)
+        peer = least(cell for cell in results.of(self.row, self.task) if cell.peer.startswith(self.than))
+        if ours is None or peer is None:
+            return Verdict(self.row, self.task, wanted, "not measured", ok=False)
+        return Verdict(
+            self.row, self.task, wanted, f"{ours.median:g}, {peer.median:g} {peer.peer}", ok=ours.median <= peer.median
+        )
+
+
+@dataclass(frozen=True)
 class Near:
     """The best sample of one must be within so much of the other's: where the work should be the very same."""
 
@@ -106,6 +126,7 @@ def _faster(row: str, **tasks: dict[str, float]) -> list[Aim]:
 
 _RANDOM: dict[str, float] = {LOCAL: 3, TENSORSTORE: 1}
 _SIZES = ("4096 × 16 KiB", "512 × 1 MiB", "32 × 16 MiB")
+_REMOTE = Remote().name
 _BYSTANDERS = "other stores in the process"
 
 AIMS: list[Aim] = [
@@ -132,6 +153,8 @@ AIMS: list[Aim] = [
     ),
     *_faster("10 × 16 KiB, raw", read={f"{MEMORY}, fused": 1}),
     *_faster("10 × 16 KiB, zstd", read={f"{MEMORY}, fused": 1}),
+    *_faster(_REMOTE, read={"ObjectStore": 1, ICECHUNK: 1}),
+    *(NoMore(_REMOTE, REQUESTS, than) for than in ("ObjectStore", ICECHUNK)),
     *(
         AtMost(f"peak memory, {size}, {codec}", task, OURS, 64, "MiB")
         for size in _SIZES

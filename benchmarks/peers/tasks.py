@@ -8,7 +8,7 @@ import sys
 import warnings
 from typing import Any
 
-from benchmarks.peers import appends, bystanders, crowd, keys, memory, small, whole
+from benchmarks.peers import appends, bystanders, crowd, keys, memory, remote, small, whole
 from benchmarks.peers.fresh import Tasks
 from benchmarks.peers.peer import NotOffered
 
@@ -18,6 +18,7 @@ TASKS: Tasks = {
     **crowd.TASKS,
     **keys.TASKS,
     **memory.TASKS,
+    **remote.TASKS,
     **small.TASKS,
     **whole.TASKS,
 }

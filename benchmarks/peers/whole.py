@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ _STRIDES = np.s_[::7, ::3]
 
 @dataclass(frozen=True)
 class WholeArray:
+    roster: ClassVar[Mapping[str, type[Peer]]] = PEERS
+
     work: Work
     parts: Sequence[str] = ()
     peers: Sequence[str] = tuple(PEERS)
@@ -57,7 +59,7 @@ def _delete(place: Path) -> None:
 
 def write(peer: str, path: str, work: str) -> dict[str, float]:
     chosen = WORKS[work]
-    store, data = begin(peer, path, chosen), chosen.data()
+    store, data = begin(PEERS[peer], path, chosen), chosen.data()
     store.prepare()
     with timed() as seconds:
         store.write(chosen, data)
@@ -67,7 +69,7 @@ def write(peer: str, path: str, work: str) -> dict[str, float]:
 def read(peer: str, path: str, work: str, parts: list[str]) -> dict[str, float]:
     """Read as a whole, from a store that is opened anew; then what else is asked for, from an open one."""
     chosen = WORKS[work]
-    store, data = begin(peer, path, chosen), chosen.data()
+    store, data = begin(PEERS[peer], path, chosen), chosen.data()
     if store.volatile:
         store.prepare()
         store.write(chosen, data)

@@ -191,24 +191,24 @@ class Icechunk(ZarrPeer):
     packages = ("icechunk",)
     durable, processes = False, "no, on a disk"  # its own warning about local storage
 
-    def _storage(self) -> Any:
+    def storage(self) -> Any:
         import icechunk
 
         icechunk.set_logs_filter("error")
-        return icechunk.local_filesystem_storage(str(self.path))
+        return icechunk.local_filesystemstorage(str(self.path))
 
     def prepare(self) -> None:
         import icechunk
         import zarr
 
-        session = icechunk.Repository.create(self._storage()).writable_session("main")
+        session = icechunk.Repository.create(self.storage()).writable_session("main")
         zarr.create_group(session.store)
         session.commit("create")
 
     def write(self, work: Work, data: np.ndarray) -> None:
         import icechunk
 
-        session = icechunk.Repository.open(self._storage()).writable_session("main")
+        session = icechunk.Repository.open(self.storage()).writable_session("main")
         self.fill(session.store, work, data)
         session.commit("all")
 
@@ -216,7 +216,7 @@ class Icechunk(ZarrPeer):
     def appending(self, work: Work) -> Iterator[Append]:
         import icechunk
 
-        repository = icechunk.Repository.open(self._storage())
+        repository = icechunk.Repository.open(self.storage())
         session = repository.writable_session("main")
         create_array(session.store, work, rows=0)
         session.commit("create")
@@ -231,21 +231,21 @@ class Icechunk(ZarrPeer):
     def create(self, work: Work) -> None:
         import icechunk
 
-        session = icechunk.Repository.open(self._storage()).writable_session("main")
+        session = icechunk.Repository.open(self.storage()).writable_session("main")
         create_array(session.store, work)
         session.commit("create")
 
     def write_part(self, data: np.ndarray, part: slice) -> None:
         import icechunk
 
-        session = icechunk.Repository.open(self._storage()).writable_session("main")
+        session = icechunk.Repository.open(self.storage()).writable_session("main")
         self.open_in(session.store, mode="r+")[part] = data[part]
         session.commit("part", rebase_with=icechunk.ConflictDetector())
 
     def open(self) -> Any:
         import icechunk
 
-        return self.open_in(icechunk.Repository.open(self._storage()).readonly_session("main").store)
+        return self.open_in(icechunk.Repository.open(self.storage()).readonly_session("main").store)
 
 
 class TxStore(ZarrPeer):

@@ -1,0 +1,247 @@
+"""As much of S3 as the clients of this benchmark ask for, from memory, each answer late by the same time.
+
+`python -m benchmarks.peers.s3_stub` prints its port and serves until its stdin is closed. It is one thread of asyncio:
+some thousand requests a second, all of them under way at once, as they would be at a distance. Signatures are not
+looked at. `POST /-/late?ms=30` sets the delay, `POST /-/count` answers how many requests there were since the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+import uuid
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape, unescape
+
+BUCKET = "peers"
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]  # lower case
+    body: bytes
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class Stored:
+    body: bytes
+    etag: str
+    modified: str
+
+
+class Stub:
+    """The objects, and what is answered about them."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Stored] = {}
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.late = 0.0
+        self.count = 0
+
+    def answer(self, request: Request) -> Answer:
+        bucket, _, key = request.path.lstrip("/").partition("/")
+        if bucket == "-":
+            return self._control(key, request)
+        self.count += 1
+        if not key:
+            return self._bucket(request)
+        handlers = {"GET": self._get, "HEAD": self._get, "PUT": self._put, "DELETE": self._delete, "POST": self._upload}
+        return handlers[request.method](key, request)
+
+    def _control(self, what: str, request: Request) -> Answer:
+        if what == "late":
+            self.late = float(request.query["ms"]) / 1e3
+        count, self.count = self.count, 0
+        return Answer(200, json.dumps(count).encode())
+
+    def _bucket(self, request: Request) -> Answer:
+        if request.method == "POST" and "delete" in request.query:
+            keys = [unescape(part.partition("</Key>")[0]) for part in request.body.decode().split("<Key>")[1:]]
+            for key in keys:
+                self.objects.pop(key, None)
+            deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
+            return _xml(f"<DeleteResult>{deleted}</DeleteResult>")
+        if request.method != "GET" or "list-type" not in request.query:
+            return Answer(200 if request.method in ("HEAD", "PUT") else 404)
+        return self._list(request.query)
+
+    def _list(self, query: dict[str, str]) -> Answer:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after = max(query.get("start-after", ""), query.get("continuation-token", ""))
+        entries: dict[str, str] = {}
+        for key in sorted(self.objects):
+            if not key.startswith(prefix) or key <= after:
+                continue
+            folder, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            if found:
+                name = escape(prefix + folder + delimiter)
+                entries[name] = f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
+            else:
+                stored = self.objects[key]
+                entries[key] = (
+                    f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+                    f"<ETag>{escape(stored.etag)}</ETag><Size>{len(stored.body)}</Size>"
+                    "<StorageClass>STANDARD</StorageClass></Contents>"
+                )
+        most = int(query.get("max-keys", "1000"))
+        names = list(entries)[:most]
+        more = len(entries) > most
+        token = f"{names[-1]}\U0010fffd" if more and names[-1] not in self.objects else names[-1] if more else ""
+        next_one = f"<NextContinuationToken>{escape(token)}</NextContinuationToken>" if more else ""
+        return _xml(
+            f"<ListBucketResult><Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(names)}</KeyCount>"
+            f"<MaxKeys>{most}</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>{next_one}"
+            f"{''.join(entries[name] for name in names)}</ListBucketResult>"
+        )
+
+    def _get(self, key: str, request: Request) -> Answer:
+        stored = self.objects.get(key)
+        if stored is None:
+            return _error(404, "NoSuchKey")
+        headers = (("ETag", stored.etag), ("Last-Modified", stored.modified), ("Accept-Ranges", "bytes"))
+        wanted = request.headers.get("range", "")
+        if request.headers.get("if-none-match", "").strip('"') == stored.etag.strip('"'):
+            return Answer(304, b"", headers)
+        if not wanted.startswith("bytes="):
+            return Answer(200, stored.body, headers)
+        size = len(stored.body)
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        start = int(first) if first else max(size - int(last), 0)
+        end = min(int(last), size - 1) if first and last else size - 1
+        if start >= size:
+            return _error(416, "InvalidRange")
+        return Answer(206, stored.body[start : end + 1], (*headers, ("Content-Range", f"bytes {start}-{end}/{size}")))
+
+    def _put(self, key: str, request: Request) -> Answer:
+        body = _unchunked(request)
+        if "uploadId" in request.query:
+            self.uploads[request.query["uploadId"]][int(request.query["partNumber"])] = body
+            return Answer(200, b"", (("ETag", _etag(body)),))
+        if "x-amz-copy-source" in request.headers:
+            body = self.objects[unquote(request.headers["x-amz-copy-source"]).lstrip("/").partition("/")[2]].body
+        there = self.objects.get(key)
+        if_match = request.headers.get("if-match")
+        if ("if-none-match" in request.headers and there is not None) or (
+            if_match is not None and (there is None or there.etag.strip('"') != if_match.strip('"'))
+        ):
+            return _error(412, "PreconditionFailed")
+        etag = self._store(key, body)
+        copied = f"<CopyObjectResult><ETag>{escape(etag)}</ETag></CopyObjectResult>"
+        return _xml(copied) if "x-amz-copy-source" in request.headers else Answer(200, b"", (("ETag", etag),))
+
+    def _store(self, key: str, body: bytes) -> str:
+        etag = _etag(body)
+        self.objects[key] = Stored(body, etag, formatdate(usegmt=True))
+        return etag
+
+    def _delete(self, key: str, request: Request) -> Answer:
+        self.objects.pop(key, None)
+        return Answer(204)
+
+    def _upload(self, key: str, request: Request) -> Answer:
+        if "uploads" in request.query:
+            number = uuid.uuid4().hex
+            self.uploads[number] = {}
+            return _xml(f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>")
+        if "if-none-match" in request.headers and key in self.objects:
+            return _error(412, "PreconditionFailed")
+        parts = self.uploads.pop(request.query["uploadId"])
+        etag = self._store(key, b"".join(parts[number] for number in sorted(parts)))
+        found = f"<Key>{escape(key)}</Key><ETag>{escape(etag)}</ETag>"
+        return _xml(f"<CompleteMultipartUploadResult>{found}</CompleteMultipartUploadResult>")
+
+
+def _etag(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'
+
+
+def _xml(body: str) -> Answer:
+    return Answer(
+        200, f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode(), (("Content-Type", "application/xml"),)
+    )
+
+
+def _error(status: int, code: str) -> Answer:
+    return _xml(f"<Error><Code>{code}</Code><Message>{code}</Message></Error>")._replace(status=status)
+
+
+def _unchunked(request: Request) -> bytes:
+    """Return the body without the sizes and signatures that Amazon's clients put between its pieces."""
+    if "x-amz-decoded-content-length" not in request.headers:
+        return request.body
+    found, rest = [], request.body
+    while size := int((line := rest.partition(b"\r\n"))[0].partition(b";")[0], 16):
+        found.append(line[2][:size])
+        rest = line[2][size + 2 :]
+    return b"".join(found)
+
+
+# --- HTTP
+
+
+async def _serve(stub: Stub, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while (request := await _read(reader, writer)) is not None:
+            answer = stub.answer(request)
+            if stub.late and not request.path.startswith("/-/"):
+                await asyncio.sleep(stub.late)
+            headers = {"Content-Length": str(len(answer.body)), "x-amz-request-id": "0", **dict(answer.headers)}
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            writer.write(f"HTTP/1.1 {answer.status} OK\r\n{head}\r\n".encode())
+            if request.method != "HEAD":
+                writer.write(answer.body)
+            await writer.drain()
+    except (ConnectionError, asyncio.IncompleteReadError):
+        pass  # a client that has gone away
+    finally:
+        writer.close()
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    method, target, _ = first.split(" ")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("expect", "").lower() == "100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    body = b""
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        while size := int((await reader.readline()).partition(b";")[0], 16):
+            body += await reader.readexactly(size)
+            await reader.readline()
+        await reader.readline()
+    elif length := int(headers.get("content-length", "0")):
+        body = await reader.readexactly(length)
+    url = urlsplit(target)
+    query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+    return Request(method, unquote(url.path), query, headers, body)
+
+
+async def main() -> None:
+    stub = Stub()
+    server = await asyncio.start_server(
+        lambda reader, writer: _serve(stub, reader, writer), "127.0.0.1", 0, limit=1 << 20, backlog=1024
+    )
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)  # until whoever started it has gone
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
