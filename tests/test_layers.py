@@ -33,6 +33,7 @@ TOWER = [
     "maintenance",
     "zarr2",
     "transactions",
+    "codecs",
     "history",
     "locks",
     "storage",

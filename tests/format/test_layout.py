@@ -20,6 +20,7 @@ from txstore.format.commitfile import Footer, Header, RunName, Section, Statisti
 from txstore.format.encoding import MalformedError, NewerFormatError
 from txstore.format.packfile import PackName
 from txstore.format.records import Hint, RepositoryFormat, Tag
+from txstore.format.regions import Region
 from txstore.history import identity, slots
 from txstore.history.commit import Stored
 
@@ -135,20 +136,24 @@ seen_of_a_key = st.one_of(st.sampled_from([0, 1]), st.builds(packfile.Predecesso
 
 
 @given(
-    st.sampled_from([1, 2, 3, 4, 5]), seen_of_a_key, st.integers(0, encoding.MAX_COUNT), st.binary(max_size=60),
-    st.binary(max_size=3000), u16,
+    st.sampled_from([1, 2, 3, 4, 5, 11, 12]), seen_of_a_key, st.integers(0, encoding.MAX_COUNT),
+    st.binary(max_size=60), st.binary(max_size=3000), u16,
+    st.lists(st.tuples(u32, st.integers(1, 2**31)), min_size=1, max_size=9),
 )  # fmt: skip
-def test_frames(kind, seen, sequence, key, value, gap):
+def test_frames(kind, seen, sequence, key, value, gap, axes):
     start = gap * 8
     has_predecessor = isinstance(seen, packfile.Predecessor)
-    offset, end = packfile.frame_layout(start, len(key), len(value), has_predecessor=has_predecessor)
-    encoded = packfile.encode_frame(kind, seen, sequence, key, len(value), encoding.crc32c(value))
+    box = tuple((start, start + length) for start, length in axes)
+    region = Region.of_box(box) if kind == packfile.FRAME_PARTIAL else Region.whole()
+    written = region.encode()
+    offset, end = packfile.frame_layout(start, len(key), len(value), has_predecessor=has_predecessor, region=written)
+    encoded = packfile.encode_frame(kind, seen, sequence, key, len(value), encoding.crc32c(value), written)
     pack = bytearray(end)
     pack[start : start + len(encoded)] = encoded
     pack[offset : offset + len(value)] = value
     found = packfile.decode_frame(memoryview(pack), start)
     checksum, head_end = encoding.crc32c(value), start + len(encoded)
-    assert found == packfile.Frame(kind, seen, sequence, key, head_end, offset, len(value), checksum, end)
+    assert found == packfile.Frame(kind, seen, sequence, key, head_end, offset, len(value), checksum, end, region)
     part = memoryview(pack)[start:head_end]
     assert packfile.decode_frame(part, start, begin=start, size=end) == found
 
@@ -368,6 +373,15 @@ def test_json_that_can_not_fail_later():
         deep = [deep, "[[[["]
     for value in (deep, {"a": [{}] * 200}, "\\ud800", "\U0001f600", [1e400], 10**4000, None, "[" * 200):
         assert encoding.json_value(commitfile.json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize("region", [b"", b"\0\1", b"\1\1\0\0", b"\x11\1" + b"\0\1" * 17, b"\1\1\0\1\0"])
+def test_a_partial_frame_with_no_region(region):
+    fixed = packfile.FRAME.pack(b"TXFR", packfile.FRAME_PARTIAL, 0, 5, 0, 0, 0)
+    rest = b"a/c/0" + packfile.REGION.pack(len(region)) + region
+    data = fixed + encoding.CHECKSUM.pack(encoding.crc32c(rest, encoding.crc32c(fixed))) + rest + bytes(8)
+    with pytest.raises(MalformedError):
+        packfile.decode_frame(memoryview(data), 0)
 
 
 @given(st.binary(max_size=200), st.integers(0, 250))

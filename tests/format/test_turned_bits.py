@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from txstore.format import commitfile, packfile
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import Predecessor
+from txstore.format.regions import Region
 from txstore.maintenance import rebuild
 
 
@@ -32,10 +33,14 @@ def test_of_two_bits_none_is(content: bytes, data: st.DataObject) -> None:
 
 
 @given(
-    st.sampled_from([0, 1, Predecessor(3, 9)]), st.binary(min_size=1, max_size=60), st.binary(max_size=20), st.data()
-)
-def test_any_bit_of_a_frame_is_turned_back(seen: packfile.Seen, key: bytes, behind: bytes, data: st.DataObject) -> None:
-    frame = packfile.encode_frame(packfile.FRAME_VALUE, seen, 5, key, len(behind), crc32c(behind))
+    st.sampled_from([0, 1, Predecessor(3, 9)]), st.binary(min_size=1, max_size=60), st.binary(max_size=20),
+    st.sampled_from([b"", Region.of_box(((0, 5), (3, 900))).encode()]), st.data(),
+)  # fmt: skip
+def test_any_bit_of_a_frame_is_turned_back(
+    seen: packfile.Seen, key: bytes, behind: bytes, region: bytes, data: st.DataObject
+) -> None:
+    kind = packfile.FRAME_PARTIAL if region else packfile.FRAME_VALUE
+    frame = packfile.encode_frame(kind, seen, 5, key, len(behind), crc32c(behind), region)
     bit = data.draw(st.integers(0, 8 * len(frame) - 1))
     assert frame + behind in rebuild._frames_with_one_bit_turned(turned(frame + behind, bit))
 

@@ -24,6 +24,7 @@ from txstore.format.commitfile import FEATURE_CONSTRAINTS, DataPack, Footer, Hea
 from txstore.format.encoding import CHECKSUM, MalformedError, crc32c
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import Hint, RepositoryFormat, Tag, TransactionRecord
+from txstore.format.regions import Region
 from txstore.history import declarations
 from txstore.storage.foreign import FileVersion, ForeignRange
 
@@ -108,19 +109,23 @@ def _header_in_python(data: bytes) -> Header:
 # --- frames
 
 
-def _frame(kind: int, seen: packfile.Seen, key: bytes, value: bytes) -> bytes:
-    frame = packfile.encode_frame(kind, seen, 5, key, len(value), crc32c(value))
-    offset, end = packfile.frame_layout(0, len(key), len(value), has_predecessor=isinstance(seen, Predecessor))
+def _frame(kind: int, seen: packfile.Seen, key: bytes, value: bytes, region: bytes = b"") -> bytes:
+    frame = packfile.encode_frame(kind, seen, 5, key, len(value), crc32c(value), region)
+    follows = isinstance(seen, Predecessor)
+    offset, end = packfile.frame_layout(0, len(key), len(value), has_predecessor=follows, region=region)
     return (frame.ljust(offset, b"\0") + value).ljust(end, b"\0")
+
+
+_REGION = Region.of_box(((0, 5), (3, 900))) | Region.of_box(((5, 9), (70000, 70001)))
 
 
 def _reseal_frame(data: bytes) -> bytes:
     if len(data) < packfile.FRAME_SIZE:
         return data
     fixed = data[: packfile.FRAME.size]
-    _, _, seen, key_length, *_ = packfile.FRAME.unpack(fixed)
-    length = key_length + (packfile.PREDECESSOR.size if seen == packfile.SEEN_FRAME else 0)
-    rest = data[packfile.FRAME_SIZE : packfile.FRAME_SIZE + length]
+    _, kind, seen, key_length, *_ = packfile.FRAME.unpack(fixed)
+    rest = data[packfile.FRAME_SIZE :]
+    rest = rest[: packfile.rest_length(kind, seen, key_length, rest)]
     return fixed + CHECKSUM.pack(crc32c(rest, crc32c(fixed))) + data[packfile.FRAME_SIZE :]
 
 
@@ -237,6 +242,10 @@ TARGETS = (
         TransactionRecord.decode, _reseal_json, mutate=mutated_json, is_sound=_is_sound_record,
     ),
     Target(
+        "region", (_REGION.encode(), Region.of_box(((0, 1 << 40),) * 5).encode()), Region.decode, is_sealed=False,
+        is_sound=lambda region: Region.decode(region.encode()) == region,
+    ),
+    Target(
         "pack-name", (PackName(ID, "main", 300).encode(), PackName(ID).encode()), PackName.decode, is_sealed=False,
         is_sound=_is_sound_name,
     ),
@@ -259,6 +268,9 @@ TARGETS = (
             _frame(packfile.FRAME_VALUE, Predecessor(2, 9), b"a/c/1", bytes(2000)),
             _frame(packfile.FRAME_FOREIGN, packfile.SEEN_NOTHING, b"a/c/2", bytes(90)),
             _frame(packfile.FRAME_PREFIX, packfile.SEEN_NOTHING, b"a/", b""),
+            _frame(packfile.FRAME_PARTIAL, packfile.SEEN_BASE, b"a/c/3", bytes(90), _REGION.encode()),
+            _frame(packfile.FRAME_PARTIAL, Predecessor(2, 9), b"a/c/4", bytes(2000), _REGION.encode()),
+            _frame(packfile.FRAME_MERGED, packfile.SEEN_NOTHING, b"a/c/4", bytes(2000)),
         ),
         lambda data: packfile.decode_frame(memoryview(data), 0), _reseal_frame, is_sealed=False,
     ),

@@ -21,6 +21,8 @@ from txstore.format.encoding import (
     encode_varint,
     with_checksum,
 )
+from txstore.format.regions import MAX_LENGTH as MAX_REGION
+from txstore.format.regions import WHOLE, Region
 
 ALIGNMENT = 64  # of values from ALIGNED_FROM bytes up
 ALIGNED_FROM = 1024
@@ -29,6 +31,8 @@ CHECKSUM_CRC32C = 1
 PACK_COMMIT_FILE, PACK_DATA = 1, 2
 FRAME_VALUE, FRAME_TOMBSTONE, FRAME_PREFIX, FRAME_PARTICIPANT, FRAME_SEAL = 1, 2, 3, 4, 5
 FRAME_FOREIGN = 10  # a value, too: the record of a range of bytes in a file outside (`foreign`)
+FRAME_PARTIAL = 11  # a value, too: of a chunk of which its writer has written a region
+FRAME_MERGED = 12  # a value, too: the commit's own, made of what was written in part. Without bytes: a deletion
 FRAME_READ, FRAME_NAMES_BELOW, FRAME_KEYS_BELOW, FRAME_ANY_BELOW = FRAMES_READ = 6, 7, 8, 9
 SEEN_NOTHING, SEEN_BASE, SEEN_FRAME = 0, 1, 2
 REF_TOMBSTONE, REF_PACK, REF_FOREIGN = 0, 1, 3
@@ -36,20 +40,24 @@ REF_TOMBSTONE, REF_PACK, REF_FOREIGN = 0, 1, 3
 FOUND_PREFIX = 4
 
 #: What leads to a value, or to the record of one that lies outside: the kind of the ref, by that of the frame.
-REF_OF_FRAME = {FRAME_VALUE: REF_PACK, FRAME_FOREIGN: REF_FOREIGN}
-FRAMES_OF_KEYS = (FRAME_TOMBSTONE, *REF_OF_FRAME)
-FRAMES_WITH_KEY = (*FRAMES_OF_KEYS, FRAME_READ)  # the others have a prefix, or nothing
-FRAME_OF_REF = {ref: frame for frame, ref in REF_OF_FRAME.items()}
+REF_OF_FRAME = {FRAME_VALUE: REF_PACK, FRAME_FOREIGN: REF_FOREIGN, FRAME_PARTIAL: REF_PACK}
+FRAMES_OF_KEYS = (FRAME_TOMBSTONE, *REF_OF_FRAME)  # that participants stage
+FRAMES_WITH_KEY = (*FRAMES_OF_KEYS, FRAME_MERGED, FRAME_READ)  # the others have a prefix, or nothing
+#: The frame of a copy of what a ref leads to.
+FRAME_OF_REF = {REF_PACK: FRAME_VALUE, REF_FOREIGN: FRAME_FOREIGN}
 
 HEAD = struct.Struct("<8sII16s16sQ4x")
 FRAME = struct.Struct("<4sBBHQQI")
 PREDECESSOR = struct.Struct("<IQ")
+REGION = struct.Struct("<H")  # the length of the region that follows
 DIRECTORY = struct.Struct("<8sQII")
 HEAD_SIZE = 64
 DIRECTORY_SIZE = DIRECTORY.size + 4
 FRAME_SIZE = 32
 assert HEAD.size == 60
 assert FRAME.size == 28
+#: Of a frame, what comes before its padding and its value, if its key has a length that is allowed.
+FRAME_HEAD_MOST = FRAME_SIZE + 4096 + PREDECESSOR.size + REGION.size + MAX_REGION
 
 
 def encode_head(pack_id: bytes, repository_id: bytes, number: int = 0, first: int = 0) -> bytes:
@@ -81,23 +89,39 @@ class Predecessor(NamedTuple):
 Seen = int | Predecessor
 
 
-def frame_layout(start: int, key_length: int, value_length: int, *, has_predecessor: bool = False) -> tuple[int, int]:
+def frame_layout(
+    start: int, key_length: int, value_length: int, *, has_predecessor: bool = False, region: bytes = b""
+) -> tuple[int, int]:
     """Return where the value of a frame begins that starts at `start`, and where the next frame starts."""
     value = start + FRAME_SIZE + key_length + (PREDECESSOR.size if has_predecessor else 0)
+    if region:
+        value += REGION.size + len(region)
     if value_length >= ALIGNED_FROM:
         value = -(-value // ALIGNMENT) * ALIGNMENT
     return value, -(-(value + value_length) // 8) * 8
 
 
-def encode_frame(kind: int, seen: Seen, sequence: int, key: bytes, length: int, checksum: int) -> bytes:
-    """Return frame header, key and predecessor; the caller pads and appends the value."""
+def encode_frame(
+    kind: int, seen: Seen, sequence: int, key: bytes, length: int, checksum: int, region: bytes = b""
+) -> bytes:
+    """Return frame header, key, predecessor and, of a partial frame, region; the caller pads and appends the value."""
     if isinstance(seen, Predecessor):
         fixed = FRAME.pack(b"TXFR", kind, SEEN_FRAME, len(key), sequence, length, checksum)
         rest = key + PREDECESSOR.pack(*seen)
     else:
         fixed = FRAME.pack(b"TXFR", kind, seen, len(key), sequence, length, checksum)
         rest = key
+    if region:
+        rest += REGION.pack(len(region)) + region
     return b"".join((fixed, CHECKSUM.pack(crc32c(rest, crc32c(fixed))), rest))
+
+
+def rest_length(kind: int, seen: int, key_length: int, rest: memoryview | bytes) -> int:
+    """Return how much of `rest`, which follows the header of a frame, is its key, predecessor and region."""
+    length = key_length + (PREDECESSOR.size if seen == SEEN_FRAME else 0)
+    if kind == FRAME_PARTIAL:
+        length += REGION.size + int.from_bytes(rest[length : length + REGION.size], "little")
+    return length
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +130,12 @@ class Frame:
     seen: Seen
     sequence: int
     key: bytes
-    head_end: int  # where header, key and predecessor end
+    head_end: int  # where header, key, predecessor and region end
     offset: int  # of the value, in the pack
     length: int
     checksum: int
     end: int  # where the next frame starts
+    region: Region = WHOLE  # of a partial frame: what was written
 
 
 def decode_frame(data: memoryview, start: int, *, begin: int = 0, size: int | None = None) -> Frame:
@@ -125,20 +150,26 @@ def decode_frame(data: memoryview, start: int, *, begin: int = 0, size: int | No
         raise MalformedError("no frame is here", start)
     _, kind, seen, key_length, sequence, length, checksum = FRAME.unpack(fixed)
     stored = bytes(data[head + FRAME.size : head + FRAME_SIZE])
-    rest_length = key_length + (PREDECESSOR.size if seen == SEEN_FRAME else 0)
-    rest = bytes(data[head + FRAME_SIZE : head + FRAME_SIZE + rest_length])
-    if len(stored) != 4 or len(rest) != rest_length or crc32c(rest, crc32c(fixed)) != CHECKSUM.unpack(stored)[0]:
+    there = data[head + FRAME_SIZE :]
+    length_of_rest = rest_length(kind, seen, key_length, there)
+    rest = bytes(there[:length_of_rest])
+    if len(stored) != 4 or len(rest) != length_of_rest or crc32c(rest, crc32c(fixed)) != CHECKSUM.unpack(stored)[0]:
         raise MalformedError("the frame has a wrong checksum", start)
     if seen > SEEN_FRAME:
         raise NewerFormatError(f"a frame that had seen {seen}")
     if sequence > MAX_COUNT:
         raise MalformedError("the frame's number is beyond all that there are", start)
-    offset, end = frame_layout(start, key_length, length, has_predecessor=seen == SEEN_FRAME)
+    named = key_length + (PREDECESSOR.size if seen == SEEN_FRAME else 0)
+    encoded = rest[named + REGION.size :]
+    region = Region.decode(encoded)
+    if kind == FRAME_PARTIAL and not encoded:
+        raise MalformedError("a partial frame says nothing of what was written", start)
+    offset, end = frame_layout(start, key_length, length, has_predecessor=seen == SEEN_FRAME, region=encoded)
     if offset + length > (len(data) if size is None else size):
         raise MalformedError("the frame's value reaches beyond the file", start)
-    what = Predecessor(*PREDECESSOR.unpack(rest[key_length:])) if seen == SEEN_FRAME else seen
-    head_end = start + FRAME_SIZE + rest_length
-    return Frame(kind, what, sequence, rest[:key_length], head_end, offset, length, checksum, end)
+    what = Predecessor(*PREDECESSOR.unpack(rest[key_length:named])) if seen == SEEN_FRAME else seen
+    head_end = start + FRAME_SIZE + length_of_rest
+    return Frame(kind, what, sequence, rest[:key_length], head_end, offset, length, checksum, end, region)
 
 
 def participants_pack(transaction: bytes, number: int) -> bytes:

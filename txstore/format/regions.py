@@ -37,14 +37,22 @@ class Region:
 
     @classmethod
     def whole(cls) -> Region:
-        return _WHOLE
+        return WHOLE
 
     @classmethod
     def of_box(cls, box: Box) -> Region:
         """Return the region of one box. Without axes, there is one element, which is all."""
         if not box:
-            return _WHOLE
+            return WHOLE
         return cls((box,) if all(start < stop for start, stop in box) else ())
+
+    @classmethod
+    def of_all(cls, regions: Iterable[Region]) -> Region:
+        """Return what lies in any of some regions."""
+        found = cls(())
+        for region in regions:
+            found |= region
+        return found
 
     @property
     def is_whole(self) -> bool:
@@ -52,9 +60,9 @@ class Region:
 
     def __or__(self, other: Region) -> Region:
         if self.boxes is None or other.boxes is None:
-            return _WHOLE
+            return WHOLE
         boxes = _joined((*self.boxes, *other.boxes))
-        return Region(boxes) if len(boxes) <= MAX_BOXES else _WHOLE
+        return Region(boxes) if len(boxes) <= MAX_BOXES else WHOLE
 
     def intersects(self, other: Region) -> bool:
         """Tell whether there may be an element in both."""
@@ -96,7 +104,7 @@ class Region:
     @classmethod
     def decode(cls, data: bytes) -> Region:
         if not data:
-            return _WHOLE
+            return WHOLE
         if len(data) > MAX_LENGTH:
             raise MalformedError(f"a region of {len(data)} bytes, and at most {MAX_LENGTH} are possible")
         reader = Reader(data)
@@ -109,7 +117,7 @@ class Region:
         return cls(boxes)
 
 
-_WHOLE = Region(None)
+WHOLE = Region(None)
 
 
 def _read_extent(reader: Reader) -> tuple[int, int]:
@@ -123,15 +131,15 @@ def _joined(boxes: Iterable[Box]) -> tuple[Box, ...]:
     """Return as few boxes as can easily be found that cover the same elements."""
     found: list[Box] = []
     for box in boxes:
-        place = 0
+        grown, place = box, 0
         while place < len(found):
-            joined = _join(found[place], box)
+            joined = _join(found[place], grown)
             if joined is None:
                 place += 1
             else:  # it may be joined with one that was looked at before
                 del found[place]
-                box, place = joined, 0
-        found.append(box)
+                grown, place = joined, 0
+        found.append(grown)
     return tuple(sorted(found))
 
 

@@ -67,12 +67,16 @@ class ObjectWriter:
         """Where the frames in the commit's own file end."""
         return self._own_file.size
 
+    @property
+    def sequence(self) -> int:
+        return self._own_file.sequence
+
     def ends(self) -> dict[int, int]:
         """Return where the frames end, by the number of the pack in the transaction."""
         packs = {packfile.pack_number(self._participant, n): pack.end for n, pack in enumerate(self._packs, 1)}
         return packs if self._participant else {0: self.size, **packs}
 
-    def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen) -> Staged:
+    def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged:
         """Append one frame. `value` is not needed afterwards. Raises `OSError`, also of an earlier upload."""
         view = memoryview(value)
         if view.nbytes:
@@ -83,9 +87,9 @@ class ObjectWriter:
             sequence = self._sequence
             self._sequence += 1
             if not (self._packs or self._is_published or self._participant) and self.size + view.nbytes <= INLINE_SIZE:
-                return self._own_file.append(kind, key, view, seen=seen)
+                return self._own_file.append(kind, key, view, seen=seen, region=region)
             pack, full = self._room_for(len(key) + view.nbytes)
-            staged = pack.append(kind, key, view, seen, sequence)
+            staged = pack.append(kind, key, view, seen, sequence, region)
         if full is not None:
             self._upload(full)
         if self._is_published:
@@ -284,12 +288,13 @@ class _Pack:
         self.uploading = processes.new_lock()
         self.is_uploaded = False
 
-    def append(self, kind: int, key: bytes, view: memoryview, seen: Seen, sequence: int) -> Staged:
+    def append(self, kind: int, key: bytes, view: memoryview, seen: Seen, sequence: int, region: bytes = b"") -> Staged:
         """Copy one frame; the writer's lock is held."""
         value = bytes(view)
         start, length, checksum = self.end, len(value), crc32c(value)
-        offset, self.end = frame_layout(start, len(key), length, has_predecessor=isinstance(seen, Predecessor))
-        frame = encode_frame(kind, seen, sequence - self._first, key, length, checksum)
+        follows = isinstance(seen, Predecessor)
+        offset, self.end = frame_layout(start, len(key), length, has_predecessor=follows, region=region)
+        frame = encode_frame(kind, seen, sequence - self._first, key, length, checksum, region)
         self._parts += [frame, bytes(offset - start - len(frame)), value, bytes(self.end - offset - length)]
         self._heads.append(frame)
         self.values[offset] = value

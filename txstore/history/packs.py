@@ -67,7 +67,11 @@ class Writer(Protocol):
     def ends(self) -> dict[int, int]:
         """Return where the frames end, by the number of the pack in the transaction."""
 
-    def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen) -> Staged: ...
+    @property
+    def sequence(self) -> int:
+        """How many frames there are in that file."""
+
+    def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged: ...
     def publish(self) -> None: ...
     def create(self) -> None: ...
     def read(self, staged: Staged) -> bytes: ...
@@ -124,13 +128,18 @@ class PackWriter:
         """Where the frames end."""
         return self._end
 
+    @property
+    def sequence(self) -> int:
+        return self._sequence
+
     def ends(self) -> dict[int, int]:
         return {self.number: self._end}
 
-    def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen) -> Staged:
+    def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged:
         """Append one frame.
 
-        `value` is any contiguous buffer of bytes; it is not needed afterwards. Raises `OSError`.
+        `value` is any contiguous buffer of bytes; it is not needed afterwards. `region` is that of a partial frame,
+        encoded. Raises `OSError`.
         """
         view = memoryview(value)
         length = view.nbytes
@@ -139,8 +148,9 @@ class PackWriter:
         checksum = crc32c(view)
         with self._lock:
             start, sequence = self._end, self._sequence
-            offset, end = frame_layout(start, len(key), length, has_predecessor=isinstance(seen, Predecessor))
-            frame = encode_frame(kind, seen, sequence, key, length, checksum)
+            follows = isinstance(seen, Predecessor)
+            offset, end = frame_layout(start, len(key), length, has_predecessor=follows, region=region)
+            frame = encode_frame(kind, seen, sequence, key, length, checksum, region)
             if self._is_published:
                 self._write_through(start, frame, offset, view, end)
                 return Staged(offset, length, checksum, sequence)

@@ -21,12 +21,12 @@ from txstore.errors import (
     SnapshotExpiredError,
     TxStoreError,
 )
-from txstore.format import commitfile, encoding, names
+from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.find import first_since
-from txstore.history.packs import Writer
+from txstore.history.packs import Staged, Writer
 from txstore.history.snapshot import Snapshot
 from txstore.storage.turns import this_user
 
@@ -86,8 +86,26 @@ class Publisher:
         self.durable = durable
         self.message = message
         self.properties = properties or {}
-        self.end = align(writer.size)
+        self.end = self._frames_end = align(writer.size)
+        self._frames = writer.sequence
         self.offered = False  # the file to a slot, which may have taken it
+
+    def append_value(self, key: bytes, value: bytes) -> Staged:
+        """Write a value that the commit has made itself behind those that were staged; b"": the key is deleted.
+
+        Runs are behind all values: what was written of them is to be written again. Nobody who follows what is staged
+        takes it for staged, and a later attempt to commit overwrites it.
+        """
+        start, checksum = self._frames_end, encoding.crc32c(value)
+        offset, end = packfile.frame_layout(start, len(key), len(value))
+        head = packfile.encode_frame(
+            packfile.FRAME_MERGED, packfile.SEEN_NOTHING, self._frames, key, len(value), checksum
+        )
+        self.writer.write_at(start, head + bytes(offset - start - len(head)) + value + bytes(end - offset - len(value)))
+        staged = Staged(offset, len(value), checksum, self._frames)
+        self.end = self._frames_end = end
+        self._frames += 1
+        return staged
 
     def append(self, content: bytes) -> Section:
         """Write a run behind the values."""

@@ -25,7 +25,7 @@ from txstore.storage.interface import Storage
 
 _WINDOW = 1 << 20
 #: The longest beginning of a frame: header, key, predecessor, and the padding before the value.
-_FRAME_HEAD_MOST = packfile.FRAME_SIZE + (1 << 16) + packfile.PREDECESSOR.size + packfile.ALIGNMENT
+_FRAME_HEAD_MOST = packfile.FRAME_HEAD_MOST + (1 << 16) + packfile.ALIGNMENT
 
 
 class Window:
@@ -102,8 +102,10 @@ def _next_frame(window: Window, damaged: int, end: int, sequence: int) -> tuple[
     if (
         len(fixed) == packfile.FRAME.size
     ):  # its lengths may still be right: nothing in a value is taken for a frame then
-        _, _, seen, key_length, _, length, _ = packfile.FRAME.unpack(fixed)
-        _, guess = packfile.frame_layout(damaged, key_length, length, has_predecessor=seen == packfile.SEEN_FRAME)
+        _, kind, seen, key_length, _, length, _ = packfile.FRAME.unpack(fixed)
+        rest = window.at(damaged + packfile.FRAME_SIZE, _FRAME_HEAD_MOST)
+        before = packfile.rest_length(kind, seen, key_length, rest)
+        _, guess = packfile.frame_layout(damaged, before, length)
         frame = window.frame(guess, end) if guess < end else None
         if frame is not None and frame.sequence == sequence + 1:
             return guess, frame.sequence
@@ -240,10 +242,10 @@ def check_frames(
         offsets.append(frame.offset)
         lengths.append(frame.length)
         sums.append(frame.checksum)
-        kinds.append(packfile.REF_OF_FRAME.get(frame.kind, packfile.REF_TOMBSTONE))
+        kinds.append(_ref_of(frame))
         if not window.is_zero(frame.head_end, frame.offset):
             note(frame.head_end, "padding", "the padding of a frame is not zero")
-        if frame.kind == packfile.FRAME_VALUE or frame.length:
+        if frame.kind in (packfile.FRAME_VALUE, packfile.FRAME_PARTIAL) or frame.length:
             computed = window.checksum(frame.offset, frame.length)
             if computed != frame.checksum:
                 what = "reaches beyond the file" if computed is None else "has a wrong checksum"
@@ -255,6 +257,13 @@ def check_frames(
     if values is not None:
         values.add(name.id, offsets, lengths, sums, kinds, whole=checked.is_whole)
     return checked
+
+
+def _ref_of(frame: Frame) -> int:
+    """Return the kind of the refs that may lead to what a frame holds; `REF_TOMBSTONE` if none does."""
+    if frame.kind == packfile.FRAME_MERGED and frame.length:
+        return packfile.REF_PACK
+    return packfile.REF_OF_FRAME.get(frame.kind, packfile.REF_TOMBSTONE)
 
 
 def _fault_of_record(window: Window, frame: Frame) -> str | None:

@@ -67,6 +67,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     """Build the run of a commit from its frames; None if they are damaged, or form no chain (I7)."""
     header = stored.header
     staged = StagedKeys(0)
+    merged: dict[str, packfile.Frame] = {}  # by the commit itself
     packs = [pack.name for pack in header.packs]
     parts = [(0, header.name, frames_end(stored))]
     parts += [(packfile.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in header.packs]
@@ -74,16 +75,17 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
         window = Window(commits.storage, name.path)
         first = packfile.first_frame(bytes(window.at(0, packfile.HEAD_SIZE))) if packfile.nth_of(number) else 0
         for _, frame in walk_frames(window, end):
-            if frame is None or not _stage(staged, number, first, frame):
+            if frame is None or not _stage(staged, merged, number, first, frame):
                 return None
-    if staged.settle({}, lambda one, other: (one.length, one.checksum) == (other.length, other.checksum)):
+    broken = staged.settle({}, lambda one, other: (one.length, one.checksum) == (other.length, other.checksum))
+    if not merged.keys() >= set(broken):
         return None
     numbers = {packfile.number_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
     base = Snapshot(parent, open_packs(commits.storage), commits.storage.url)
     found = None
     for keeps_equal in (False, True):  # whether a value was left out as equal depended on what was read besides
         prefixes = [prefix for prefix in staged.prefixes if base.has_keys_below(prefix)]
-        entries = list(_entries(staged, base, numbers, keeps_equal=keeps_equal))
+        entries = list(_entries(staged, merged, base, numbers, keeps_equal=keeps_equal))
         section = runs.build(entries, [prefix.encode() for prefix in prefixes], packs)
         values = [entry for entry in entries if entry[1] != packfile.REF_TOMBSTONE]
         counted = len(values), len(entries) - len(values), len(prefixes), sum(entry[3] for entry in values)
@@ -95,7 +97,9 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     return found if complete and not packs else None
 
 
-def _stage(staged: StagedKeys, number: int, first: int, frame: packfile.Frame) -> bool:
+def _stage(
+    staged: StagedKeys, merged: dict[str, packfile.Frame], number: int, first: int, frame: packfile.Frame
+) -> bool:
     """Add a frame of the pack with a number, before which its participant had written `first` frames.
 
     Return whether its key can be one.
@@ -106,17 +110,30 @@ def _stage(staged: StagedKeys, number: int, first: int, frame: packfile.Frame) -
     participant, sequence = packfile.participant_of(number), first + frame.sequence
     if frame.kind == packfile.FRAME_PREFIX:
         staged.hide(key, participant, sequence, frame.seen)
+    elif frame.kind == packfile.FRAME_MERGED:
+        merged[key] = frame
     elif frame.kind in packfile.FRAMES_OF_KEYS:
         offset = packfile.join_offset(packfile.nth_of(number), frame.offset)
-        staged.add(key, Link(participant, sequence, frame.seen, frame.kind, offset, frame.length, frame.checksum))
+        link = Link(participant, sequence, frame.seen, frame.kind, offset, frame.length, frame.checksum, frame.region)
+        staged.add(key, link)
     return True
 
 
 def _entries(
-    staged: StagedKeys, base: Snapshot, numbers: dict[int, int], *, keeps_equal: bool
+    staged: StagedKeys,
+    merged: dict[str, packfile.Frame],
+    base: Snapshot,
+    numbers: dict[int, int],
+    *,
+    keeps_equal: bool,
 ) -> Iterator[tuple[bytes, int, int, int, int, int]]:
     for key, link in staged.items():
-        if link.kind == packfile.FRAME_TOMBSTONE:
+        if (frame := merged.get(key)) is not None:
+            if frame.length:
+                yield key.encode(), packfile.REF_PACK, frame.offset, frame.length, frame.checksum, 0
+            elif key in base:
+                yield key.encode(), packfile.REF_TOMBSTONE, 0, 0, 0, 0
+        elif link.kind == packfile.FRAME_TOMBSTONE:
             if not staged.is_below_deleted(key) and key in base:
                 yield key.encode(), packfile.REF_TOMBSTONE, 0, 0, 0, 0
         elif keeps_equal or not _is_unchanged(staged, base, key, link):
@@ -213,18 +230,21 @@ def _frames_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
     if len(content) < packfile.FRAME_SIZE:
         return
     yield content
-    _, _, seen, key_length, *_ = packfile.FRAME.unpack_from(content)
-    rest = content[packfile.FRAME_SIZE :][
-        : key_length + (packfile.PREDECESSOR.size if seen == packfile.SEEN_FRAME else 0)
-    ]
+    _, kind, seen, key_length, *_ = packfile.FRAME.unpack_from(content)
+    rest = content[packfile.FRAME_SIZE :]
+    rest = rest[: packfile.rest_length(kind, seen, key_length, rest)]
     stored = encoding.CHECKSUM.unpack_from(content, packfile.FRAME.size)[0]
     checked = content[: packfile.FRAME.size] + rest
     bit = turned_bit(len(checked), crc32c(checked) ^ stored)
     if bit is not None:
         yield _with_turned(content, bit if bit < 8 * packfile.FRAME.size else bit + 8 * encoding.CHECKSUM.size)
-    # Of its own checksum, and of what says which bytes that covers: what the frame had seen, the length of its key.
-    for other in (*range(8 * packfile.FRAME.size, 8 * packfile.FRAME_SIZE), *range(8 * 5, 8 * 8)):
+    # Of its own checksum, and of what says which bytes that covers: kind, what was seen, the lengths of key and region.
+    for other in (*range(8 * packfile.FRAME.size, 8 * packfile.FRAME_SIZE), *range(8 * 4, 8 * 8)):
         yield _with_turned(content, other)
+    if kind == packfile.FRAME_PARTIAL:
+        named = packfile.FRAME_SIZE + packfile.rest_length(0, seen, key_length, b"")
+        for other in range(8 * named, min(8 * (named + packfile.REGION.size), 8 * len(content))):
+            yield _with_turned(content, other)
 
 
 def _frame_start(

@@ -2,18 +2,21 @@
 
 Each frame says what its writer had seen of the key: nothing, the base, or another frame. The frames of a chain follow
 one another, each having seen the one before, so the last holds the work of all. Where two frames have seen the same,
-one of them does not know the other's work; nothing is merged silently, so the commit names the key. Two exceptions:
-what a process wrote that died before it was done is dropped where somebody else wrote the key afresh, and equal values
-that were written without having seen anything count as one.
+one of them does not know the other's work, and the commit names the key. Three exceptions: of chunks that were written
+in part, frames whose regions have no element in common are laid over one another; what a process wrote that died before
+it was done is dropped where somebody else wrote the same afresh; and equal values that were written without having seen
+anything count as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from txstore.format import packfile
 from txstore.format.packfile import Predecessor, Seen
+from txstore.format.regions import WHOLE, Region
 
 #: Deletions of prefixes above a key, and which other deletion above it each had seen.
 Prefixes = Mapping[Predecessor, Seen]
@@ -29,6 +32,7 @@ class Link(NamedTuple):
     offset: int
     length: int
     checksum: int
+    region: Region = WHOLE  # which elements of a chunk the process has written in these frames
 
     @property
     def place(self) -> Predecessor:
@@ -55,37 +59,133 @@ def resolve(
     prefixes: Prefixes | None = None,
     lost: Collection[int] = (),
     equal: Callable[[Link, Link], bool] | None = None,
-) -> Link | None:
-    """Return the link that counts; None if there is no chain.
+) -> list[Link] | None:
+    """Return the link that counts, or the links that count laid over one another; None if they don't fit together.
 
     Where a deleted prefix hides the key, it counts, as a tombstone. `lost` are participants that died before they were
     done. `equal` compares the bytes of two values of one length and checksum.
     """
     prefixes = prefixes or {}
-    chain = order(links, prefixes)
-    if chain is None and lost:
+    found = arrange(links, prefixes)
+    if found is None and lost:
         kept = _without_lost(links, lost)
-        chain = order(kept, prefixes)
-        if chain is not None and any(link.seen == chain[-1].place and link.participant in lost for link in links):
-            return None  # those who died had gone on from there, and nobody has done that again
+        found = arrange(kept, prefixes)
+        if found is not None and not _is_done_again(links, kept, found, lost):
+            return None
         links = kept
-    if chain is None and equal is not None and _are_equal(links, equal):
-        chain = list(links[:1])
-    if chain is None:
+    if found is None and equal is not None and _are_equal(links, equal):
+        found = Arranged([links[0]], [links[0]._replace(region=_united(links))])
+    if found is None:
         return None
-    last = chain[-1]
+    layers = found.layers
     for prefix in prefixes:
-        if prefix.participant in lost or any(_is_after(link, prefix, prefixes) for link in chain):
+        knowing = [link for link in found.links if _is_after(link, prefix, prefixes)]
+        is_known = bool(knowing) if len(found.layers) == 1 else _all_follow(found.links, knowing)
+        if prefix.participant in lost or is_known:
             continue
-        if chain[-1].participant != prefix.participant and not all(link.participant in lost for link in chain):
+        is_last = len(found.layers) == 1 and found.links[-1].participant == prefix.participant
+        if not is_last and not all(link.participant in lost for link in found.links):
             return None  # who deleted and who wrote did not know of one another
-        last = tombstone(prefix)
-    return last
+        layers = [tombstone(prefix)]
+    return layers
 
 
 def tombstone(prefix: Predecessor) -> Link:
     """Return the deletion of a prefix as a frame on one of the keys below it."""
     return Link(prefix.participant, prefix.sequence, packfile.SEEN_NOTHING, packfile.FRAME_TOMBSTONE, 0, 0, 0)
+
+
+class Arranged(NamedTuple):
+    """The links of a key, each behind those that its process had seen, and which of them are laid over one another."""
+
+    links: list[Link]
+    layers: list[Link]  # if there is one, it has the work of all, and all that was written is its region
+
+
+def arrange(links: Sequence[Link], prefixes: Prefixes | None = None) -> Arranged | None:
+    """Arrange the links of a key. Return None if two have written the same element without knowing of one another."""
+    chain = order(links, prefixes)
+    if chain is not None:
+        return Arranged(chain, [chain[-1]._replace(region=_united(chain))])
+    if all(link.region.is_whole for link in links):
+        return None
+    known = _knowledge(links, prefixes or {})
+    if known is None:
+        return None
+    places = sorted(range(len(links)), key=lambda at: known[at].bit_count())
+    # What came before a link that wrote the whole is contained in it, whatever it was.
+    whole = next((at for at in reversed(places) if links[at].region.is_whole), None)
+    above = places if whole is None else [at for at in places if at == whole or known[at] >> whole & 1]
+    if whole is not None and any(not known[whole] >> before & 1 for before in set(places) - set(above)):
+        return None
+    apart = [pair for pair in combinations(above, 2) if not known[pair[1]] >> pair[0] & 1]
+    if any(links[one].region.intersects(links[other].region) for one, other in apart):
+        return None
+    layers = [links[at] for at in above]
+    if not apart:
+        layers = [layers[-1]._replace(region=_united(layers))]
+    return Arranged([links[at] for at in places], layers)
+
+
+def _knowledge(links: Sequence[Link], prefixes: Prefixes) -> list[int] | None:
+    """Return for each link which others its process had seen, a bit for each; None if that is not known."""
+    numbers = {link.place: at for at, link in enumerate(links)}
+    parents = [0] * len(links)
+    for at, link in enumerate(links):
+        seen = link.seen
+        own = [other for other in links if other.participant == link.participant and other.sequence < link.sequence]
+        if own:
+            parents[at] |= 1 << numbers[max(own, key=lambda other: other.sequence).place]
+        if not isinstance(seen, Predecessor):
+            continue
+        if seen in numbers:
+            parents[at] |= 1 << numbers[seen]
+        elif not _is_prefix(seen, prefixes) and not any(
+            # It was written over: what its process has written by now was not seen.
+            other.participant == seen.participant and other.sequence > seen.sequence
+            for other in links
+        ):
+            return None
+    known = list(parents)
+    for _ in links:  # as long as a chain may be
+        grown = list(known)
+        for at in range(len(links)):
+            for other in range(len(links)):
+                if known[at] >> other & 1:
+                    grown[at] |= known[other]
+        if grown == known:
+            break
+        known = grown
+    return None if any(each >> at & 1 for at, each in enumerate(known)) else known
+
+
+def _united(links: Iterable[Link]) -> Region:
+    return Region.of_all(link.region for link in links)
+
+
+def _all_follow(links: Sequence[Link], first: Sequence[Link]) -> bool:
+    """Tell whether each of some links, which are in their order, is one of `first` or follows one."""
+    reached: set[Predecessor] = set()
+    for link in links:
+        if not (
+            link in first
+            or link.seen in reached
+            or any(place.participant == link.participant and place.sequence < link.sequence for place in reached)
+        ):
+            return False
+        reached.add(link.place)
+    return True
+
+
+def _is_done_again(links: Sequence[Link], kept: Sequence[Link], found: Arranged, lost: Collection[int]) -> bool:
+    """Tell whether all was done again that those wrote who died, and are left out."""
+    if any(link.seen == found.links[-1].place and link.participant in lost for link in links):
+        return False  # those who died had gone on from there
+    places = {link.place for link in links}
+    if len(found.layers) > 1 and not all(link.place in places for link in kept):
+        return False  # of what was built on, there is only what came later
+    left_out = [link for link in links if all(link.participant != other.participant for other in kept)]
+    return all(_united(kept).contains(link.region) for link in left_out)
 
 
 def order(links: Sequence[Link], prefixes: Prefixes | None = None) -> list[Link] | None:

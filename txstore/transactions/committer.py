@@ -20,6 +20,7 @@ from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.transactions import conflicts
 from txstore.transactions.conflicts import Writes
 from txstore.transactions.held_locks import TransactionLocks
+from txstore.transactions.merges import Merges
 from txstore.transactions.outcome import CommitOutcome
 from txstore.transactions.staging import Staging
 
@@ -60,6 +61,7 @@ class Committer:
             properties=record.properties,
         )
         self.unchanged: set[str] = set()
+        self.merges = Merges(staging, self.publisher)
         self.statistics = Statistics()
         self.own: Section | None = None
         self.merged: _Merged | None = None
@@ -76,7 +78,9 @@ class Committer:
         Raises `ConflictError`, `ConstraintError`, and what `Publisher.prepare` and `publish` raise; then nothing was
         published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
         """
-        # 1. The transaction's own run follows its values. What equals the base is left out.
+        # 1. Chunks that several processes have written in part are put together (I7). The transaction's own run follows
+        #    its values. What equals the base is left out.
+        self.merges.put_together()
         self._append_own_run()
         if self.own is None and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints):
             return None
@@ -100,6 +104,7 @@ class Committer:
     # --- runs
 
     def _append_own_run(self) -> None:
+        self.own = None
         prefixes = [prefix for prefix in self.staging.prefixes if self.base.has_keys_below(prefix)]
         counter = _Counter(self.staging)
         packs = [pack.name for pack in self.packs]
@@ -114,7 +119,13 @@ class Committer:
         transaction = self.publisher.writer.id
         numbers = {packfile.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
         for key, link in self.staging.items_staged():
-            if link.kind == packfile.FRAME_TOMBSTONE:
+            if key in self.merges.values:
+                merged = self.merges.values[key]
+                if merged.length:
+                    yield key, packfile.REF_PACK, merged.offset, merged.length, merged.checksum, 0
+                elif key in self.head:
+                    yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
+            elif link.kind == packfile.FRAME_TOMBSTONE:
                 # A key that was not there needs no tombstone; it still counts as written (`_writes`).
                 if not base_is_empty and not self.staging.is_below_deleted(key) and key in self.base:
                     yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
@@ -126,6 +137,7 @@ class Committer:
                 yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
 
     def _append_merged_run(self, head: Snapshot) -> None:
+        self.merged = None
         if count := head.runs.plan_merge():
             content = head.runs.merge(count)
             section = self.publisher.append(content)
@@ -145,7 +157,14 @@ class Committer:
             (deleted if is_deleted else written).append(key)
             if is_document(key):
                 documents[key] = None if is_deleted else self.staging.read(link)
-        return Writes(written, deleted, self.staging.prefixes, documents, self.staging.reads(self.unchanged))
+        return Writes(
+            written,
+            deleted,
+            self.staging.prefixes,
+            documents,
+            self.staging.reads(self.unchanged),
+            self.merges.are_apart,
+        )
 
     def catch_up(self) -> Snapshot:
         """Move on to the newest commit, if there is no conflict with what is new in it."""
@@ -160,6 +179,11 @@ class Committer:
         self.writes = self.writes or self._writes()
         conflicts.check(self.writes, self.base, head, checked.seq)
         self.head = head
+        if self.merges.merge(self.writes.set, head, checked.seq):
+            # What was written behind the values is overwritten by theirs. All of it is synced with the header.
+            self._append_own_run()
+            if self.merged is not None:
+                self._append_merged_run(head)
         return head
 
     def _keep_constraints(self, head: Snapshot) -> Mapping[str, Any]:
@@ -169,7 +193,9 @@ class Committer:
             declarations.check_unmoved(changes, self.base.written_constraints, there)
             written = declarations.changed(changes, there)
             if written:
-                declarations.check(head.url, written, there, CommitOutcome(self.staging, self.unchanged, head))
+                declarations.check(
+                    head.url, written, there, CommitOutcome(self.staging, self.unchanged, head, self.merges.deleted)
+                )
             self._kept = head, written
         return self._kept[1]
 

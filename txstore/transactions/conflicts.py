@@ -6,6 +6,8 @@ No I/O of its own: everything is asked of the snapshots that are passed in. The 
 | the transaction                                  | somebody else, since base                         | conflict |
 |--------------------------------------------------|---------------------------------------------------|----------|
 | wrote or deleted a key                           | wrote it, or deleted it (or a prefix above it)    | yes      |
+| wrote some elements of a chunk                   | changed others of it, wrote them as they were     | no       |
+| wrote some elements of a chunk                   | changed one of them, or deleted a prefix above    | yes      |
 | created a group document                         | created it with the same bytes                    | no       |
 | deleted a key that was not there                 | deleted it too                                    | no       |
 | deleted a prefix                                 | wrote a key below it, which is there              | yes      |
@@ -19,6 +21,9 @@ No I/O of its own: everything is asked of the snapshots that are passed in. The 
 | serializable: read a key, or that it was absent  | changed, made or deleted it                       | yes      |
 | serializable: listed names, or all keys, below   | made one appear or vanish                         | yes      |
 | serializable: looked whether there are keys      | made the first appear or the last vanish          | yes      |
+
+An element has changed if its bits differ at the base and at the head; a chunk that is missing holds the fill value. Of
+a serializable transaction, and where the codecs of the array don't allow to tell, a chunk is one key like others.
 
 "Structurally" is in more than attributes or growth: grid, dtype, codecs, fill value, existence. What is in the table is
 in `CLAUSES`, clause by clause: tests take out each of them, and see that it is missed.
@@ -63,6 +68,8 @@ class Writes:
     prefixes: Iterable[str]
     documents: Mapping[str, bytes | None] = field(default_factory=dict)
     reads: Reads = NOTHING_READ
+    #: Whether of a chunk that was written in part others have changed only what was not written.
+    is_apart: Callable[[str, Snapshot, Snapshot], bool] = lambda *_: False
 
 
 def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
@@ -148,8 +155,14 @@ class Check:
 
 def _set_keys(check: Check) -> Iterator[str]:
     for key in check.mine.set:
-        if check.changed(key) and not _is_equal_group_creation(check, key):
+        if check.changed(key) and not _is_equal_group_creation(check, key) and not _is_apart(check, key):
             yield key
+
+
+def _is_apart(check: Check, key: str) -> bool:
+    if any(key.startswith(cleared) for cleared in check.recent.new_prefixes(check.since)):
+        return False  # the array may be another
+    return check.mine.is_apart(key, check.base, check.head)
 
 
 def _is_equal_group_creation(check: Check, key: str) -> bool:

@@ -17,10 +17,16 @@ from txstore.transactions.staging import Staging
 
 
 class CommitOutcome(Outcome):
-    """The head with a transaction on top. `unchanged` are staged keys that the commit leaves out."""
+    """The head with a transaction on top. `unchanged` are staged keys that the commit leaves out.
 
-    def __init__(self, staging: Staging, unchanged: Collection[str], head: Snapshot) -> None:
+    `merged_away` are chunks that are all fill value once they are merged.
+    """
+
+    def __init__(
+        self, staging: Staging, unchanged: Collection[str], head: Snapshot, merged_away: Collection[str] = ()
+    ) -> None:
         self._staging = staging
+        self._merged_away = merged_away
         self._unchanged = unchanged
         self._head = head
 
@@ -34,7 +40,7 @@ class CommitOutcome(Outcome):
     def __contains__(self, key: str) -> bool:
         link = self._staging.staged.get(key)
         if link is not None and key not in self._unchanged:
-            return link.kind != packfile.FRAME_TOMBSTONE
+            return link.kind != packfile.FRAME_TOMBSTONE and key not in self._merged_away
         return not self._staging.is_below_deleted(key) and key in self._head
 
     def after(self, path: str) -> Described | None:

@@ -60,8 +60,9 @@ class Siblings:
                 self._staged.hide(key, participant, frame.sequence, frame.seen)
             elif frame.kind in packfile.FRAMES_OF_KEYS:
                 link = Link(
-                    participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum
-                )
+                    participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum,
+                    frame.region,
+                )  # fmt: skip
                 self._staged.add(key, link, was_read=key in self._marks)
                 if is_document(key):
                     self._staged.news.append(key)

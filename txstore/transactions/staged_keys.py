@@ -15,9 +15,10 @@ from txstore import processes
 from txstore.format import packfile
 from txstore.format.keys import after_prefix, covering_prefixes, is_document
 from txstore.format.packfile import Predecessor, Seen
-from txstore.transactions.chains import Link, Prefixes, extend, newest, order, resolve, tombstone
+from txstore.format.regions import WHOLE, Region
+from txstore.transactions.chains import Link, Prefixes, arrange, extend, newest, resolve, tombstone
 
-_REF = struct.Struct("<IIBBQQI")  # the fields of a link; if it has seen a frame, that follows
+_REF = struct.Struct("<IIBBQQI")  # the fields of a link; if it has seen a frame, that follows, then its region, if any
 
 
 class StagedKeys:
@@ -28,6 +29,7 @@ class StagedKeys:
         self._lock = processes.new_lock()
         self._refs: dict[str, bytes] = {}
         self._links: dict[str, list[Link]] = {}
+        self._layers: dict[str, list[Link]] = {}  # of chunks that several have written in part, if there is no chain
         self._prefixes: dict[str, dict[int, tuple[int, Seen]]] = {}  # prefix -> participant -> sequence, seen
         self._outdated: dict[str, Seen] = {}  # what was seen of a key that another has written since
         self._read_since: set[str] = set()  # documents below deleted prefixes, read since they were deleted
@@ -58,6 +60,27 @@ class StagedKeys:
         """Return the frame that counts for a key: a value or a tombstone."""
         ref = self._refs.get(key)
         return None if ref is None else _unpack(ref)
+
+    def layers(self, key: str) -> list[Link]:
+        """Return the frames that count for a key, if several do: each with its region, to be laid over those before."""
+        return self._layers.get(key, []) if self._layers else []
+
+    def own_region(self, key: str, seen: Seen) -> Region:
+        """Return what was written of a key by those frames of this process that one which has `seen` this adds to."""
+        link = self.get(key)
+        if link is None or isinstance(seen, Predecessor):
+            return _NOTHING
+        links = self._links.get(key, [link])
+        return next((link.region for link in reversed(links) if link.participant == self.me), _NOTHING)
+
+    def ends(self, key: str) -> list[Link]:
+        """Return the frames of others on a key that nobody has seen who wrote it, if there are layers."""
+        if not self.layers(key) or key in self._outdated:
+            return []
+        with self._lock:
+            links = self._links.get(key, [])
+            seen = {link.seen for link in links}
+            return [link for link in links if link.participant != self.me and link.place not in seen]
 
     def present(self, key: str) -> Link | None:
         """Return the frame that counts for a key, be it the deletion of a prefix above; None if the base's counts."""
@@ -174,10 +197,15 @@ class StagedKeys:
 
     def _extend(self, key: str, links: list[Link], link: Link) -> None:
         extend(links, link)
-        chain = order(links, self._prefixes_above(key))
-        if chain is None:  # the commit will refuse; until then, one sees one's own
-            chain = [link for link in links if link.participant == self.me] or links
-        self._refs[key] = _pack(chain[-1])
+        found = arrange(links, self._prefixes_above(key))
+        self._layers.pop(key, None)
+        if found is None:  # the commit will refuse; until then, one sees one's own
+            own = [link for link in links if link.participant == self.me] or links
+            self._refs[key] = _pack(own[-1])
+        else:
+            self._refs[key] = _pack(found.links[-1])
+            if len(found.layers) > 1:
+                self._layers[key] = found.layers
 
     def _is_overtaken(self, key: str, link: Link) -> bool:
         """Tell whether its own process has deleted a prefix above the key since: threads may come in another order."""
@@ -258,15 +286,21 @@ class StagedKeys:
                 ):
                     broken.append(key)
                 else:
-                    self._refs[key] = _pack(counts)
+                    self._refs[key] = _pack(counts[-1])
+                    self._layers.pop(key, None)
+                    if len(counts) > 1:
+                        self._layers[key] = counts
         return broken
+
+    def links(self, key: str) -> list[Link]:
+        """Return what participants have staged on a key."""
+        with self._lock:
+            ref = self._refs.get(key)
+            return list(self._links.get(key) or ([] if ref is None else [_unpack(ref)]))
 
     def writers(self, key: str) -> set[int]:
         """Return which participants have staged something on a key."""
-        with self._lock:
-            ref = self._refs.get(key)
-            links = self._links.get(key) or ([] if ref is None else [_unpack(ref)])
-            return {link.participant for link in links}
+        return {link.participant for link in self.links(key)}
 
     def _below_foreign_prefixes(self) -> set[str]:
         found = set()
@@ -279,7 +313,9 @@ class StagedKeys:
 
     def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
         """Return the keys, and prefixes, that count as participants have staged them whose part is not whole."""
-        keys = [key for key, link in self.items() if _is_lost(link.place, lost)]
+        keys = [
+            key for key, link in self.items() if any(_is_lost(each.place, lost) for each in self.layers(key) or [link])
+        ]
         return keys + [
             prefix
             for prefix, places in sorted(self._prefixes.items())
@@ -289,6 +325,7 @@ class StagedKeys:
     def clear(self) -> None:
         with self._lock:
             self._refs, self._links, self._prefixes, self._outdated = {}, {}, {}, {}
+            self._layers = {}
             self._read_since = set()
             self._newest = {}
             self._order, self._sorted = [], 0
@@ -304,16 +341,21 @@ def _is_foreign(link: Link) -> bool:
 
 
 def _pack(link: Link) -> bytes:
-    if not isinstance(link.seen, Predecessor):
-        return _REF.pack(*link)
-    return _REF.pack(*link._replace(seen=packfile.SEEN_FRAME)) + packfile.PREDECESSOR.pack(*link.seen)
+    participant, sequence, seen, kind, offset, length, checksum, region = link
+    if isinstance(seen, Predecessor):
+        packed = _REF.pack(participant, sequence, packfile.SEEN_FRAME, kind, offset, length, checksum)
+        packed += packfile.PREDECESSOR.pack(*seen)
+    else:
+        packed = _REF.pack(participant, sequence, seen, kind, offset, length, checksum)
+    return packed if region is WHOLE else packed + region.encode()
 
 
 def _unpack(ref: bytes) -> Link:
-    link = Link._make(_REF.unpack_from(ref))
-    if link.seen != packfile.SEEN_FRAME:
-        return link
-    return link._replace(seen=Predecessor(*packfile.PREDECESSOR.unpack_from(ref, _REF.size)))
+    link, end = Link(*_REF.unpack_from(ref)), _REF.size
+    if link.seen == packfile.SEEN_FRAME:
+        link = link._replace(seen=Predecessor(*packfile.PREDECESSOR.unpack_from(ref, end)))
+        end += packfile.PREDECESSOR.size
+    return link if len(ref) == end else link._replace(region=Region.decode(ref[end:]))
 
 
 def _place(ref: bytes) -> tuple[int, int]:
@@ -322,3 +364,4 @@ def _place(ref: bytes) -> tuple[int, int]:
 
 
 _PLACE = struct.Struct("<II")
+_NOTHING = Region(())

@@ -9,10 +9,12 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore import processes
+from txstore.codecs.chunk_codec import NotMergeableError
+from txstore.codecs.merging import ChunkMerger
 from txstore.errors import (
     ConflictError,
     CorruptionError,
@@ -20,11 +22,13 @@ from txstore.errors import (
     TransactionStateError,
 )
 from txstore.format import names, packfile
+from txstore.format.documents import below, describe
 from txstore.format.encoding import MalformedError
-from txstore.format.keys import after_prefix, is_document
+from txstore.format.keys import after_prefix, ancestors, is_document
 from txstore.format.mapping import Hierarchy
-from txstore.format.packfile import Predecessor
+from txstore.format.packfile import Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord
+from txstore.format.regions import WHOLE, Region
 from txstore.history.commits import Commits
 from txstore.history.packs import Staged, Writer
 from txstore.history.snapshot import Snapshot
@@ -59,6 +63,17 @@ _LOCKED_TOO_LATE = (
     "written since. Roll back, and let each read under the lock what it changes there: within "
     "`with store.lock(path, selection)`, from an array that is opened there if it may have been resized"
 )
+
+
+_UNKNOWN_TO_EACH_OTHER = "several processes of this transaction wrote these keys without knowing of each other's writes"
+
+
+class Known(NamedTuple):
+    """What is about to be changed in part, and what its writer has seen of the key then."""
+
+    value: memoryview | None
+    seen: Seen
+    own: Region  # what the writer has written of it before
 
 
 class Contribution(NamedTuple):
@@ -132,8 +147,8 @@ class Staging(Hierarchy):
             self.staged.was_read_again(key)
         link = self.staged.get(key)
         if link is not None:
-            if self._shared is not None:
-                self._mark_read(key)  # it may be another's; what is one's own alone says nothing of the base
+            if self._shared is not None or link.kind == packfile.FRAME_PARTIAL:
+                self._mark_read(key)  # it may be another's; what is all one's own says nothing of the base
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
         view = None if self.staged.is_below_deleted(key) else self.base.get_view(key)
         if view is not None or self._shared is not None:
@@ -148,11 +163,47 @@ class Staging(Hierarchy):
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
         return None if self.staged.is_below_deleted(key) else self.base.get_view(key)
 
+    def known(self, key: str) -> Known:
+        """Return what is to be changed in part. It counts as no read (I5)."""
+        self._look_at_others()
+        # First: of what others stage from now on, it is not claimed that it was seen.
+        seen = self.staged.seen(key, was_read=key in self._marks)
+        own = self.staged.own_region(key, seen)
+        return Known(self.peek(key), seen, own)
+
     def _staged_view(self, key: str, link: Link) -> memoryview | None:
+        if (layers := self.staged.layers(key)) and self._committed is None:
+            with contextlib.suppress(NotMergeableError):  # the commit will refuse; until then, one sees one
+                merged = self.merged(key, self.below(key), layers)
+                return None if merged is None else memoryview(merged)
         stored = self._stored(link)
         if isinstance(stored, Snapshot):
             return stored.get_view(key)
-        return memoryview(stored) if link.kind == packfile.FRAME_VALUE else self._read_outside(stored)
+        return self._read_outside(stored) if link.kind == packfile.FRAME_FOREIGN else memoryview(stored)
+
+    def below(self, key: str) -> memoryview | None:
+        """Return what is staged over."""
+        return None if self.staged.is_below_deleted(key) else self.base.get_view(key)
+
+    def merged(self, key: str, below: memoryview | None, layers: Sequence[Link]) -> bytes | None:
+        """Return a chunk with what was written of it in part laid over what is there; None if it is to be deleted.
+
+        Raises `NotMergeableError`.
+        """
+        return self.merger(key).merged(below, [(self._value(link), link.region) for link in layers])
+
+    def _value(self, link: Link) -> bytes | memoryview | None:
+        if link.kind == packfile.FRAME_TOMBSTONE:
+            return None
+        return self._read_outside(self.read(link)) if link.kind == packfile.FRAME_FOREIGN else self.read(link)
+
+    def merger(self, key: str) -> ChunkMerger:
+        """Return what merges versions of a chunk. Raises `NotMergeableError` if the key is none of an array."""
+        for path in ancestors(key):
+            described = describe(self.peek, path)
+            if described is not None and described.node.kind == "array":
+                return ChunkMerger(described.key.rpartition("/")[2], described.content, below(described.key, key))
+        raise NotMergeableError("there is no array above it")
 
     def _read_outside(self, record: bytes) -> memoryview:
         return self.base.sources.read(_decode_record(record))
@@ -160,7 +211,10 @@ class Staging(Hierarchy):
     def _staged_size(self, key: str, link: Link) -> int | None:
         if link.kind == packfile.FRAME_TOMBSTONE:
             return None
-        if link.kind == packfile.FRAME_VALUE:
+        if self.staged.layers(key):
+            view = self._staged_view(key, link)
+            return None if view is None else len(view)
+        if link.kind != packfile.FRAME_FOREIGN:
             return link.length
         stored = self._stored(link)
         return stored.size_of(key) if isinstance(stored, Snapshot) else _decode_record(stored).length
@@ -248,7 +302,7 @@ class Staging(Hierarchy):
 
     def is_unchanged(self, key: str, link: Link) -> bool:
         """Tell whether a staged value is just what the base holds, and so is no write (I5)."""
-        if self.staged.is_below_deleted(key):
+        if self.staged.is_below_deleted(key) or self.staged.layers(key):
             return False
         found = self.base.lookup(key)
         if found is None or found.kind != packfile.REF_OF_FRAME.get(link.kind):
@@ -285,8 +339,8 @@ class Staging(Hierarchy):
         log.add(kind, key)  # last: another thread that finds it there may rely on it
 
     def _hides_base(self, kind: int, key: str) -> bool:
-        if kind == packfile.FRAME_READ and key in self.staged:
-            return True
+        if kind == packfile.FRAME_READ and (link := self.staged.get(key)) is not None:
+            return link.kind != packfile.FRAME_PARTIAL  # of which the rest is the base's
         if kind == packfile.FRAME_ANY_BELOW and any(
             map(self.staged.is_set, self.staged.between(key, after_prefix(key)))
         ):
@@ -319,30 +373,61 @@ class Staging(Hierarchy):
 
     # --- writing
 
-    def stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+    def stage(
+        self, kind: int, key: str, encoded: bytes, value: Buffer, *, known: Known | None = None, region: Region = WHOLE
+    ) -> None:
         """Append a frame and remember where it is. `key` is a prefix for a prefix tombstone.
 
-        Raises `OSError`; `TransactionStateError` if the transaction of another process has ended.
+        A partial frame comes with its `region`, and what was `known` when it was made. Raises `OSError`;
+        `TransactionStateError` if the transaction of another process has ended.
         """
         writer = self._writer or self._begin()
         if kind == packfile.FRAME_PREFIX and self._shared is not None:
             # So that it is known which frames of others were seen.
             for other in self.staged.written_by_others(key):
+                self._append_all_seen(writer, other)
                 self._append(writer, packfile.FRAME_TOMBSTONE, other, other.encode(), b"")
             for other in self.staged.deleted_by_others(key):
                 self._append(writer, packfile.FRAME_PREFIX, other, other.encode(), b"")
-        self._append(writer, kind, key, encoded, value)
+        if kind == packfile.FRAME_PARTIAL and known is not None:
+            region |= known.own
+            apart = [end for end in self.staged.ends(key) if end.place != known.seen]
+            if region.encode() and not any(end.region.intersects(region) for end in apart):
+                self._append(writer, kind, key, encoded, value, seen=known.seen, region=region)
+            else:
+                kind = packfile.FRAME_VALUE
+        if kind != packfile.FRAME_PARTIAL:
+            self._append_all_seen(writer, key)
+            self._append(writer, kind, key, encoded, value)
         if self._shared is not None and not self.is_owner:
             self._shared.check_open()  # I8: what was there when this was tested will be found by the commit
 
-    def _append(self, writer: Writer, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
-        seen = self.staged.seen(key, was_read=key in self._marks)
-        staged = writer.append(kind, encoded, value, seen=seen)
+    def _append_all_seen(self, writer: Writer, key: str) -> None:
+        """Say that all frames of a key were seen which had not seen one another: what is written next replaces them."""
+        for end in self.staged.ends(key):
+            self._append(writer, packfile.FRAME_TOMBSTONE, key, key.encode(), b"", seen=end.place)
+
+    def _append(
+        self,
+        writer: Writer,
+        kind: int,
+        key: str,
+        encoded: bytes,
+        value: Buffer,
+        *,
+        seen: Seen | None = None,
+        region: Region = WHOLE,
+    ) -> None:
+        if seen is None:
+            seen = self.staged.seen(key, was_read=key in self._marks)
+        staged = writer.append(kind, encoded, value, seen=seen, region=region.encode())
         self._count_staged(staged)
         if kind == packfile.FRAME_PREFIX:
             self.staged.hide(key, self.staged.me, staged.sequence, seen)
         else:
-            link = Link(self.staged.me, staged.sequence, seen, kind, staged.offset, staged.length, staged.checksum)
+            link = Link(
+                self.staged.me, staged.sequence, seen, kind, staged.offset, staged.length, staged.checksum, region
+            )
             self.staged.add(key, link)
             if self._shared is not None:
                 self.staged.was_read_again(key)
@@ -572,9 +657,14 @@ class Staging(Hierarchy):
         if broken:
             raise ConflictError(
                 broken,
-                reason="several processes of this transaction wrote these keys without knowing of each other's writes",
+                reason=_UNKNOWN_TO_EACH_OTHER + "".join(map(self._told_of_regions, broken[:1])),
                 advice=_LOCKED_TOO_LATE if all(map(self._have_locked, broken)) else _TAKE_TURNS,
             )
+
+    def _told_of_regions(self, key: str) -> str:
+        """Return what is to be said of a key of which at least two have written a part."""
+        regions = [str(link.region) for link in self.staged.links(key) if link.region is not WHOLE]
+        return f" (of {key!r} {', '.join(regions)})" if len(regions) > 1 else ""
 
     def _have_locked(self, key: str) -> bool:
         """Tell whether the processes that wrote a key have locked anything. Of the owner that can't be told."""

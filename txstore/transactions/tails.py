@@ -20,7 +20,6 @@ from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import in_parallel
 
 _WINDOW = 64 << 10  # what is read at a time of another's frames
-_FRAME_HEAD_MOST = packfile.FRAME_SIZE + 4096 + packfile.PREDECESSOR.size
 _ANY_SIZE = 1 << 63
 
 
@@ -76,7 +75,7 @@ class Tail:
         waiting: Frame | None = None  # it is complete if another follows it
         position, sequence = self.end, self._sequence
         while True:
-            if position - begin + _FRAME_HEAD_MOST > len(window):
+            if position - begin + packfile.FRAME_HEAD_MOST > len(window):
                 try:
                     window, begin = memoryview(storage.read_range(self.path, position, _WINDOW)), position
                 except FileNotFoundError:  # the transaction has ended
@@ -85,8 +84,8 @@ class Tail:
                 frame = packfile.decode_frame(window, position, begin=begin, size=_ANY_SIZE)
             except MalformedError:
                 break
-            if frame.sequence != sequence:
-                break
+            if frame.sequence != sequence or frame.kind == packfile.FRAME_MERGED:
+                break  # what a commit has made there nobody has staged; the commit may fail
             if waiting is not None:
                 yield self._take(waiting)
             waiting = frame

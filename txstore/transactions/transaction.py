@@ -25,6 +25,7 @@ from txstore.format.constraints import Constraint
 from txstore.format.keys import directory_prefix, encode_key, is_document
 from txstore.format.mapping import Hierarchy
 from txstore.format.records import SERIALIZABLE
+from txstore.format.regions import WHOLE, Region
 from txstore.history import declarations
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
@@ -40,7 +41,7 @@ from txstore.transactions.held_locks import TransactionLocks, Turn, deadline_of,
 from txstore.transactions.key_turns import turn_at
 from txstore.transactions.reads import NotingView
 from txstore.transactions.regions import Lock
-from txstore.transactions.staging import Held, Peek, Staging
+from txstore.transactions.staging import Held, Known, Peek, Staging
 
 if TYPE_CHECKING:
     from typing import Self
@@ -275,19 +276,27 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """Stage the deletion of a key, whether it exists or not."""
         self._stage(packfile.FRAME_TOMBSTONE, key, encode_key(key), b"")
 
-    def modify(self, key: str, change: Callable[[memoryview | None], Buffer | None]) -> None:
+    def modify(
+        self, key: str, change: Callable[[memoryview | None], Buffer | None], region: Region | None = None
+    ) -> None:
         """Change a part of a value. No other thread of this process writes the key meanwhile.
 
-        `change` gets the value, None if there is none, and returns the new one, None to delete it. It must not use
-        the transaction. What it raises goes to the caller, and nothing is staged.
+        `change` gets the value, None if there is none, and returns the new one, None to delete it, which counts as
+        writing the whole. It must not use the transaction. What it raises goes to the caller, and nothing is staged.
+
+        `region` is what is written of a chunk, in the chunk's own coordinates. Then the commit merges the chunk with
+        what others have written of it elsewhere, and what `change` gets does not count as read (I5).
         """
         encoded = encode_key(key)
         with turn_at(key):
-            value = change(self.get_view(key))
+            known = None if region is None else self._staging.known(key)
+            value = change(self.get_view(key) if known is None else known.value)
             if value is None:
                 self._stage_in_turn(packfile.FRAME_TOMBSTONE, key, encoded, b"")
-            else:
+            elif known is None or region is None:
                 self._stage_in_turn(packfile.FRAME_VALUE, key, encoded, _contiguous(value))
+            elif region.boxes != ():  # else nothing is written
+                self._stage_in_turn(packfile.FRAME_PARTIAL, key, encoded, _contiguous(value), known, region)
 
     def delete_dir(self, path: str) -> None:
         """Stage the deletion of everything below a path: one entry, however many keys there are."""
@@ -298,7 +307,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         with turn_at(key):
             self._stage_in_turn(kind, key, encoded, value)
 
-    def _stage_in_turn(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+    def _stage_in_turn(
+        self, kind: int, key: str, encoded: bytes, value: Buffer, known: Known | None = None, region: Region = WHOLE
+    ) -> None:
         write = object()
         try:  # before it counts: an interrupt may come between any two calls
             with self._lock:
@@ -307,7 +318,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self._in_flight.add(write)
                 self.writes += 1
             try:
-                self._staging.stage(kind, key, encoded, value)
+                self._staging.stage(kind, key, encoded, value, known=known, region=region)
             except BaseException as error:
                 self.poison(error)
                 raise_if_full(error)

@@ -1,0 +1,487 @@
+"""Chunks that are written in part: merged beside other commits (I5), and among processes of one transaction (I7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.system.processes.members import join_in_this_process
+from tests.transactions.parts import create, read_chunk, write_part
+from txstore.constraints import RequiredAttributes
+from txstore.errors import ConflictError, ConstraintError, ParticipantLostError
+from txstore.transactions.transaction import Transaction
+
+KEY = "x/c/0"
+BASE = list(range(10, 18))
+
+
+def at_head(repo: txstore.Repository, key: str = KEY) -> list[Any]:
+    return read_chunk(repo.snapshot().mapping, key)
+
+
+def with_values(**values: int) -> list[int]:
+    found = list(BASE)
+    for place, value in values.items():
+        found[int(place[1:])] = value
+    return found
+
+
+# --- two transactions
+
+
+def test_other_elements_of_one_chunk(repo: txstore.Repository) -> None:
+    create(repo)
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(0, 4), 1)
+    write_part(theirs, KEY, slice(4, 8), 2)
+    theirs.commit()
+    assert read_chunk(mine, KEY) == [1] * 4 + BASE[4:]  # until the commit, the base counts
+    mine.commit()
+    assert at_head(repo) == [1] * 4 + [2] * 4
+
+
+def test_many_that_began_together(repo: txstore.Repository) -> None:
+    create(repo, shape=(8, 8), chunks=(8, 8))
+    many = [repo.begin() for _ in range(8)]
+    for row, transaction in enumerate(many):
+        write_part(transaction, "x/c/0/0", (slice(row, row + 1), slice(0, 8)), lambda there: there + 100)
+    for transaction in many:
+        transaction.commit()
+    expected = np.arange(10, 74).reshape(8, 8) + 100
+    assert at_head(repo, "x/c/0/0") == expected.tolist()
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_the_same_element(repo: txstore.Repository, equal: bool) -> None:
+    """Equal values, too: two increments are two increments."""
+    create(repo)
+    mine, theirs = repo.begin(), repo.begin()
+    for transaction in (mine, theirs):
+        write_part(transaction, KEY, slice(3, 5), lambda there: there + 1)
+    if not equal:
+        write_part(theirs, KEY, slice(3, 4), 99)
+    theirs.commit()
+    with pytest.raises(ConflictError) as caught:
+        mine.commit()
+    assert caught.value.keys == (KEY,)
+    mine.rollback()
+
+
+def test_what_others_wrote_as_it_was_is_no_change(repo: txstore.Repository) -> None:
+    create(repo)
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(3, 5), lambda there: there + 1)
+    write_part(theirs, KEY, slice(0, 4), lambda there: [5, 6, 7, *there[3:]])
+    theirs.commit()
+    mine.commit()
+    assert at_head(repo) == [5, 6, 7, 14, 15, *BASE[5:]]
+
+
+def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others commit while this commit is on its way, the last of them when it has its turn."""
+    create(repo)
+    mine = repo.begin()
+    write_part(mine, KEY, slice(0, 1), 1)
+    rivals = [repo.begin() for _ in range(3)]
+    for number, rival in enumerate(rivals, 1):
+        write_part(rival, KEY, slice(number, number + 1), number + 1)
+    committer_class = txstore.transactions.committer.Committer
+    catch_up = committer_class.catch_up
+
+    def late(self: Any) -> Any:
+        if self.staging is mine._staging and rivals:
+            rival = rivals.pop()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(type(repo.engine.storage), "lock", lambda *_, **__: _nothing())
+                rival.commit()
+        return catch_up(self)
+
+    monkeypatch.setattr(committer_class, "catch_up", late)
+    mine.commit()
+    if rivals:
+        for rival in rivals:
+            rival.commit()
+    assert at_head(repo) == [1, 2, 3, 4, *BASE[4:]]
+
+
+def _nothing() -> Any:
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+def test_a_chunk_that_is_missing_is_all_fill_value(repo: txstore.Repository) -> None:
+    create(repo)
+    with repo.transaction() as store:
+        del store[KEY]
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(0, 2), 1)
+    write_part(theirs, KEY, slice(6, 8), 2)
+    theirs.commit()
+    mine.commit()
+    assert at_head(repo) == [1, 1, 0, 0, 0, 0, 2, 2]
+
+
+def test_a_chunk_that_has_become_all_fill_value_is_deleted(repo: txstore.Repository) -> None:
+    create(repo)
+    with repo.transaction() as store:
+        zarr.open_array(store, path="x")[2:6] = 0
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(0, 2), 0)
+    write_part(theirs, KEY, slice(6, 8), 0)
+    theirs.commit()
+    mine.commit()
+    assert KEY not in repo.snapshot().mapping
+    again = repo.begin()
+    write_part(again, KEY, slice(0, 1), 5)
+    again.commit()
+    assert at_head(repo) == [5] + [0] * 7
+
+
+def test_a_deletion_counts_as_writing_the_whole(repo: txstore.Repository) -> None:
+    create(repo)
+    mine, theirs = repo.begin(), repo.begin()
+    mine.modify(KEY, lambda _: None, None)
+    write_part(theirs, KEY, slice(6, 8), 2)
+    theirs.commit()
+    with pytest.raises(ConflictError):
+        mine.commit()
+    mine.rollback()
+
+
+def test_an_array_that_was_made_anew_is_another(repo: txstore.Repository) -> None:
+    create(repo)
+    mine = repo.begin()
+    write_part(mine, KEY, slice(0, 1), 1)
+    document = bytes(repo.snapshot().mapping["x/zarr.json"])
+    with repo.begin() as theirs:
+        chunk = theirs[KEY]
+        theirs.delete_dir("x")
+        theirs["x/zarr.json"] = document
+        theirs[KEY] = chunk
+    with pytest.raises(ConflictError):
+        mine.commit()
+    mine.rollback()
+
+
+def test_whole_chunks_as_before(repo: txstore.Repository) -> None:
+    create(repo)
+    mine, theirs = repo.begin(), repo.begin()
+    mine[KEY] = mine[KEY]  # having read it
+    write_part(theirs, KEY, slice(0, 1), 1)
+    theirs.commit()
+    with pytest.raises(ConflictError):
+        mine.commit()
+    mine.rollback()
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(0, 1), 1)
+    mine[KEY] = mine[KEY]
+    write_part(mine, KEY, slice(6, 7), 1)  # behind a write of the whole
+    write_part(theirs, KEY, slice(7, 8), 1)
+    theirs.commit()
+    with pytest.raises(ConflictError):
+        mine.commit()
+    mine.rollback()
+
+
+def test_serializable_transactions_are_checked_by_key(repo: txstore.Repository) -> None:
+    create(repo)
+    mine, theirs = repo.begin(isolation="serializable"), repo.begin()
+    write_part(mine, KEY, slice(0, 1), 1)
+    write_part(theirs, KEY, slice(7, 8), 1)
+    theirs.commit()
+    with pytest.raises(ConflictError):
+        mine.commit()
+    mine.rollback()
+
+
+def test_what_is_left_of_a_chunk_is_read_of_the_base(repo: txstore.Repository) -> None:
+    """A serializable transaction that reads a chunk after it has written a part of it."""
+    create(repo, shape=(16,))
+    mine, theirs = repo.begin(isolation="serializable"), repo.begin()
+    write_part(mine, KEY, slice(0, 1), lambda there: there)
+    assert read_chunk(mine, KEY) == BASE
+    mine["x/c/1"] = bytes(mine["x/c/1"])
+    assert KEY in mine._staging.reads(()).keys
+    mine.rollback()
+    theirs.rollback()
+
+
+def test_nothing_is_merged_that_codecs_lose(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(repo)
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(0, 1), 1)
+    write_part(theirs, KEY, slice(7, 8), 1)
+    theirs.commit()
+    monkeypatch.setattr("txstore.codecs.chunk_codec.bits", lambda chunk: object())
+    with pytest.raises(ConflictError, match="lose"):
+        mine.commit()
+    monkeypatch.undo()
+    mine.commit()
+    assert at_head(repo) == [1, *BASE[1:7], 1]
+
+
+def test_a_commit_that_fails_leaves_what_is_staged_as_it_is(repo: txstore.Repository) -> None:
+    create(repo)
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(0, 2), 1)
+    mine.declare("x", RequiredAttributes("x", ["units"]))
+    write_part(theirs, KEY, slice(6, 8), 2)
+    theirs.commit()
+    with pytest.raises(ConstraintError):
+        mine.commit()
+    assert read_chunk(mine, KEY) == [1, 1, *BASE[2:]]
+    mine.declare("x", None)
+    write_part(mine, KEY, slice(2, 3), 3)
+    mine.commit()
+    assert at_head(repo) == [1, 1, 3, *BASE[3:6], 2, 2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compressors": None},
+        {"zarr_format": 2},
+        {"zarr_format": 2, "order": "F", "dtype": ">f8"},
+        {"dtype": "f4", "fill_value": np.nan},
+        {"dtype": "S3", "fill_value": b""},
+        {"dtype": "M8[s]", "fill_value": np.datetime64(0, "s")},
+        {"shape": (32,), "chunks": (2,), "shards": (8,)},
+        {"dtype": bool, "fill_value": False},
+    ],
+)
+def test_formats_and_types(repo: txstore.Repository, options: dict[str, Any]) -> None:
+    create(repo, **options)
+    key = "x/0" if options.get("zarr_format") == 2 else KEY
+    before = at_head(repo, key)
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, key, slice(0, 2), lambda there: np.roll(there, 1))
+    write_part(theirs, key, slice(5, 8), lambda there: np.roll(there, 1))
+    theirs.commit()
+    mine.commit()
+    expected = [before[1], before[0], *before[2:5], before[7], before[5], before[6]]
+    assert at_head(repo, key) == expected
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:8].tolist() == expected
+
+
+def test_bits_are_compared_not_values(repo: txstore.Repository) -> None:
+    create(repo, dtype="f8", fill_value=1.0)
+    with repo.begin() as first:
+        write_part(first, KEY, slice(0, 2), [np.nan, 0.0])
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(0, 1), 5)  # the NaN there stays what it is
+    write_part(theirs, KEY, slice(1, 2), -0.0)
+    theirs.commit()
+    mine.commit()
+    found = zarr.open_array(repo.snapshot(), path="x", mode="r")[:2]
+    assert found[0] == 5
+    assert np.signbit(found[1])
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(1, 2), 7)
+    write_part(theirs, KEY, slice(1, 2), 0.0)
+    theirs.commit()
+    with pytest.raises(ConflictError):
+        mine.commit()
+    mine.rollback()
+
+
+def test_objects_are_not_merged(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=(4,), dtype=str, chunks=(4,))[:] = ["a", "bb", "c", "d"]
+    chunk = repo.snapshot().mapping[KEY]
+    from tests.transactions.parts import region_of
+
+    mine, theirs = repo.begin(), repo.begin()
+    for number, transaction in enumerate((mine, theirs)):
+        transaction.modify(KEY, lambda _: bytes(chunk) + b"x", region_of(slice(number, number + 1)))
+    theirs.commit()
+    with pytest.raises(ConflictError):
+        mine.commit()
+    mine.rollback()
+
+
+# --- several participants of one transaction
+
+
+class Participants:
+    def __init__(self, repo: txstore.Repository) -> None:
+        self.repo = repo
+        self.owner = repo.begin()
+        self.owner.share()
+        self.others: list[Transaction] = []
+
+    def join(self) -> Transaction:
+        self.others.append(join_in_this_process(self.repo, self.owner._staging.id))
+        return self.others[-1]
+
+    def commit(self, **options: Any) -> None:
+        for other in self.others:
+            if not other._staging.has_failed:
+                other.seal()
+        self.owner.commit(**options)
+
+    def die(self, other: Transaction) -> None:
+        """Its process has died before it had sealed its part."""
+        self.others.remove(other)
+        other._staging.writer.close()
+        other._finalizer.detach()
+
+    def end(self) -> None:
+        for other in self.others:
+            other._staging.close()
+            other._finalizer.detach()
+        self.owner.rollback()
+
+
+@pytest.fixture
+def among(repo: txstore.Repository) -> Any:
+    create(repo)
+    found = Participants(repo)
+    yield found
+    found.end()
+
+
+def test_parts_of_several_participants(among: Participants) -> None:
+    first, second = among.join(), among.join()
+    write_part(first, KEY, slice(0, 3), 1)
+    write_part(second, KEY, slice(3, 6), 2)
+    write_part(first, KEY, slice(6, 7), 3)
+    write_part(among.owner, KEY, slice(7, 8), 4)  # which has seen both
+    merged = [1, 1, 1, 2, 2, 2, 3, 4]
+    assert read_chunk(among.owner, KEY) == merged
+    assert among.owner.size_of(KEY) == len(among.owner[KEY])
+    assert read_chunk(among.join(), KEY) == merged
+    among.commit()
+    assert at_head(among.repo) == merged
+
+
+def test_one_that_follows_lays_its_own_over(among: Participants) -> None:
+    first, second, third = among.join(), among.join(), among.join()
+    write_part(first, KEY, slice(0, 4), 1)
+    write_part(second, KEY, slice(4, 8), 2)
+    third.follow_others()
+    write_part(third, KEY, slice(2, 6), lambda there: there + 10)
+    assert read_chunk(third, KEY) == [1, 1, 11, 11, 12, 12, 2, 2]
+    among.commit()
+    assert at_head(among.repo) == [1, 1, 11, 11, 12, 12, 2, 2]
+
+
+def test_a_whole_write_over_parts_that_were_seen(among: Participants) -> None:
+    first, second = among.join(), among.join()
+    write_part(first, KEY, slice(0, 4), 1)
+    write_part(second, KEY, slice(4, 8), 2)
+    found = np.array(read_chunk(among.owner, KEY))
+    write_part(among.owner, KEY, slice(0, 8), found + 1)
+    among.owner.delete("x/c/9")
+    among.commit()
+    assert at_head(among.repo) == [2] * 4 + [3] * 4
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_a_deletion_of_parts_that_were_seen(among: Participants, prefix: bool) -> None:
+    first, second = among.join(), among.join()
+    write_part(first, KEY, slice(0, 4), 1)
+    write_part(second, KEY, slice(4, 8), 2)
+    among.owner.follow_others()
+    if prefix:
+        among.owner.delete_dir("x/c")
+    else:
+        among.owner.delete(KEY)
+    among.commit()
+    assert KEY not in among.repo.snapshot().mapping
+
+
+def test_parts_of_an_array_that_was_just_made_anew(among: Participants) -> None:
+    document = bytes(among.owner["x/zarr.json"])
+    among.owner.delete_dir("x")
+    among.owner["x/zarr.json"] = document
+    first, second = among.join(), among.join()
+    write_part(first, KEY, slice(0, 4), 1)
+    write_part(second, KEY, slice(5, 8), 2)
+    assert read_chunk(among.owner, KEY) == [1] * 4 + [0] + [2] * 3
+    among.commit()
+    assert at_head(among.repo) == [1] * 4 + [0] + [2] * 3
+
+
+def test_overlapping_parts_are_refused_and_named(among: Participants) -> None:
+    first, second = among.join(), among.join()
+    write_part(first, KEY, slice(0, 4), 1)
+    write_part(second, KEY, slice(3, 8), 2)
+    with pytest.raises(ConflictError, match=r"\[0:4\], \[3:8\]") as caught:
+        among.commit()
+    assert caught.value.keys == (KEY,)
+
+
+def test_a_whole_write_beside_a_part_is_refused(among: Participants) -> None:
+    first, second = among.join(), among.join()
+    write_part(first, KEY, slice(0, 4), 1)
+    second[KEY] = bytes(first[KEY])
+    with pytest.raises(ConflictError):
+        among.commit()
+
+
+def test_parts_of_several_participants_beside_another_commit(among: Participants) -> None:
+    first, second, theirs = among.join(), among.join(), among.repo.begin()
+    write_part(first, KEY, slice(0, 2), 1)
+    write_part(second, KEY, slice(2, 4), 2)
+    write_part(theirs, KEY, slice(4, 6), 3)
+    theirs.commit()
+    among.commit()
+    assert at_head(among.repo) == [1, 1, 2, 2, 3, 3, 16, 17]
+
+
+def test_what_both_of_a_chain_have_written_counts_beside_another_commit(among: Participants) -> None:
+    first, second, theirs = among.join(), among.join(), among.repo.begin()
+    write_part(first, KEY, slice(0, 2), 1)
+    second.follow_others()
+    write_part(second, KEY, slice(2, 4), 2)
+    write_part(theirs, KEY, slice(1, 2), 3)
+    theirs.commit()
+    with pytest.raises(ConflictError):
+        among.commit()
+
+
+def test_a_part_that_is_lost_is_missed(among: Participants) -> None:
+    """Somebody else has written the chunk, but not this part of it."""
+    first, second = among.join(), among.join()
+    write_part(first, KEY, slice(0, 4), 1)
+    write_part(second, KEY, slice(4, 8), 2)
+    among.die(first)
+    with pytest.raises(ParticipantLostError) as caught:
+        among.commit()
+    assert caught.value.keys == (KEY,)
+    again = among.join()
+    write_part(again, KEY, slice(0, 4), 5)
+    among.commit()
+    assert at_head(among.repo) == [5] * 4 + [2] * 4
+
+
+def test_a_part_that_is_lost_can_be_taken(among: Participants) -> None:
+    first, second = among.join(), among.join()
+    write_part(first, KEY, slice(0, 4), 1)
+    write_part(second, KEY, slice(4, 8), 2)
+    among.die(first)
+    among.commit(allow_lost=True)
+    assert at_head(among.repo) == [1] * 4 + [2] * 4
+
+
+def test_a_commit_that_fails_is_seen_by_no_participant(among: Participants) -> None:
+    """What a commit has merged is not staged: whoever follows after its failure does not find it."""
+    first, second, theirs = among.join(), among.join(), among.repo.begin()
+    write_part(among.owner, "x/c/1", slice(0, 1), 1)
+    write_part(first, KEY, slice(0, 2), 1)
+    write_part(second, KEY, slice(2, 4), 2)
+    theirs.delete("x/c/1")
+    theirs["x/c/1"] = bytes(32)
+    theirs.commit()
+    with pytest.raises(ConflictError):
+        among.commit()
+    third = among.join()
+    assert read_chunk(third, KEY) == [1, 1, 2, 2, *BASE[4:]]
+    assert len(third._staging.staged.layers(KEY)) == 2
+    among.owner.delete("x/c/1")
+    assert read_chunk(among.join(), KEY) == [1, 1, 2, 2, *BASE[4:]]

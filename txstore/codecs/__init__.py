@@ -1,0 +1,1 @@
+"""Chunks: decoding, comparing and encoding them. No I/O."""

@@ -1,0 +1,181 @@
+"""One chunk of an array, decoded and encoded as zarr does it, by the array's metadata document."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
+T = TypeVar("T")
+
+#: What is decoded to merge chunks: nothing that may do anything else than compute.
+_CODECS = frozenset({
+    "bytes", "transpose", "sharding_indexed", "crc32c", "zstd", "blosc", "gzip", "zlib", "lz4", "bz2", "lzma",
+    "shuffle", "delta", "fixedscaleoffset", "quantize", "packbits", "astype", "bitround", "crc32", "adler32",
+    "fletcher32",
+})  # fmt: skip
+#: Of numpy's kinds, those whose elements are so many bytes each, which can be compared.
+_FIXED_SIZE = "biufcmMSUV"
+
+
+class NotMergeableError(Exception):
+    """Chunks of an array can't be taken apart and put together again. Internal: what they are about is a conflict."""
+
+
+class ChunkCodec:
+    """Decodes and encodes one chunk; what is stored under one key, so a shard is one.
+
+    Raises `NotMergeableError` for what can't be decoded, or not without doing what only the user may ask for.
+    """
+
+    def __init__(self, document: str, content: bytes, chunk: str) -> None:
+        """`document` is the name of a metadata document, `chunk` a key relative to it."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # zarr has said it to the user
+                self._pipeline, self._spec = _of_chunk(document, content, chunk)
+        except Exception as error:  # whatever zarr, or a library of codecs, makes of a document
+            raise NotMergeableError(f"zarr can't code its chunks: {error!r}") from error
+        self.shape: tuple[int, ...] = self._spec.shape
+        dtype = self.dtype
+        if dtype.hasobject or dtype.kind not in _FIXED_SIZE:
+            raise NotMergeableError(f"elements of {dtype} can't be compared bit by bit")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        native: np.dtype[Any] = self._spec.dtype.to_native_dtype()
+        return native
+
+    @property
+    def _fill_value(self) -> Any:
+        fill_value = self._spec.fill_value
+        return self._spec.dtype.default_scalar() if fill_value is None else fill_value
+
+    def decode(self, encoded: Buffer | None) -> npt.NDArray[Any]:
+        """Return a chunk that the caller may write to; one that is missing is all fill value."""
+        import numpy as np  # late: most commits merge nothing
+
+        if encoded is not None:
+            decoded = self._run(_one(self._pipeline.decode([(_buffer(encoded), self._spec)])))
+            if decoded is not None:
+                found = np.array(decoded.as_numpy_array())
+                if found.shape != self.shape or found.dtype != self.dtype:
+                    raise NotMergeableError(f"a chunk has {found.shape} elements of {found.dtype}")
+                return found
+        return np.full(self.shape, self._fill_value, self.dtype)
+
+    def encode(self, chunk: npt.NDArray[Any]) -> bytes | None:
+        """Return a chunk as zarr would store it; None if it would be deleted.
+
+        Raises `NotMergeableError` if decoding it again does not give the same bits.
+        """
+        array = self._spec.prototype.nd_buffer.from_numpy_array(chunk)
+        if not self._spec.config.write_empty_chunks and array.all_equal(self._fill_value):
+            return None
+        encoded = self._run(_one(self._pipeline.encode([(array, self._spec)])))
+        content = None if encoded is None else bytes(encoded.to_bytes())
+        if bits(self.decode(content)) != bits(chunk):
+            raise NotMergeableError("its codecs lose something")
+        return content
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        # This may be called on zarr's own event loop, so codecs run on one that is only for them.
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(asyncio.run, coroutine).result()
+        except Exception as error:  # whatever a library of codecs raises
+            raise NotMergeableError(f"its codecs fail: {error!r}") from error
+
+
+def bits(chunk: npt.NDArray[Any]) -> bytes:
+    """Return the bits of some elements, by which NaNs are equal to themselves, and 0.0 is not -0.0."""
+    return chunk.tobytes()
+
+
+async def _one(batch: Coroutine[Any, Any, Any]) -> Any:
+    (result,) = await batch
+    return result
+
+
+def _buffer(encoded: Buffer) -> Any:
+    from zarr.core.buffer import default_buffer_prototype
+
+    return default_buffer_prototype().buffer.from_bytes(bytes(encoded))
+
+
+def _of_chunk(document: str, content: bytes, chunk: str) -> tuple[Any, Any]:
+    from zarr.core.array_spec import ArrayConfig, ArraySpec
+    from zarr.core.buffer import default_buffer_prototype
+
+    metadata, codecs = _metadata(document, content)
+    unknown = codecs - _CODECS
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))}: nothing is known of these codecs")
+    is_3 = document == "zarr.json"
+    shape = _shape(metadata, chunk) if is_3 else metadata.chunks
+    spec = ArraySpec(
+        shape=tuple(shape),
+        dtype=metadata.data_type if is_3 else metadata.dtype,
+        fill_value=metadata.fill_value,
+        config=ArrayConfig.from_dict({} if is_3 else {"order": metadata.order}),
+        prototype=default_buffer_prototype(),
+    )
+    return _pipeline(metadata, spec), spec
+
+
+@lru_cache(8)
+def _metadata(document: str, content: bytes) -> tuple[Any, frozenset[str]]:
+    from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+
+    described = json.loads(content)
+    codecs = frozenset(_named(described))
+    if document == "zarr.json":
+        return ArrayV3Metadata.from_dict(described), codecs
+    return ArrayV2Metadata.from_dict(described), codecs
+
+
+def _pipeline(metadata: Any, spec: Any) -> Any:
+    """Return zarr's plainest pipeline, whatever is configured: another may be ours."""
+    from zarr.codecs._v2 import V2Codec
+    from zarr.core.codec_pipeline import BatchedCodecPipeline
+
+    if hasattr(metadata, "codecs"):
+        codecs = list(metadata.codecs)
+    else:
+        codecs = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+    for place, codec in enumerate(codecs):
+        codecs[place] = codec.evolve_from_array_spec(spec)
+        spec = codecs[place].resolve_metadata(spec)
+    return BatchedCodecPipeline.from_codecs(codecs)
+
+
+def _shape(metadata: Any, chunk: str) -> Sequence[int]:
+    grid = metadata.chunk_grid
+    if hasattr(grid, "chunk_shape"):
+        shape: Sequence[int] = grid.chunk_shape
+        return shape
+    place = metadata.chunk_key_encoding.decode_chunk_key(chunk)
+    return [sizes if isinstance(sizes, int) else sizes[at] for sizes, at in zip(grid.chunk_shapes, place, strict=True)]
+
+
+def _named(document: Mapping[str, Any]) -> list[str]:
+    """Return the names of all codecs that a document names, those inside of shards, too."""
+    if "codecs" not in document:
+        listed = [document.get("compressor"), *(document.get("filters") or ())]
+        return [each["id"] for each in listed if each is not None]
+    found = []
+    for codec in document["codecs"]:
+        found.append(codec["name"].removeprefix("numcodecs."))
+        configuration = codec.get("configuration") or {}
+        for inner in ("codecs", "index_codecs"):
+            found += _named({"codecs": configuration.get(inner, [])})
+    return found
