@@ -59,7 +59,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders bench-peers torture histories threads fuzz crash reliability sanitize pythons clean
+.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -190,6 +190,10 @@ bench-loaders: $(BENCH)/stamp
 PEERS_ARGS ?=
 bench-peers: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks.peers $(if $(QUICK),--quick) $(PEERS_ARGS)
+
+# What the last run has found, as tables and pictures in the documents.
+bench-peers-published: $(BENCH)/stamp
+	-$(BENCH)/bin/python -m benchmarks.peers --publish
 
 # $(call stress,NAME,FLAGS): the program fails by itself when a sanitizer has reported anything.
 define stress

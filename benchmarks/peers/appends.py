@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks.harness import percentile, timed
-from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.fresh import Values, ask
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin, compare
@@ -32,11 +32,11 @@ class Appends:
     def name(self) -> str:
         return f"append {self.commits:,} × 16 KiB, each committed"
 
-    def measure(self, peer: str, place: Path) -> dict[str, float]:
-        return ask("append", peer=peer, path=str(place), commits=self.commits)
+    def measure(self, peer: str, place: Path) -> Values:
+        return ask(append, peer=peer, path=str(place), commits=self.commits)
 
 
-def append(peer: str, path: str, commits: int) -> dict[str, float]:
+def append(peer: str, path: str, commits: int) -> Values:
     _loop(begin(PEERS[peer], f"{path}-first", _WORK), 3)
     samples = _loop(PEERS[peer](Path(path)), commits)
     return {"all": sum(samples), "median": percentile(samples, 50), "99th percentile": percentile(samples, 99)}
@@ -56,6 +56,3 @@ def _loop(store: Peer, commits: int) -> list[float]:
     compare(store.read(array, np.s_[:, :]), data)
     store.close(array)
     return samples
-
-
-TASKS: Tasks = {"append": append}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from benchmarks.harness import timed
-from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.fresh import Values, ask
 from benchmarks.peers.peer import Peer
 
 WITHOUT, BESIDE = "without txstore", "txstore imported"
@@ -29,14 +29,14 @@ class Bystanders:
     rounds: int | None = None
     units: dict[str, str] = field(default_factory=lambda: {CHANGED: ""})
 
-    def measure(self, peer: str, place: Path) -> dict[str, float]:
-        return ask("bystanders", path=str(place), beside=peer == BESIDE)
+    def measure(self, peer: str, place: Path) -> Values:
+        return ask(bystanders, path=str(place), beside=peer == BESIDE)
 
 
 # --- in a process of its own
 
 
-def bystanders(path: str, beside: bool) -> dict[str, float]:
+def bystanders(path: str, beside: bool) -> Values:
     """Return the best times, which tell of what has to be done, not of what else went on."""
     without = {name: pipelines_of(_array(_store(name, f"{path}-before"))) for name in STORES}
     if beside:
@@ -84,6 +84,3 @@ def _time(array: Any, task: str, data: np.ndarray) -> float:
         else:
             array[:]
     return seconds()
-
-
-TASKS: Tasks = {"bystanders": bystanders}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.peers.fresh import Process, Tasks, ask
+from benchmarks.peers.fresh import Process, Values, ask
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin
@@ -31,7 +30,7 @@ class Crowd:
 
     work: Work
     processes: Sequence[int] = (1, 2, 4, 8)
-    rounds: int | None = 3
+    rounds: int | None = 2
     peers: Sequence[str] = tuple(PEERS)
     units: dict[str, str] = field(default_factory=lambda: {_LOST: "chunks"})
 
@@ -39,21 +38,21 @@ class Crowd:
     def name(self) -> str:
         return f"{self.work.name}: written by several processes"
 
-    def measure(self, peer: str, place: Path) -> dict[str, float]:
+    def measure(self, peer: str, place: Path) -> Values:
         """From the moment that the first one begins to that at which the last one has committed."""
         found: dict[str, float] = {_LOST: 0}
         for processes in self.processes:
             order = {"peer": peer, "path": f"{place}-{processes}", "work": self.work.name}
-            ask("create", **order)
+            ask(create, **order)
             found[_task(processes)] = self._write(order, processes)
-            found[_LOST] += ask("count lost", **order)["lost"]
+            found[_LOST] += ask(count_lost, **order)["lost"]
         return found
 
     def _write(self, order: dict[str, Any], processes: int) -> float:
         rows = self.work.shape[0] // processes
         parts = [(number * rows, (number + 1) * rows) for number in range(processes)]
         with ExitStack() as stack:
-            together = [stack.enter_context(Process("write a part", **order, part=part)) for part in parts]
+            together = [stack.enter_context(Process(write_a_part, meets=True, **order, part=part)) for part in parts]
             for process in together:
                 process.wait_until_ready()
             for process in together:
@@ -65,30 +64,26 @@ class Crowd:
 # --- in a process of its own
 
 
-def create(peer: str, path: str, work: str) -> dict[str, float]:
+def create(peer: str, path: str, work: str) -> Values:
     store = PEERS[peer](Path(path))
     store.prepare()
     store.create(WORKS[work])
     return {}
 
 
-def write_a_part(peer: str, path: str, work: str, part: tuple[int, int]) -> dict[str, float]:
+def write_a_part(peer: str, path: str, work: str, part: tuple[int, int], meet: Callable[[], object]) -> Values:
     chosen = WORKS[work]
     store, data = begin(PEERS[peer], path, chosen), chosen.data()
-    print("ready", file=sys.__stdout__, flush=True)
-    sys.stdin.readline()  # until all are
+    meet()
     began = time.monotonic()
     store.write_part(data, slice(*part))
     return {"began": began, "ended": time.monotonic()}
 
 
-def count_lost(peer: str, path: str, work: str) -> dict[str, float]:
+def count_lost(peer: str, path: str, work: str) -> Values:
     chosen = WORKS[work]
     store = PEERS[peer](Path(path))
     array = store.open()
     found = store.read(array, np.s_[:, :]).reshape(chosen.chunks, -1)
     store.close(array)
     return {"lost": int((found != chosen.data().reshape(found.shape)).any(axis=1).sum())}
-
-
-TASKS: Tasks = {"create": create, "write a part": write_a_part, "count lost": count_lost}

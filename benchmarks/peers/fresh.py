@@ -1,88 +1,101 @@
 """Samples in processes of their own, so that nobody profits from what an earlier sample has left in memory.
 
-A process gets an order as the first line of its stdin, and answers with a line of JSON. One that takes part in a
-crowd says before that it is ready, and waits for a second line.
+They are forked from a process that has imported zarr and used nothing: that is half of the time that a process takes to
+begin. One that takes part in a crowd says when it is ready, and waits for the others.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
+import multiprocessing
+import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import IO, Any, Self
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from typing import Any, Self
 
 from benchmarks.peers.peer import NotOffered
 
-ROOT = Path(__file__).parents[2]
 DEADLINE = 900.0
 
-#: What a process can be asked to do, by name.
-Tasks = Mapping[str, Callable[..., dict[str, Any]]]
+Values = dict[str, float]
+#: What a process can be asked to do. One that meets others gets `meet`, too: it returns when all of them are ready.
+Task = Callable[..., Values]
 
 
 class Failed(Exception):
     """The process has ended with an error, or not at all."""
 
 
-class Process:
-    """A process that does one task of `tasks.TASKS`. A context manager; ends it."""
+@cache
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["zarr", __name__])
+    return context
 
-    def __init__(self, task: str, **order: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.peers.tasks"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self._write(json.dumps({"task": task, **order}))
+
+class Process:
+    """A new process that does one task. A context manager; ends it."""
+
+    def __init__(self, task: Task, *, meets: bool = False, **order: Any) -> None:
+        self._ours, theirs = _context().Pipe()
+        self._process = _context().Process(target=_do, args=(theirs, task, meets, order), daemon=True)
+        self._process.start()
+        theirs.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with contextlib.suppress(OSError):
-                _there(pipe).close()
-
-    def _write(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the answer will say why
-            _there(self._process.stdin).write(f"{line}\n".encode())
-            _there(self._process.stdin).flush()
+        self._process.join()
+        self._ours.close()
 
     def wait_until_ready(self) -> None:
-        _there(self._process.stdout).readline()
+        self._receive("ready")
 
     def go(self) -> None:
-        self._write("go")
+        self._ours.send("go")
 
-    def answer(self) -> dict[str, Any]:
-        try:
-            said, error = self._process.communicate(timeout=DEADLINE)
-        except subprocess.TimeoutExpired:
-            raise Failed(f"no answer within {DEADLINE:.0f} s") from None
-        if self._process.returncode:
-            last = error.decode(errors="replace").strip().splitlines()[-1:]
-            raise Failed((last or [f"exit status {self._process.returncode}"])[0][:300])
-        answer: dict[str, Any] = json.loads(said)
-        if "not offered" in answer:
-            raise NotOffered(answer["not offered"])
-        values: dict[str, Any] = answer["values"]
+    def answer(self) -> Values:
+        values: Values = self._receive("values")
         return values
 
+    def _receive(self, wanted: str) -> Any:
+        try:
+            if not self._ours.poll(DEADLINE):
+                raise Failed(f"no answer within {DEADLINE:.0f} s")
+            kind, said = self._ours.recv()
+        except EOFError:
+            self._process.join()
+            raise Failed(f"it has ended with {self._process.exitcode}") from None
+        if kind == "not offered":
+            raise NotOffered(said)
+        if kind != wanted:
+            raise Failed(said)
+        return said
 
-def _there(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None:
-        raise AssertionError("it was started with pipes")
-    return pipe
 
-
-def ask(task: str, **order: Any) -> dict[str, Any]:
-    """Return what `tasks.TASKS[task]` returns in a new process."""
+def ask(task: Task, **order: Any) -> Values:
+    """Return what a task returns in a new process."""
     with Process(task, **order) as process:
         return process.answer()
+
+
+def _do(answers: Connection, task: Task, meets: bool, order: Mapping[str, Any]) -> None:
+    warnings.simplefilter("ignore")
+    sys.stdout = sys.stderr  # libraries print, too
+
+    def wait_for_others() -> None:
+        answers.send(("ready", None))
+        answers.recv()
+
+    try:
+        answers.send(("values", task(**order, **({"meet": wait_for_others} if meets else {}))))
+    except NotOffered as why:
+        answers.send(("not offered", str(why)))
+    except Exception as error:  # noqa: BLE001 - whatever a peer raises is why it is left out
+        answers.send(("failed", f"{type(error).__name__}: {error}"[:300]))
+    os._exit(0)  # no time for threads and caches that are of no use any more

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks.harness import timed
-from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.fresh import Values, ask
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin, compare
@@ -37,10 +37,10 @@ class Keys:
     def name(self) -> str:
         return f"{self.keys:,} keys"
 
-    def measure(self, peer: str, place: Path) -> dict[str, float]:
+    def measure(self, peer: str, place: Path) -> Values:
         order = {"peer": peer, "path": str(place), "keys": self.keys}
-        written = ask("write keys", **order)
-        opened = [ask("open among keys", **order)["open"] for _ in range(_OPENED)]
+        written = ask(write_keys, **order)
+        opened = [ask(open_among_keys, **order)["open"] for _ in range(_OPENED)]
         return {**written, "open, read one chunk": statistics.median(opened)}
 
 
@@ -48,7 +48,7 @@ def _work(keys: int) -> Work:
     return Work("keys", keys, _SIDE, "raw")
 
 
-def write_keys(peer: str, path: str, keys: int) -> dict[str, float]:
+def write_keys(peer: str, path: str, keys: int) -> Values:
     work = _work(keys)
     store, data = begin(PEERS[peer], path, work), work.data()
     store.prepare()
@@ -57,7 +57,7 @@ def write_keys(peer: str, path: str, keys: int) -> dict[str, float]:
     return {"write": seconds()}
 
 
-def open_among_keys(peer: str, path: str, keys: int) -> dict[str, float]:
+def open_among_keys(peer: str, path: str, keys: int) -> Values:
     store = begin(PEERS[peer], path, _work(keys))
     part = np.s_[keys // 3 * _SIDE : keys // 3 * _SIDE + _SIDE, :]
     with timed() as seconds:
@@ -66,6 +66,3 @@ def open_among_keys(peer: str, path: str, keys: int) -> dict[str, float]:
         store.close(array)
     compare(found, _work(keys).data()[part])
     return {"open": seconds()}
-
-
-TASKS: Tasks = {"write keys": write_keys, "open among keys": open_among_keys}

@@ -17,12 +17,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.fresh import Values, ask
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin, compare
 from benchmarks.peers.works import WORKS, Work
 
+#: The works that it is measured with: many small chunks, and large ones, of which each thread holds some.
+MEASURED = ("4096 × 16 KiB, zstd", "512 × 1 MiB, raw", "512 × 1 MiB, zstd", "32 × 16 MiB, zstd")
 _RESIDENT = ", resident"
 
 
@@ -41,25 +43,25 @@ class Memory:
     def name(self) -> str:
         return f"peak memory, {self.work.name}"
 
-    def measure(self, peer: str, place: Path) -> dict[str, float]:
+    def measure(self, peer: str, place: Path) -> Values:
         order = {"peer": peer, "path": str(place), "work": self.work.name}
-        found = ask("memory of a write", **order)
+        found = ask(of_a_write, **order)
         if not PEERS[peer].only_writes:
-            found |= ask("memory of a read", **order)
+            found |= ask(of_a_read, **order)
         return found
 
 
 # --- in a process of its own
 
 
-def of_a_write(peer: str, path: str, work: str) -> dict[str, float]:
+def of_a_write(peer: str, path: str, work: str) -> Values:
     chosen = WORKS[work]
     store, data = begin(PEERS[peer], path, chosen), chosen.data()
     store.prepare()
     return _named("write", _peak_above(lambda: store.write(chosen, data)))
 
 
-def of_a_read(peer: str, path: str, work: str) -> dict[str, float]:
+def of_a_read(peer: str, path: str, work: str) -> Values:
     chosen = WORKS[work]
     store, data = begin(PEERS[peer], path, chosen), chosen.data()
     if store.volatile:
@@ -77,7 +79,7 @@ def of_a_read(peer: str, path: str, work: str) -> dict[str, float]:
     return _named("read", tuple(peak - data.nbytes for peak in above))
 
 
-def _named(task: str, above: tuple[int, ...]) -> dict[str, float]:
+def _named(task: str, above: tuple[int, ...]) -> Values:
     own, resident = (max(peak, 0) / (1 << 20) for peak in above)
     return {task: own, f"{task}{_RESIDENT}": resident}
 
@@ -120,8 +122,6 @@ def watch(process: int) -> None:
         peak = max(peak, read_status(process)["RssAnon"])
     print(peak, flush=True)
 
-
-TASKS: Tasks = {"memory of a write": of_a_write, "memory of a read": of_a_read}
 
 if __name__ == "__main__":
     watch(int(sys.argv[1]))

@@ -18,13 +18,14 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks.harness import timed
-from benchmarks.peers.fresh import ROOT, Tasks, ask
+from benchmarks.peers.fresh import Values, ask
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.remote_peers import port_of
 from benchmarks.peers.roster import REMOTE
 from benchmarks.peers.sampling import begin, compare
 from benchmarks.peers.works import Work
 
+_ROOT = Path(__file__).parents[2]
 LATE = 30  # milliseconds
 REQUESTS = "requests"
 
@@ -46,17 +47,17 @@ class Remote:
     def name(self) -> str:
         return f"{self.chunks:,} × 16 KiB on S3, {LATE} ms a request"
 
-    def measure(self, peer: str, place: Path) -> dict[str, float]:
+    def measure(self, peer: str, place: Path) -> Values:
         with _serving() as port:
             order = {"peer": peer, "path": f"{port}/{place.name}", "chunks": self.chunks}
-            ask("write to S3", **order)
-            return ask("read from S3", **order)
+            ask(write, **order)
+            return ask(read, **order)
 
 
 @contextmanager
 def _serving() -> Iterator[int]:
     server = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.peers.s3_stub"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "benchmarks.peers.s3_stub"], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with server:
         if server.stdout is None:
@@ -67,14 +68,14 @@ def _serving() -> Iterator[int]:
 # --- in a process of its own
 
 
-def write(peer: str, path: str, chunks: int) -> dict[str, float]:
+def write(peer: str, path: str, chunks: int) -> Values:
     work, store = _work(chunks), REMOTE[peer](Path(path))
     store.prepare()
     store.write(work, work.data())
     return {}
 
 
-def read(peer: str, path: str, chunks: int) -> dict[str, float]:
+def read(peer: str, path: str, chunks: int) -> Values:
     data, store = _work(chunks).data(), begin(REMOTE[peer], path, _work(chunks))
     port = port_of(Path(path))
     _post(port, f"/-/late?ms={LATE}")
@@ -90,6 +91,3 @@ def _post(port: int, path: str) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("POST", path)
     return int(json.loads(connection.getresponse().read()))
-
-
-TASKS: Tasks = {"write to S3": write, "read from S3": read}

@@ -76,7 +76,16 @@ class Results:
         return list(dict.fromkeys((cell.row, cell.task) for cell in self.cells))
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        """Write one cell a line."""
+        found = asdict(self)
+        parts = []
+        for name, value in found.items():
+            if isinstance(value, list):
+                lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in value)
+                parts.append(f'"{name}": [\n{lines}\n]')
+            else:
+                parts.append(f'"{name}": {json.dumps(value, ensure_ascii=False, indent=1)}')
+        path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
 def load(path: Path) -> Results:

@@ -10,21 +10,25 @@ from benchmarks.peers.appends import Appends
 from benchmarks.peers.bystanders import Bystanders
 from benchmarks.peers.crowd import Crowd
 from benchmarks.peers.keys import Keys
-from benchmarks.peers.memory import Memory
+from benchmarks.peers.memory import MEASURED, Memory
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.remote import Remote
+from benchmarks.peers.roster import PEERS
 from benchmarks.peers.small import SmallArray
 from benchmarks.peers.whole import LINE, RANDOM, STRIDED, WholeArray
 from benchmarks.peers.works import SHARDED, WORKS
 
-#: One of each kind, where all of their pipelines would tell nothing new.
-MAIN = (
-    "TxStore", "LocalStore, fused", "ObjectStore, fused", "Icechunk, fused",
-    "TensorStore file", "TensorStore ocdbt", "HDF5",
+#: Who is in what TxStore has to show.
+CORE = (
+    "TxStore", "LocalStore, batched", "LocalStore, fused", "LocalStore, zarrs", "MemoryStore, fused", "Icechunk, fused",
+    "TensorStore file", "TensorStore ocdbt", "TensorStore ocdbt, transaction", "HDF5",
 )  # fmt: skip
+#: And one of each kind: all pipelines are beside one another in the first row.
+EVERY_KIND = (*CORE, "ZipStore, fused", "ObjectStore, fused", "ObjectStore, zarrs", "FsspecStore, fused")
+FEW = ("TxStore", "LocalStore, fused", "Icechunk, fused", "TensorStore file", "TensorStore ocdbt", "HDF5")
 #: Who writes a file for each chunk: a million of them would take an hour.
-FILES = ("LocalStore, fused", "ObjectStore, fused", "TensorStore file")
-CROWD = (
+FILES = ("LocalStore, fused", "TensorStore file")
+SEVERAL_PROCESSES = (
     "TxStore", "LocalStore, fused", "LocalStore, zarrs", "Icechunk, fused",
     "TensorStore file", "TensorStore ocdbt", "TensorStore ocdbt, transaction",
 )  # fmt: skip
@@ -51,26 +55,23 @@ class Row(Protocol):
 
 
 def make_rows(*, quick: bool, keys: int) -> dict[str, Row]:
-    whole = {name: WholeArray(work, (RANDOM, LINE, STRIDED)) for name, work in WORKS.items()}
-    for name, work in WORKS.items():
-        if work is SHARDED:
-            whole[name] = WholeArray(work, (RANDOM,))
-        elif work.codec == "blosc" or work.chunks <= 32:
-            whole[name] = WholeArray(work, (), rounds=3)
     counts = [10**power for power in range(3, 8) if 10**power <= keys]
     rows: list[Row] = [
-        *whole.values(),
+        WholeArray(WORKS["4096 × 16 KiB, raw"], (RANDOM,), tuple(PEERS)),
+        WholeArray(WORKS["4096 × 16 KiB, zstd"], (RANDOM, LINE, STRIDED), EVERY_KIND),
+        WholeArray(WORKS["4096 × 16 KiB, blosc"], (), CORE),
+        WholeArray(SHARDED, (RANDOM,), CORE),
+        WholeArray(WORKS["512 × 1 MiB, raw"], (), EVERY_KIND),
+        WholeArray(WORKS["512 × 1 MiB, zstd"], (RANDOM,), EVERY_KIND),
+        WholeArray(WORKS["512 × 1 MiB, blosc"], (), CORE, rounds=2),
+        *(WholeArray(WORKS[f"32 × 16 MiB, {codec}"], (), CORE, rounds=2) for codec in ("raw", "zstd", "blosc")),
         SmallArray("raw"),
         SmallArray("zstd"),
-        *(
-            Memory(WORKS[f"{sizes}, {codec}"], MAIN)
-            for sizes in ("4096 × 16 KiB", "512 × 1 MiB", "32 × 16 MiB")
-            for codec in ("raw", "zstd")
-        ),
         Remote(),
+        *(Memory(WORKS[work], FEW) for work in MEASURED),
         Bystanders(),
-        Appends(50 if quick else 1000),
-        Crowd(WORKS["4096 × 16 KiB, zstd"], (1, 2) if quick else (1, 2, 4, 8), peers=CROWD),
-        *(Keys(count, [peer for peer in MAIN if count <= 10**4 or peer not in FILES]) for count in counts),
+        Appends(50 if quick else 1000, peers=CORE),
+        Crowd(WORKS["4096 × 16 KiB, zstd"], (1, 2) if quick else (1, 2, 4, 8), peers=SEVERAL_PROCESSES),
+        *(Keys(count, [peer for peer in FEW if count <= 10**4 or peer not in FILES]) for count in counts),
     ]
     return {row.name: row for row in rows}

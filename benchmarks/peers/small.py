@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks.harness import timed
-from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.fresh import Values, ask
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin, compare
@@ -25,7 +25,10 @@ class SmallArray:
     roster: ClassVar[Mapping[str, type[Peer]]] = PEERS
 
     codec: str
-    peers: Sequence[str] = tuple(name for name, peer in PEERS.items() if not peer.only_writes)
+    peers: Sequence[str] = (
+        "TxStore", "TxStore, batched", "TxStore, fused", "MemoryStore, batched", "MemoryStore, fused",
+        "LocalStore, batched", "LocalStore, fused", "LocalStore, zarrs", "TensorStore ocdbt", "HDF5",
+    )  # fmt: skip
     rounds: int | None = None
     units: dict[str, str] = field(default_factory=dict)
 
@@ -33,11 +36,11 @@ class SmallArray:
     def name(self) -> str:
         return f"10 × 16 KiB, {self.codec}"
 
-    def measure(self, peer: str, place: Path) -> dict[str, float]:
-        return ask("small", peer=peer, path=str(place), codec=self.codec)
+    def measure(self, peer: str, place: Path) -> Values:
+        return ask(small, peer=peer, path=str(place), codec=self.codec)
 
 
-def small(peer: str, path: str, codec: str) -> dict[str, float]:
+def small(peer: str, path: str, codec: str) -> Values:
     work = Work("small", 10, 64, codec)
     store, data = begin(PEERS[peer], path, work), work.data()
     store.prepare()
@@ -51,6 +54,3 @@ def small(peer: str, path: str, codec: str) -> dict[str, float]:
     compare(found, data)
     store.close(array)
     return {"read": statistics.median(samples[_WARM:])}
-
-
-TASKS: Tasks = {"small": small}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.peers.bystanders import BESIDE, CHANGED, STORES, WITHOUT
+from benchmarks.peers.memory import MEASURED
 from benchmarks.peers.remote import REQUESTS, Remote
 from benchmarks.peers.results import OURS, Cell, Results, least, ratio
 from benchmarks.peers.whole import RANDOM
@@ -44,13 +45,13 @@ class Faster:
     def judge(self, results: Results) -> Verdict:
         wanted = f"{self.times:g}x {self.than}"
         ours = results.find(self.row, self.task, OURS)
-        peer = least(filter(self._means, results.of(self.row, self.task)))
+        peer = least(filter(self.means, results.of(self.row, self.task)))
         if ours is None or peer is None:
             return Verdict(self.row, self.task, wanted, "not measured", ok=False)
         found = ratio(peer, ours)
         return Verdict(self.row, self.task, wanted, f"{found:.2f}x {peer.peer}", ok=found >= self.times)
 
-    def _means(self, cell: Cell) -> bool:
+    def means(self, cell: Cell) -> bool:
         """A store of zarr's is meant with zarr's own pipelines; with `zarrs` it is one of every peer.
 
         MemoryStore keeps nothing when its process ends: it is no peer of what is kept on a disk.
@@ -125,7 +126,6 @@ def _faster(row: str, **tasks: dict[str, float]) -> list[Aim]:
 
 
 _RANDOM: dict[str, float] = {LOCAL: 3, TENSORSTORE: 1}
-_SIZES = ("4096 × 16 KiB", "512 × 1 MiB", "32 × 16 MiB")
 _REMOTE = Remote().name
 _BYSTANDERS = "other stores in the process"
 
@@ -155,12 +155,7 @@ AIMS: list[Aim] = [
     *_faster("10 × 16 KiB, zstd", read={f"{MEMORY}, fused": 1}),
     *_faster(_REMOTE, read={"ObjectStore": 1, ICECHUNK: 1}),
     *(NoMore(_REMOTE, REQUESTS, than) for than in ("ObjectStore", ICECHUNK)),
-    *(
-        AtMost(f"peak memory, {size}, {codec}", task, OURS, 64, "MiB")
-        for size in _SIZES
-        for codec in ("raw", "zstd")
-        for task in ("write", "read")
-    ),
+    *(AtMost(f"peak memory, {work}", task, OURS, 64, "MiB") for work in MEASURED for task in ("write", "read")),
     AtMost(_BYSTANDERS, CHANGED, BESIDE, 0),
     *(Near(_BYSTANDERS, f"{task}, {store}", BESIDE, WITHOUT, 0.02) for store in STORES for task in ("write", "read")),
 ]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from benchmarks.harness import timed
-from benchmarks.peers.fresh import Tasks, ask
+from benchmarks.peers.fresh import Values, ask
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin, compare, median_of, read_whole
@@ -37,11 +37,11 @@ class WholeArray:
     def name(self) -> str:
         return self.work.name
 
-    def measure(self, peer: str, place: Path) -> dict[str, float]:
+    def measure(self, peer: str, place: Path) -> Values:
         order = {"peer": peer, "path": str(place), "work": self.work.name}
-        found = ask("write", **order)
+        found = ask(write, **order)
         if not PEERS[peer].only_writes:
-            found |= ask("read", **order, parts=self.parts)
+            found |= ask(read, **order, parts=self.parts)
         if self.work.files <= 1024:
             _delete(place)  # large, and few files: before its pages are written to the disk
         return found
@@ -57,7 +57,7 @@ def _delete(place: Path) -> None:
 # --- in a process of its own
 
 
-def write(peer: str, path: str, work: str) -> dict[str, float]:
+def write(peer: str, path: str, work: str) -> Values:
     chosen = WORKS[work]
     store, data = begin(PEERS[peer], path, chosen), chosen.data()
     store.prepare()
@@ -66,7 +66,7 @@ def write(peer: str, path: str, work: str) -> dict[str, float]:
     return {"write": seconds()}
 
 
-def read(peer: str, path: str, work: str, parts: list[str]) -> dict[str, float]:
+def read(peer: str, path: str, work: str, parts: list[str]) -> Values:
     """Read as a whole, from a store that is opened anew; then what else is asked for, from an open one."""
     chosen = WORKS[work]
     store, data = begin(PEERS[peer], path, chosen), chosen.data()
@@ -88,6 +88,3 @@ def _read_parts(store: Peer, array: Any, data: np.ndarray, selections: Sequence[
     for selection, values in zip(selections, found, strict=True):
         compare(values, data[selection])
     return seconds()
-
-
-TASKS: Tasks = {"write": write, "read": read}

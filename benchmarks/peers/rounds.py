@@ -15,7 +15,7 @@ from benchmarks.peers.results import Results
 from benchmarks.peers.rows import Row
 
 
-def run(results: Results, rows: Sequence[Row], scratch: Path, *, rounds: int, only: Sequence[str] = ()) -> None:
+def take_rounds(results: Results, rows: Sequence[Row], scratch: Path, *, rounds: int, only: Sequence[str] = ()) -> None:
     """Add what the rows measure to the results; of the peers, those whose names contain one of `only`, or all."""
     order = random.Random(0)
     for row in rows:

@@ -1,0 +1,108 @@
+"""What a run shows, as Markdown: made from its JSON alone, so that no figure is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.peers.results import OURS, Cell, Results, least, ratio
+from benchmarks.peers.targets import Faster, judge
+
+_QUICK = "**One quick run, on a machine that may have been busy: too little to judge by.**"
+#: The columns of the summary: who is meant, and how it is called there.
+_SUMMARY = {"LocalStore": "LocalStore", "TensorStore": "TensorStore", "HDF5": "HDF5", "Icechunk": "Icechunk"}
+
+
+def amount(value: float, unit: str) -> str:
+    """Return three digits and a unit that suits: seconds down to microseconds, or what was counted."""
+    if unit != "s":
+        shown = f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.3g}"
+        return f"{shown} {unit}".rstrip()
+    for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= size or name == "µs":
+            scaled = value / size
+            return f"{scaled:.0f} {name}" if scaled >= 100 else f"{scaled:.3g} {name}"
+    raise AssertionError("the last of the units takes everything")
+
+
+def measured(cell: Cell) -> str:
+    """Return the median, and the spread where there is one."""
+    low, high = cell.spread
+    if len(cell.samples) == 1 or low == high:
+        return amount(cell.median, cell.unit)
+    return f"{amount(cell.median, cell.unit)} ({amount(low, cell.unit)} to {amount(high, cell.unit)})"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right_from: int = 1) -> str:
+    rule = ["---" if number < right_from else "---:" for number in range(len(columns))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, rule, *rows])
+
+
+def verdicts(results: Results) -> str:
+    rows = [
+        (verdict.row, verdict.task, verdict.wanted, verdict.measured, "ok" if verdict.ok else "**miss**")
+        for verdict in judge(results)
+    ]
+    return table(("row", "", "must reach", "measured", ""), rows, right_from=5)
+
+
+def row_of(results: Results, row: str) -> str:
+    """Return the table of one row: a line for each peer, the one that is best at the first task above."""
+    tasks = [task for name, task in results.tasks() if name == row]
+    peers = list(dict.fromkeys(cell.peer for task in tasks for cell in results.of(row, task)))
+    about = results.peers.get(row, {})
+    lines = []
+    for peer in peers:
+        cells = (results.find(row, task, peer) for task in tasks)
+        said = about.get(peer)
+        flags = [("yes" if said["durable"] else "no"), said["processes"]] if said else ["", ""]
+        name = f"**{peer}**" if peer == OURS else peer
+        lines.append([name, *flags, *("–" if cell is None else measured(cell) for cell in cells)])
+    if not about:
+        return table(("", *tasks), [[line[0], *line[3:]] for line in lines])
+    return table(("", "durable", "processes", *tasks), lines, right_from=3)
+
+
+def left_out(results: Results) -> str:
+    """Return who has not taken part, each with the reason, once for all rows of the same."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for skipped in results.skipped:
+        reasons.setdefault((skipped.peer, skipped.why), []).append(skipped.row)
+    return "\n".join(f"- {peer}: {why} ({'; '.join(rows)})" for (peer, why), rows in reasons.items())
+
+
+def machine(results: Results) -> str:
+    about, hardware = results.about, results.about["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return (
+        f"{about['date'][:10]}, {hardware['processors']} processors ({hardware['processor']}), "
+        f"{hardware['file_system']}, {hardware['system']}. At most {about['rounds']} rounds. {versions}."
+    )
+
+
+def page(results: Results, figures: Sequence[str]) -> str:
+    """Return all of it: the verdicts, the figures, a table for each row, and who was left out."""
+    parts = [machine(results)]
+    if results.about["quick"]:
+        parts.append(_QUICK)
+    parts += ["### What it has to show", verdicts(results)]
+    parts += [f"![{name}](benchmarks/{name}.svg)" for name in figures]
+    for row in dict.fromkeys(row for row, _ in results.tasks()):
+        parts += [f"### {row}", row_of(results, row)]
+    if results.skipped:
+        parts += ["### Left out", left_out(results)]
+    return "\n\n".join(parts)
+
+
+def summary(results: Results, rows: Sequence[tuple[str, str]]) -> str:
+    """Return how many times as fast as others TxStore is, in a table that has a line for each of these tasks."""
+    lines = []
+    for row, task in rows:
+        ours = results.find(row, task, OURS)
+        if ours is None:
+            continue
+        others = [least(filter(Faster(row, task, peer, 1).means, results.of(row, task))) for peer in _SUMMARY]
+        ratios = ("–" if other is None else f"{ratio(other, ours):.2g}x" for other in others)
+        lines.append([f"{task} {row}", measured(ours), *ratios])
+    head = ("", OURS, *(f"than {name}" for name in _SUMMARY.values()))
+    quick = [_QUICK] if results.about["quick"] else []
+    return "\n\n".join([machine(results), *quick, table(head, lines)])
