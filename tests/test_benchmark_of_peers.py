@@ -164,7 +164,7 @@ class FakeRow:
 
 def test_who_does_not_take_part_is_told_of(tmp_path: Path) -> None:
     row, found = FakeRow(), Results(ABOUT)
-    take_rounds(found, [row], tmp_path, rounds=3)
+    take_rounds(found, row, tmp_path, rounds=3)
     assert {(skipped.peer, skipped.why) for skipped in found.skipped} == {
         ("Missing", "not installed: a_package_that_nobody_has"),
         ("Unable", "it can't"),

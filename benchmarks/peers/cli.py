@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,29 +32,39 @@ def main() -> int:
     console.width = max(console.width, 150)
     if arguments.show or arguments.publish:
         results = load(arguments.output)
+    elif (taken := _measure(arguments)) is not None:
+        results = taken
     else:
-        offered = make_rows(quick=arguments.quick, keys=arguments.keys)
-        rows = [row for name, row in offered.items() if _is_chosen(name, arguments.rows)]
-        if not rows:
-            console.print(f"no such row; there are {'; '.join(offered)}")
-            return 2
-        rounds = arguments.rounds or (ROUNDS_QUICK if arguments.quick else ROUNDS)
-        directory = arguments.directory.resolve()
-        file_system = file_system_of(directory)
-        if file_system in ("tmpfs", "ramfs"):
-            console.print(
-                f"{directory} is in memory ({file_system}), where being durable costs nothing: use --directory"
-            )
-            return 2
-        results = Results(_about(file_system, rounds, quick=arguments.quick))
-        with TemporaryDirectory(prefix="benchmark-", dir=directory) as scratch:
-            spread_out(Path(scratch))
-            take_rounds(results, rows, Path(scratch), rounds=rounds, only=arguments.peers or ())
-        results.save(arguments.output)
+        return 2
     if arguments.publish:
         publish(results, ROOT)
     _show(console, results)
     return 0 if all(verdict.ok for verdict in judge(results)) else 1
+
+
+def _measure(arguments: argparse.Namespace) -> Results | None:
+    """Return what was measured; the file has it after each row, for whoever can't wait."""
+    console = Console(stderr=True, highlight=False)
+    offered = make_rows(quick=arguments.quick, keys=arguments.keys)
+    rows = [row for name, row in offered.items() if _is_chosen(name, arguments.rows)]
+    if not rows:
+        console.print(f"no such row; there are {'; '.join(offered)}")
+        return None
+    directory = arguments.directory.resolve()
+    file_system = file_system_of(directory)
+    if file_system in ("tmpfs", "ramfs"):
+        console.print(f"{directory} is in memory ({file_system}): nothing is durable there; use --directory")
+        return None
+    rounds = arguments.rounds or (ROUNDS_QUICK if arguments.quick else ROUNDS)
+    results = Results(_about(file_system, rounds, quick=arguments.quick))
+    with TemporaryDirectory(prefix="benchmark-", dir=directory) as scratch:
+        spread_out(Path(scratch))
+        for row in rows:
+            began = time.monotonic()
+            take_rounds(results, row, Path(scratch), rounds=rounds, only=arguments.peers or ())
+            results.save(arguments.output)
+            console.print(f"{row.name}: {time.monotonic() - began:.0f} s")
+    return results
 
 
 def _show(console: Console, results: Results) -> None:

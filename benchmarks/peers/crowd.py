@@ -30,7 +30,7 @@ class Crowd:
 
     work: Work
     processes: Sequence[int] = (1, 2, 4, 8)
-    rounds: int | None = 2
+    rounds: int | None = 1
     peers: Sequence[str] = tuple(PEERS)
     units: dict[str, str] = field(default_factory=lambda: {_LOST: "chunks"})
 

@@ -40,7 +40,7 @@ class Remote:
 
     chunks: int = 2000
     peers: Sequence[str] = tuple(REMOTE)
-    rounds: int | None = 3
+    rounds: int | None = 2
     units: dict[str, str] = field(default_factory=lambda: {REQUESTS: ""})
 
     @property

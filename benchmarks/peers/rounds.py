@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,23 +14,20 @@ from benchmarks.peers.results import Results
 from benchmarks.peers.rows import Row
 
 
-def take_rounds(results: Results, rows: Sequence[Row], scratch: Path, *, rounds: int, only: Sequence[str] = ()) -> None:
-    """Add what the rows measure to the results; of the peers, those whose names contain one of `only`, or all."""
-    order = random.Random(0)
-    for row in rows:
-        began = time.monotonic()
-        taking_part = _taking_part(results, row, only)
-        for number in range(min(rounds, row.rounds or rounds)):
-            for peer in order.sample(taking_part, len(taking_part)):
-                # On ext4 the hash of a name that was never used before chooses the part of the disk.
-                place = scratch / f"{len(results.cells)}-{number}-{order.getrandbits(64):x}"
-                os.sync()  # what others have left in memory is not for this one to write
-                try:
-                    results.add(row.name, peer, row.measure(peer, place), row.units)
-                except (NotOffered, Failed) as why:
-                    results.skip(row.name, peer, str(why))
-                    taking_part.remove(peer)
-        print(f"{row.name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+def take_rounds(results: Results, row: Row, scratch: Path, *, rounds: int, only: Sequence[str] = ()) -> None:
+    """Add what a row measures to the results; of the peers, those whose names contain one of `only`, or all."""
+    order = random.Random(row.name)
+    taking_part = _taking_part(results, row, only)
+    for _ in range(min(rounds, row.rounds or rounds)):
+        for peer in order.sample(taking_part, len(taking_part)):
+            # On ext4 the hash of a name that was never used before chooses the part of the disk.
+            place = scratch / uuid.uuid4().hex
+            os.sync()  # what others have left in memory is not for this one to write
+            try:
+                results.add(row.name, peer, row.measure(peer, place), row.units)
+            except (NotOffered, Failed) as why:
+                results.skip(row.name, peer, str(why))
+                taking_part.remove(peer)
 
 
 def _taking_part(results: Results, row: Row, only: Sequence[str]) -> list[str]:

@@ -195,7 +195,7 @@ class Icechunk(ZarrPeer):
         import icechunk
 
         icechunk.set_logs_filter("error")
-        return icechunk.local_filesystemstorage(str(self.path))
+        return icechunk.local_filesystem_storage(str(self.path))
 
     def prepare(self) -> None:
         import icechunk
