@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import parse_qsl, quote
 
+import numpy as np
 import pytest
+import zarr
 
 from benchmarks.peers import figures, report, targets
 from benchmarks.peers.bystanders import BESIDE, WITHOUT
@@ -17,7 +23,9 @@ from benchmarks.peers.results import Results, load, ratio
 from benchmarks.peers.roster import PEERS, REMOTE
 from benchmarks.peers.rounds import take_rounds
 from benchmarks.peers.rows import make_rows
+from benchmarks.peers.s3_stub import BUCKET, Answer, Request, Stub
 from benchmarks.peers.targets import AIMS, AtMost, Faster, Near, NoMore, judge
+from benchmarks.peers.works import Work
 
 ROOT = Path(__file__).parents[1]
 ABOUT = {
@@ -172,6 +180,119 @@ def test_who_does_not_take_part_is_told_of(tmp_path: Path) -> None:
     assert [(cell.peer, cell.samples) for cell in found.cells] == [("TxStore", [1.0, 1.0, 1.0])]
     assert len(set(row.places)) == len(row.places)
     assert "Unable: it can't (row)" in report.left_out(found)
+
+
+# --- peers
+
+
+SMALL = Work("small", 6, 4, "zstd")
+
+
+@pytest.fixture
+def peer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
+    kind = PEERS[request.param]
+    if missing := kind.missing():
+        pytest.skip(f"not installed: {missing}")
+    monkeypatch.setenv("TXSTORE_PIPELINE", "")  # which some set
+    monkeypatch.delenv("TXSTORE_PIPELINE")
+    with zarr.config.set({}):
+        try:
+            yield kind(tmp_path / "place")
+        except NotOffered as why:  # by an older zarr
+            pytest.skip(str(why))
+
+
+def found_in(peer: Peer) -> np.ndarray:
+    array = peer.open()
+    found = peer.read(array, np.s_[:, :])
+    peer.close(array)
+    return found
+
+
+def peers_but(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("peer", [name for name in PEERS if not name.startswith(names)], indirect=True)
+
+
+@peers_but("-")
+def test_what_a_peer_writes_it_reads(peer: Peer) -> None:
+    peer.prepare()
+    peer.write(SMALL, SMALL.data())
+    assert np.array_equal(found_in(peer), SMALL.data())
+
+
+@peers_but("HDF5")
+def test_shards_that_a_peer_writes_it_reads(peer: Peer) -> None:
+    peer.prepare()
+    peer.write(dataclasses.replace(SMALL, in_a_shard=3), SMALL.data())
+    assert np.array_equal(found_in(peer), SMALL.data())
+
+
+@peers_but("ZipStore")
+def test_what_a_peer_appends_it_reads(peer: Peer) -> None:
+    peer.prepare()
+    with peer.appending(SMALL) as append:
+        for start in range(0, SMALL.shape[0], SMALL.side):
+            append(SMALL.data()[start : start + SMALL.side])
+    assert np.array_equal(found_in(peer), SMALL.data())
+
+
+@peers_but("ZipStore", "MemoryStore", "HDF5")
+def test_parts_that_a_peer_writes_are_all_there(peer: Peer) -> None:
+    peer.prepare()
+    peer.create(SMALL)
+    for start in (0, 12):
+        peer.write_part(SMALL.data(), slice(start, start + 12))
+    assert np.array_equal(found_in(peer), SMALL.data())
+
+
+# --- the bucket
+
+
+def ask(stub: Stub, method: str, path: str, *, body: bytes = b"", query: str = "", **headers: str) -> Answer:
+    told = {name.replace("_", "-"): value for name, value in headers.items()}
+    pairs = dict(parse_qsl(query, keep_blank_values=True))
+    return stub.answer(Request(method, f"/{BUCKET}/{path}", pairs, told, body))
+
+
+def test_of_all_who_create_an_object_one_succeeds() -> None:
+    stub = Stub()
+    assert ask(stub, "PUT", "a", body=b"one", if_none_match="*").status == 200
+    assert ask(stub, "PUT", "a", body=b"two", if_none_match="*").status == 412
+    etag = dict(ask(stub, "GET", "a").headers)["ETag"]
+    assert ask(stub, "PUT", "a", body=b"two", if_match="another").status == 412
+    assert ask(stub, "PUT", "a", body=b"two", if_match=etag.strip('"')).status == 200
+    assert ask(stub, "GET", "a").body == b"two"
+    assert stub.count == 6
+
+
+def test_ranges() -> None:
+    stub = Stub()
+    ask(stub, "PUT", "a", body=b"0123456789")
+    for wanted, found in (("bytes=2-4", b"234"), ("bytes=7-", b"789"), ("bytes=-3", b"789"), ("bytes=8-99", b"89")):
+        assert ask(stub, "GET", "a", range=wanted).body == found
+    assert ask(stub, "GET", "a", range="bytes=10-").status == 416
+    assert ask(stub, "GET", "b").status == 404
+
+
+def test_a_listing_in_pages_has_everything_once() -> None:
+    stub, found, token = Stub(), [], ""
+    for key in ("x/1", "x/10", "x/2/a", "x/2/b", "x/3", "y"):
+        ask(stub, "PUT", key)
+    while True:
+        query = f"list-type=2&prefix=x/&delimiter=/&max-keys=1{f'&continuation-token={quote(token)}' if token else ''}"
+        page = ask(stub, "GET", "", query=query).body.decode()
+        found += re.findall(r"<(?:Key|CommonPrefixes><Prefix)>([^<]+)<", page)
+        if "<IsTruncated>false" in page:
+            break
+        [token] = re.findall(r"<NextContinuationToken>([^<]+)<", page)
+    assert found == ["x/1", "x/10", "x/2/", "x/3"]
+
+
+def test_pieces_that_are_signed_one_by_one() -> None:
+    stub = Stub()
+    body = b"3;chunk-signature=1\r\nabc\r\n2\r\nde\r\n0;chunk-signature=2\r\nx-amz-checksum-crc32:x\r\n\r\n"
+    ask(stub, "PUT", "a", body=body, **{"x-amz-decoded-content-length": "5"})
+    assert ask(stub, "GET", "a").body == b"abcde"
 
 
 # --- what is made of it

@@ -17,6 +17,7 @@ from benchmarks.peers.roster import PEERS
 from benchmarks.peers.sampling import begin, compare, median_of, read_whole
 from benchmarks.peers.works import WORKS, Work
 
+STORED = "stored"
 RANDOM, LINE, STRIDED = "200 random chunks", "one line across all chunks", "strided"
 _RANDOM = 200
 _LINE = np.s_[:, 5]
@@ -31,7 +32,7 @@ class WholeArray:
     parts: Sequence[str] = ()
     peers: Sequence[str] = tuple(PEERS)
     rounds: int | None = None
-    units: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=lambda: {STORED: "MiB"})
 
     @property
     def name(self) -> str:
@@ -40,11 +41,18 @@ class WholeArray:
     def measure(self, peer: str, place: Path) -> Values:
         order = {"peer": peer, "path": str(place), "work": self.work.name}
         found = ask(write, **order)
+        if not PEERS[peer].volatile:
+            found[STORED] = _size(place) / (1 << 20)
         if not PEERS[peer].only_writes:
             found |= ask(read, **order, parts=self.parts)
         if self.work.files <= 1024:
             _delete(place)  # large, and few files: before its pages are written to the disk
         return found
+
+
+def _size(place: Path) -> int:
+    files = [place, *place.rglob("*")]
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _delete(place: Path) -> None:

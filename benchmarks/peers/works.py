@@ -2,7 +2,7 @@
 
 The numbers are drawn from a normal distribution and rounded to two decimals, as measurements are: without noise that
 nobody would keep, and without the runs of equal values that let a codec shine. Of 512 MiB the same 64 MiB come eight
-times; no store here notices, as each chunk is encoded by itself. `report.py` says how far each codec has brought them.
+times; no store here notices, as each chunk is encoded by itself. The tables say how much each has stored.
 """
 
 from __future__ import annotations
