@@ -1,11 +1,18 @@
-"""A small repository that has everything: own and merged runs, a data pack, tombstones, a prefix tombstone, a tag."""
+"""A small repository that has everything: own and merged runs, a data pack, tombstones, a prefix tombstone, a tag.
+
+And chunks that were written in part, and merged: of two processes, beside another commit, and until nothing was left.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
 
+import zarr
+
 import txstore
+from tests.system.processes.members import join_in_this_process
+from tests.transactions.parts import write_part
 
 Contents = list[dict[str, bytes]]
 
@@ -26,6 +33,8 @@ def build(path: Path) -> Contents:
         store["a/zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
         store["a/c/0"] = b"zero"
         store["a/c/1"] = b"one" * 400  # aligned, with padding before it
+        options = {"shape": (32,), "chunks": (16,), "dtype": "u1", "compressors": None}
+        zarr.create_array(store, name="p", **options)[:] = 97
     committed()
     with repo.transaction("second") as store:
         store["a/c/0"] = b"nought"
@@ -34,6 +43,14 @@ def build(path: Path) -> Contents:
     repo.tags["v1"] = 1
     with repo.transaction("of two processes") as store:
         store["shared/c/0"] = b"mine"
+        store.mapping.share()
+        others = [join_in_this_process(repo, store.mapping._staging.id) for _ in range(2)]
+        for number, other in enumerate(others):
+            write_part(other, "p/c/0", slice(4 * number, 4 * number + 3), 65 + number)
+            write_part(other, "p/c/1", slice(8 * number, 8 * number + 8), 0)
+            other.seal()
+            other._staging.close()
+            other._finalizer.detach()
         process = multiprocessing.get_context("spawn").Process(target=_stage, args=(store,))
         process.start()
         process.join(60)
@@ -44,11 +61,16 @@ def build(path: Path) -> Contents:
         store.mapping.delete_dir("shared")
         store["d"] = b"d"
     committed()
+    last = repo.begin(message="last")
+    write_part(last, "p/c/0", slice(8, 10), 70)
     with repo.transaction("fifth", properties={"n": 5}) as store:
         store["e"] = b"e" * 100
+        write_part(store.mapping, "p/c/0", slice(11, 12), 71)
     committed()
-    with repo.transaction("last") as store:
-        store["a/c/2"] = b"two"
+    last["a/c/2"] = b"two"
+    last.commit()
     committed()
+    assert "p/c/1" not in contents[2]
+    assert contents[-1]["p/c/0"] == b"AAAaBBBaFFaGaaaa"
     assert repo.verify().faults == []
     return contents

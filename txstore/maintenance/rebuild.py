@@ -7,8 +7,10 @@ copy.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from txstore._native import index as native
@@ -127,8 +129,11 @@ def _entries(
     *,
     keeps_equal: bool,
 ) -> Iterator[tuple[bytes, int, int, int, int, int]]:
-    for key, link in staged.items():
-        if (frame := merged.get(key)) is not None:
+    # What was merged may have been staged in packs that the commit does not need.
+    rest = ((key, link) for key, link in staged.items() if key not in merged)
+    for key, link in heapq.merge(((key, None) for key in sorted(merged)), rest, key=itemgetter(0)):
+        if link is None:
+            frame = merged[key]
             if frame.length:
                 yield key.encode(), packfile.REF_PACK, frame.offset, frame.length, frame.checksum, 0
             elif key in base:

@@ -155,6 +155,7 @@ class Committer:
                 continue
             is_deleted = link.kind == packfile.FRAME_TOMBSTONE
             (deleted if is_deleted else written).append(key)
+            self.merges.allow(key, link)
             if is_document(key):
                 documents[key] = None if is_deleted else self.staging.read(link)
         return Writes(
@@ -179,7 +180,7 @@ class Committer:
         self.writes = self.writes or self._writes()
         conflicts.check(self.writes, self.base, head, checked.seq)
         self.head = head
-        if self.merges.merge(self.writes.set, head, checked.seq):
+        if self.merges.merge(head, checked.seq):
             # What was written behind the values is overwritten by theirs. All of it is synced with the header.
             self._append_own_run()
             if self.merged is not None:

@@ -6,10 +6,11 @@ commit may fail, and the transaction go on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from txstore.codecs.chunk_codec import NotMergeableError
 from txstore.errors import ConflictError
+from txstore.format import packfile
 from txstore.format.records import SERIALIZABLE
 from txstore.format.regions import Region
 from txstore.history.packs import Staged
@@ -27,67 +28,62 @@ class Merges:
         self._publisher = publisher
         #: What stands for a key instead of what was staged; without a length if the key is to be deleted.
         self.values: dict[str, Staged] = {}
+        self._parts: dict[str, list[Link]] = {}  # what chunks consist of that may be merged with what others commit
 
     @property
     def deleted(self) -> Collection[str]:
         """The keys of chunks that have become all fill value."""
         return [key for key, merged in self.values.items() if not merged.length]
 
+    def allow(self, key: str, link: Link) -> None:
+        """Let what was written of a chunk be merged with what others commit, if it is a part."""
+        staging = self._staging
+        if link.kind == packfile.FRAME_PARTIAL and staging.record.isolation != SERIALIZABLE:
+            layers = staging.staged.layers(key) or [link]
+            if not (any(layer.region.is_whole for layer in layers) or staging.staged.is_below_deleted(key)):
+                self._parts[key] = layers
+
     def put_together(self) -> None:
         """Merge what several processes have written of one chunk. Raises `ConflictError` where that can't be."""
-        for key, _ in self._staging.items_staged():
-            layers = self._staging.staged.layers(key)
-            if layers:
-                try:
-                    self._put(key, self._staging.below(key), layers)
-                except NotMergeableError as error:
-                    raise ConflictError(
-                        [key],
-                        reason=f"several processes wrote parts of a chunk that can't be merged, since {error}",
-                        advice="Roll back, and let no two processes write one chunk, or let them take turns: each "
-                        "within `with store.lock(path, selection)`",
-                    ) from error
+        for key in self._staging.staged.layered:
+            try:
+                self._put(key, self._staging.below(key), self._staging.staged.layers(key))
+            except NotMergeableError as error:
+                raise ConflictError(
+                    [key],
+                    reason=f"several processes wrote parts of a chunk that can't be merged, since {error}",
+                    advice="Roll back, and let no two processes write one chunk, or let them take turns: each within "
+                    "`with store.lock(path, selection)`",
+                ) from error
 
     def are_apart(self, key: str, base: Snapshot, head: Snapshot) -> bool:
         """Tell whether of a chunk that was written in part others have changed only what was not written."""
-        layers = self._mergeable(key)
-        if not layers or base.is_foreign(key) or head.is_foreign(key):
+        layers = self._parts.get(key)
+        if layers is None or base.is_foreign(key) or head.is_foreign(key):
             return False
         written = Region.of_all(layer.region for layer in layers)
-        if written.is_whole:
-            return False
         try:
             return not self._staging.merger(key).differ(base.get_view(key), head.get_view(key), written)
         except NotMergeableError:
             return False
 
-    def merge(self, keys: Iterable[str], head: Snapshot, since: int) -> bool:
+    def merge(self, head: Snapshot, since: int) -> bool:
         """Lay what was written of chunks over what they are at the head, if that is newer than seq `since`.
 
         It was found that they are apart. Return whether there are such chunks. Raises `ConflictError`.
         """
         recent, found = head.runs_since(since), False
-        for key in keys:
-            if layers := self._mergeable(key):
-                change = recent.lookup(key.encode())
-                if change is not None and change.seq > since:
-                    try:
-                        self._put(key, head.get_view(key), layers)
-                    except NotMergeableError as error:
-                        reason = f"keys were also written by another commit, and can't be merged, since {error}"
-                        base = self._staging.base
-                        raise ConflictError([key], reason=reason, base=base.commit, head=head.commit) from error
-                    found = True
+        for key, layers in self._parts.items():
+            change = recent.lookup(key.encode())
+            if change is not None and change.seq > since:
+                try:
+                    self._put(key, head.get_view(key), layers)
+                except NotMergeableError as error:
+                    reason = f"keys were also written by another commit, and can't be merged, since {error}"
+                    base = self._staging.base
+                    raise ConflictError([key], reason=reason, base=base.commit, head=head.commit) from error
+                found = True
         return found
-
-    def _mergeable(self, key: str) -> list[Link]:
-        """Return the frames of a chunk that was written in part, if it may be merged with what others commit."""
-        staging = self._staging
-        if staging.record.isolation == SERIALIZABLE or staging.staged.is_below_deleted(key):
-            return []
-        link = staging.staged.get(key)
-        layers = staging.staged.layers(key) or ([] if link is None else [link])
-        return [] if any(layer.region.is_whole for layer in layers) else layers
 
     def _put(self, key: str, below: memoryview | None, layers: list[Link]) -> None:
         merged = self._staging.merged(key, below, layers)

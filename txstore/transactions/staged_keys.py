@@ -61,6 +61,11 @@ class StagedKeys:
         ref = self._refs.get(key)
         return None if ref is None else _unpack(ref)
 
+    @property
+    def layered(self) -> list[str]:
+        """The keys that have layers, in the order of their bytes."""
+        return sorted(self._layers)
+
     def layers(self, key: str) -> list[Link]:
         """Return the frames that count for a key, if several do: each with its region, to be laid over those before."""
         return self._layers.get(key, []) if self._layers else []

@@ -677,11 +677,10 @@ class Staging(Hierarchy):
         )
 
     def _is_damaged(self, key: str) -> bool:
-        link = self.staged.get(key)
-        if link is None or link.kind not in packfile.REF_OF_FRAME:
-            return False
         try:
-            self.read(link)
+            for link in self.staged.layers(key) or filter(None, [self.staged.get(key)]):
+                if link.kind in packfile.REF_OF_FRAME:
+                    self.read(link)
         except CorruptionError:
             return True
         return False
@@ -787,7 +786,11 @@ class Staging(Hierarchy):
 
     def _that_count(self) -> set[int]:
         """Return the numbers of the packs, but for the commit file itself, that hold a value that counts."""
-        return {self.number_of(link) for _, link in self.staged.items() if link.kind in packfile.REF_OF_FRAME} - {0}
+        return {
+            self.number_of(link)
+            for key, link in self.staged.items()
+            if link.kind in packfile.REF_OF_FRAME and not self.staged.layers(key)  # of which the commit makes its own
+        } - {0}
 
     @staticmethod
     def number_of(link: Link) -> int:
