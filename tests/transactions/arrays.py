@@ -10,6 +10,7 @@ import numpy as np
 import zarr
 
 import txstore
+from tests.transactions.parts import write_part
 
 Step = Callable[[txstore.TxStore], object]
 
@@ -44,6 +45,19 @@ def group(path: str = "g", fmt: int = 3, **attributes: Any) -> Step:
 
 def put(where: Any, value: int, path: str = "x") -> Step:
     return lambda store: array(store, path).__setitem__(where, value)
+
+
+def part(where: slice, value: int, path: str = "x", chunk: str = "c/0") -> Step:
+    """Write elements of one chunk, and say so: `where` is in the chunk."""
+    return lambda store: write_part(store.mapping, f"{path}/{chunk}", where, value)  # type: ignore[arg-type]
+
+
+def add_part(where: slice, value: int, path: str = "x", chunk: str = "c/0") -> Step:
+    def step(store: txstore.TxStore) -> None:
+        store.mapping.get_view(f"{path}/{chunk}")  # type: ignore[union-attr]
+        write_part(store.mapping, f"{path}/{chunk}", where, lambda there: there + value)  # type: ignore[arg-type]
+
+    return step
 
 
 def add(where: Any, value: int, path: str = "x") -> Step:

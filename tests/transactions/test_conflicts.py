@@ -12,6 +12,7 @@ import txstore
 from tests.transactions.arrays import (
     Step,
     add,
+    add_part,
     append,
     array,
     attributes,
@@ -23,6 +24,7 @@ from tests.transactions.arrays import (
     delete,
     edit_document,
     group,
+    part,
     put,
     resize,
 )
@@ -143,6 +145,49 @@ EQUAL_BYTES = [
          attributes(b=2), False, lambda root: root["x"].attrs.asdict() == {"a": 1, "b": 2}),
 ]  # fmt: skip
 
+LEFT, RIGHT, MIDDLE = slice(0, 2), slice(2, 4), slice(1, 3)
+
+PARTS = [
+    Case("halves of one chunk", create(), part(LEFT, 5), part(RIGHT, 6), False, x_is(5, 5, 6, 6, 1, 1, 1, 1)),
+    Case("halves of one chunk that were read", create(), add_part(LEFT, 5), add_part(RIGHT, 6), False,
+         x_is(6, 6, 7, 7, 1, 1, 1, 1)),
+    Case("halves of a missing chunk", create(value=0), part(LEFT, 5), part(RIGHT, 6), False,
+         x_is(5, 5, 6, 6, 0, 0, 0, 0)),
+    Case("parts that overlap", create(), part(LEFT, 5), part(MIDDLE, 6), True),
+    Case("parts that overlap, with equal values", create(), part(LEFT, 5), part(MIDDLE, 5), True),
+    Case("equal increments of one element", create(), add_part(LEFT, 1), add_part(LEFT, 1), True),
+    Case("parts that overlap where one leaves it as it is", create(), part(LEFT, 5),
+         both(part(slice(1, 2), 1), part(RIGHT, 6)), False, x_is(5, 5, 6, 6, 1, 1, 1, 1), orders=("other first",)),
+    Case("both halves, and one", create(), both(part(LEFT, 5), part(RIGHT, 5)), part(slice(3, 4), 6), True),
+    Case("a part written as it was, and read before", create(), add_part(LEFT, 0), part(RIGHT, 6), False,
+         x_is(1, 1, 6, 6, 1, 1, 1, 1)),
+    Case("a part, and the whole", create(), part(LEFT, 5), put(FIRST, 6), True),
+    Case("a part, and the whole that changes the rest alone", create(), part(LEFT, 5), add(FIRST, [0, 0, 5, 5]), False,
+         x_is(5, 5, 6, 6, 1, 1, 1, 1), orders=("other first",)),
+    Case("a part behind a write of the whole, and a part", create(), both(put(FIRST, 6), part(LEFT, 5)),
+         part(RIGHT, 7), True),
+    Case("halves that become all fill value", create(), part(LEFT, 0), part(RIGHT, 0), False,
+         x_is(0, 0, 0, 0, 1, 1, 1, 1)),
+    Case("a part, and a deletion of the chunk", create(), part(LEFT, 5), lambda s: s.__delitem__("x/c/0"), True),
+    Case("a part, and a deletion of a chunk that was all fill value there", both(create(), part(LEFT, 0)),
+         part(LEFT, 5), put(FIRST, 0), False, x_is(5, 5, 0, 0, 1, 1, 1, 1), orders=("other first",)),
+    Case("a part, and the array made anew", create(), part(LEFT, 5), overwrite(), True),
+    Case("a part, and an equal array in its place", create(value=0), part(LEFT, 5), overwrite(value=0), True),
+    Case("a part, and its chunks cleared", create(value=0), part(LEFT, 5),
+         both(lambda s: s.mapping.delete_dir("x/c"), put(SECOND, 6)), True, orders=("one first",)),
+    Case("a part, and another data type", create(), part(LEFT, 5), edit_document("x/zarr.json", data_type="uint32"),
+         True),
+    Case("a part, and a codec", create(), part(LEFT, 5),
+         edit_document("x/zarr.json", codecs=[{"name": "bytes", "configuration": {"endian": "big"}}]), True),
+    Case("a part of the chunk at the edge, and growth", create(n=6), part(slice(0, 1), 5, chunk="c/1"), resize(8),
+         False, x_is(1, 1, 1, 1, 5, 1, 0, 0)),
+    Case("a part of a chunk that is dropped", create(), part(LEFT, 5, chunk="c/1"), resize(4), True),
+    Case("format 2, order F", create(zarr_format=2, order="F"), part(LEFT, 5, chunk="0"), part(RIGHT, 6, chunk="0"),
+         False, x_is(5, 5, 6, 6, 1, 1, 1, 1)),
+    Case("shards", create(chunks=2, shards=(4,)), part(LEFT, 5), part(slice(3, 4), 6), False,
+         x_is(5, 5, 1, 6, 1, 1, 1, 1)),
+]  # fmt: skip
+
 NODES = [
     Case("two equal groups", nothing, group(), group(), False, names("g")),
     Case("two equal groups where there is a root", group(""), group(a=[1]), group(a=[1]), False, names("g")),
@@ -238,6 +283,7 @@ GROUPS = {
     "array": ONE_ARRAY,
     "fill": FILL,
     "equal bytes": EQUAL_BYTES,
+    "parts": PARTS,
     "nodes": NODES,
     "format 2": FORMAT_2,
     "scalars": SCALARS,
