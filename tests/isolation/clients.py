@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import struct
 import time
 from collections.abc import MutableMapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zarr
 
 import txstore
 from tests.isolation.histories import LAST, SETUP, Op, Txn
 from tests.transactions.faults import watch
+from txstore.format.regions import Region
 from txstore.transactions import conflicts
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 T = TypeVar("T")
 
 LISTS = [f"l/c/{number}" for number in range(5)]
 REGISTERS = [f"r/c/{number}" for number in range(5)]
+#: Registers that are elements of one chunk: that of the array `e`, of 8-byte integers.
+ELEMENTS, CHUNK = [f"r/e/{number}" for number in range(5)], "e/c/0"
 DIRECTORIES = ["s/a", "s/b"]
 REMOVABLE = 40  # members of each directory that the setup makes
 ROW = 512  # elements that a list of the zarr workload has room for
@@ -33,7 +40,8 @@ WORKLOADS = {
     "registers": ("read register", "read register", "write"),
     "sets": ("names", "keys", "make", "remove"),
     "mixed": (*MIXED, "names", "keys", "make", "remove"),
-    "shared": (*MIXED, "names", "keys", "any", "make", "remove", "clear"),
+    "elements": ("read element", "write element", "write element"),
+    "shared": (*MIXED, "read element", "write element", "names", "keys", "any", "make", "remove", "clear"),
     "arrays": ("read list", "append", "append"),
 }
 
@@ -58,6 +66,10 @@ class Client:
                 self.read_register(self.chance.choice(REGISTERS[: self._objects]))
             case "write":
                 self.write(self.chance.choice(REGISTERS[: self._objects]))
+            case "read element":
+                self.read_element(self.chance.choice(range(self._objects)))
+            case "write element":
+                self.write_element(self.chance.choice(range(self._objects)))
             case "names" | "keys":
                 self.names(self.chance.choice(DIRECTORIES), how=what)
             case "make":
@@ -95,6 +107,21 @@ class Client:
         self.mapping[key] = value
         self.ops.append(Op("write", key, value))
 
+    def read_element(self, number: int) -> None:
+        value = _elements(self.get(CHUNK))[number]
+        self.ops.append(Op("read", ELEMENTS[number], b"%d" % value if value else None))
+
+    def write_element(self, number: int) -> None:
+        value = self.number()
+
+        def change(chunk: memoryview | None) -> bytes:
+            elements = _elements(chunk)
+            elements[number] = value
+            return struct.pack("<5q", *elements)
+
+        self.mapping.modify(CHUNK, change, Region.of_box(((number, number + 1),)))  # type: ignore[attr-defined]
+        self.ops.append(Op("write", ELEMENTS[number], b"%d" % value))
+
     def names(self, directory: str, how: str = "names") -> frozenset[str]:
         mapping: Any = self.mapping
         if how == "names":
@@ -123,6 +150,10 @@ class Client:
 
     def any(self, directory: str) -> None:
         self.ops.append(Op("any", directory, self.mapping.has_keys_below(directory)))  # type: ignore[attr-defined]
+
+
+def _elements(chunk: Buffer | None) -> list[int]:
+    return [0] * len(ELEMENTS) if chunk is None else list(struct.unpack("<5q", chunk))
 
 
 class Chance(Protocol):
@@ -155,7 +186,9 @@ def set_up(repo: txstore.Repository, workload: str = "mixed", removable: int = R
         with repo.transaction() as store:
             zarr.create_array(store, name="l", shape=(len(LISTS), ROW), chunks=(1, ROW), dtype="i8")
         return Txn(0, SETUP, (), 0, 1)
-    with repo.begin() as mapping:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="e", shape=(5,), dtype="<i8", compressors=None, fill_value=0)
+        mapping = store.mapping
         keys = [f"{directory}/old{number:03}" for directory in DIRECTORIES for number in range(removable)]
         for key in keys:
             mapping[key] = b""
@@ -175,6 +208,8 @@ def read_all(repo: txstore.Repository, workload: str = "mixed") -> Txn:
     if workload != "arrays":
         for key in REGISTERS:
             client.read_register(key)
+        for number in range(len(ELEMENTS)):
+            client.read_element(number)
         for directory in DIRECTORIES:
             client.names(directory)
     base = store.base

@@ -3,7 +3,7 @@
 Three kinds of objects, named by the first letter of their key:
 
 - `l/...`, a list: each transaction appends elements that nobody else appends, to what it has read;
-- `r/...`, a register: written blindly, with values that nobody else writes;
+- `r/...`, a register: written blindly, with values that nobody else writes. `r/e/...` is an element of a chunk;
 - `s/<directory>/<name>`, a member of a set: there or not, made by one transaction at most. Listings read all members of
   a directory at once; whether there are any tells of all of them only if there are none.
 """

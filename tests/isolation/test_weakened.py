@@ -24,6 +24,7 @@ from tests.isolation.weaknesses import (
     grown_array,
     histories,
     older_array,
+    part_of_a_serializable_transaction,
     participant_reads,
     put_twice,
     reads,
@@ -33,18 +34,32 @@ from tests.isolation.weaknesses import (
     two,
     two_mappings,
 )
-from tests.transactions.arrays import append, attributes, create, delete, edit_document, put, resize
+from tests.transactions.arrays import (
+    add_part,
+    append,
+    attributes,
+    create,
+    delete,
+    edit_document,
+    part,
+    put,
+    resize,
+)
+from txstore.codecs.merging import ChunkMerger
 from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node
+from txstore.format.regions import Region
 from txstore.history.runs import Runs
 from txstore.sessions import session as sessions
 from txstore.sessions.session import Session
-from txstore.transactions import conflicts
+from txstore.transactions import conflicts, merges
 from txstore.transactions.conflicts import Check
+from txstore.transactions.merges import Merges
 from txstore.transactions.reads import NotingView, ReadMarks
 from txstore.transactions.siblings import Siblings
 from txstore.transactions.staging import Staging
 
+PART = slice(1, 3)  # of the first chunk of x
 Weaken = Callable[[pytest.MonkeyPatch], None]
 
 other_type = edit_document("x/zarr.json", data_type="uint32")
@@ -193,6 +208,23 @@ def forget_unchanged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Staging, "reads", lambda self, unchanged: unweakened(self, ()))
 
 
+def written_regions(region: Region) -> Weaken:
+    """Let all that is written in part have this region."""
+    stage = Staging.stage
+
+    def weakened(self: Staging, *arguments: Any, **more: Any) -> None:
+        stage(self, *arguments, **(more | {"region": region} if more.get("known") else more))
+
+    return replace(Staging, "stage", weakened)
+
+
+def merged_over_base(patch: pytest.MonkeyPatch) -> None:
+    merged = Staging.merged
+    patch.setattr(
+        Staging, "merged", lambda self, key, below, layers: merged(self, key, self.base.get_view(key), layers)
+    )
+
+
 RULES = [
     Weakening("a deletion is no change", blind_to(packfile.REF_TOMBSTONE),
               two(create(), put(FIRST, 5), lambda store: store.__delitem__("x/zarr.json"))),
@@ -224,6 +256,20 @@ RULES = [
               two(create(), put(SECOND, 5), smaller_shape)),
     Weakening("no chunk is dropped here", replace(conflicts, "drops_chunk", lambda *_: False),
               two(create(), smaller_shape, put(SECOND, 5))),
+    Weakening("all parts of a chunk are apart", replace(Merges, "are_apart", lambda *_: True),
+              histories("snapshot", "read element", "write element")),
+    Weakening("equal values are apart", replace(ChunkMerger, "differ", lambda self, base, head, region: False),
+              two(create(), add_part(PART, 1), add_part(PART, 1))),
+    Weakening("regions are forgotten", written_regions(Region.of_box(((0, 1),))),
+              histories("snapshot", "read element", "write element")),
+    Weakening("what others have written is not merged", replace(Merges, "merge", lambda *_: False),
+              histories("snapshot", "read element", "write element")),
+    Weakening("the base is merged, not the head", merged_over_base,
+              histories("snapshot", "read element", "write element")),
+    Weakening("an array that was made anew is the same", replace(Runs, "new_prefixes", lambda *_: []),
+              two(create(value=0), part(PART, 5), create(value=0, overwrite=True))),
+    Weakening("serializable transactions merge", replace(merges, "SERIALIZABLE", "never"),
+              part_of_a_serializable_transaction),
     Weakening("what was read is forgotten", replace(ReadMarks, "__contains__", lambda *_: False), put_twice),
 ]  # fmt: skip
 

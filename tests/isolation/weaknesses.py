@@ -12,7 +12,8 @@ import txstore
 from tests.isolation.checker import check
 from tests.isolation.interleavings import interleave
 from tests.system.processes.members import join_in_this_process
-from tests.transactions.arrays import Step, append, array, both, commit, create
+from tests.transactions.arrays import Step, append, array, both, commit, create, part
+from tests.transactions.parts import write_part
 from txstore import ConflictError, StaleArrayError
 from txstore.transactions.transaction import Transaction
 
@@ -161,6 +162,16 @@ def grown_array(repo: txstore.Repository) -> None:
     session.rollback()
     _must_be_stale(lambda: z[FIRST])
     session.rollback()
+
+
+def part_of_a_serializable_transaction(repo: txstore.Repository) -> None:
+    """It is checked by key: what it has read of a chunk before it wrote a part is more than that part."""
+    commit(repo, create())
+    second = repo.begin(isolation="serializable")
+    write_part(second, "x/c/0", slice(0, 1), 5)
+    commit(repo, part(slice(2, 3), 6))
+    _must_conflict(second.commit)
+    second.rollback()
 
 
 def put_twice(repo: txstore.Repository) -> None:
