@@ -23,7 +23,7 @@ def extension(name: str) -> Extension:
     )
 
 
-EXTENSIONS = ["_header", "_index", "_local"]
+EXTENSIONS = ["_chunks", "_header", "_index", "_local"]
 if sys.platform == "linux":
     EXTENSIONS += ["_locktable", "_watch"]
 

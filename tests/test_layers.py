@@ -28,6 +28,7 @@ TOWER = [
     "repository",
     "interchange",
     "store",
+    "pipeline",
     "sessions",
     "engine",
     "maintenance",

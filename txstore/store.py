@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from html import escape
@@ -17,12 +17,17 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
 from txstore import processes
+from txstore._native import chunks
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
 from txstore.format.records import SNAPSHOT
+from txstore.format.regions import Region
 from txstore.history.commit import MAIN, Commit
 from txstore.history.declarations import Constraints
 from txstore.history.opening import Access
+from txstore.history.runs import Located
+from txstore.pipeline.chunk_store import ChunkStore
+from txstore.pipeline.registration import register
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.sessions.session import Joining, Reliance, Session
 from txstore.storage.request_threads import in_thread
@@ -57,7 +62,7 @@ class HasEngine(Protocol):
     engine: Engine
 
 
-class TxStore(Store):
+class TxStore(Store, ChunkStore):
     """A zarr store whose writes become visible together, at `commit`, or not at all.
 
     Parameters
@@ -454,6 +459,24 @@ class TxStore(Store):
         self._is_open = True
         self._writer().delete(key)
 
+    # --- what our codec pipeline calls
+
+    def locate(self, keys: Sequence[str]) -> Located | None:
+        self._is_open = True
+        return self._view.locate(keys)
+
+    def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
+        self._is_open = True
+        return self._writer().set_chunks(keys, batch, threads)
+
+    def modify(self, key: str, change: Callable[[memoryview | None], memoryview | None], region: Region) -> None:
+        self._is_open = True
+        self._writer().modify(key, change, region)
+
+    def give_up(self, reason: str) -> None:
+        if self._session is not None:
+            self._session.fail(reason)
+
     # --- zarr's asynchronous face. On a disk, staging is a write to the page cache: no reason to leave the event loop.
     # What makes requests, or reads files outside of the repository, does so in a thread.
 
@@ -464,13 +487,13 @@ class TxStore(Store):
         # Where a write may be refused, each chunk is a task, of which it is known to which statement it belongs.
         return session is None or (session.door.may_enter() and session.holds_newest)
 
-    async def _let_in(self) -> None:
+    async def let_in(self) -> None:
         session = self._session
         if session is not None and not session.door.may_enter():
             await session.door.enter()
 
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
-        await self._let_in()
+        await self.let_in()
         if self._engine.storage.ranges is None:
             return function(*arguments)
         return await in_thread(function, *arguments)
@@ -479,7 +502,7 @@ class TxStore(Store):
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         session = self._session
-        if session is not None and not session.door.may_enter():  # `_let_in`, on the hot paths
+        if session is not None and not session.door.may_enter():  # `let_in`, on the hot paths
             await session.door.enter()
         if self._engine.storage.ranges is None and not self._view.is_foreign(key):
             return self.get_sync(key, prototype=prototype, byte_range=byte_range)
@@ -499,7 +522,7 @@ class TxStore(Store):
 
     async def set(self, key: str, value: Buffer) -> None:
         session = self._session
-        if session is not None and not session.door.may_enter():  # `_let_in`, on the hot paths
+        if session is not None and not session.door.may_enter():  # `let_in`, on the hot paths
             await session.door.enter()
         if self._engine.storage.ranges is None:
             self.set_sync(key, value)
@@ -535,7 +558,7 @@ class TxStore(Store):
             yield name
 
     async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
-        await self._let_in()
+        await self.let_in()
         if self._engine.storage.ranges is None:
             for name in listing():
                 yield name
@@ -580,6 +603,9 @@ def _part(byte_range: ByteRequest) -> slice:
 def _contiguous(value: Buffer) -> memoryview:
     array = value.as_numpy_array()
     return memoryview(array if array.flags.c_contiguous else array.copy())
+
+
+register()
 
 
 def _reopen_reader(engine: Engine, position: Position) -> TxStore:

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import _chunks as chunks
     from . import _header as header
     from . import _index as index
     from . import _local as local
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from . import _watch as watch
 else:
     pure_python = os.environ.get("TXSTORE_PURE_PYTHON") == "1"
+    try:
+        if pure_python:
+            raise ImportError
+        from . import _chunks as chunks
+    except ImportError:
+        from . import chunks_twin as chunks
     try:
         if pure_python:
             raise ImportError
@@ -47,4 +54,4 @@ else:
     except ImportError:
         from . import watch_twin as watch
 
-__all__ = ["header", "index", "local", "locktable", "watch"]
+__all__ = ["chunks", "header", "index", "local", "locktable", "watch"]

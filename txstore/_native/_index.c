@@ -476,6 +476,36 @@ PyDoc_STRVAR(lookup_doc, "lookup(runs, key, /)\n--\n\n"
                          "What the newest run that knows `key` says of it; runs are newest first:\n"
                          "(run, kind, seq, pack, offset, length, checksum), or None.");
 
+enum { NOT_FOUND = 0, FOUND_ENTRY = 1, FOUND_PREFIX = 2 };
+
+/* Finds the newest entry of a key: the cursor stands on it; or the run with a prefix tombstone that covers the key, and
+ * its seq. -1: an exception. */
+static int
+find_newest(PyObject *module, PyObject *runs, span key, cursor *c, Py_ssize_t *number, uint64_t *seq)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(runs); i++) {
+        const run *r = as_run(module, PyTuple_GET_ITEM(runs, i));
+        if (r == NULL)
+            return -1;
+        int64_t block = find_block(r, key);
+        if (block == FAULT)
+            return -1;
+        *number = i;
+        if (block != NONE) {
+            cursor_init(c, r, (span){NULL, 0}, 0);
+            int found = cursor_search(c, (uint32_t)block, key);
+            if (found < 0)
+                return -1;
+            if (found && compare(cursor_key(c), key) == 0)
+                return FOUND_ENTRY;
+        }
+        int covered = covering_seq(r, key, seq);
+        if (covered)
+            return covered < 0 ? -1 : FOUND_PREFIX;
+    }
+    return NOT_FOUND;
+}
+
 static PyObject *
 index_lookup(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -483,31 +513,63 @@ index_lookup(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         PyErr_SetString(PyExc_TypeError, "lookup() takes a tuple of Run and a key of bytes");
         return NULL;
     }
-    span key = span_of(args[1]);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); i++) {
-        const run *r = as_run(module, PyTuple_GET_ITEM(args[0], i));
-        if (r == NULL)
-            return NULL;
-        int64_t block = find_block(r, key);
-        if (block == FAULT)
-            return NULL;
-        if (block != NONE) {
-            cursor c;
-            cursor_init(&c, r, (span){NULL, 0}, 0);
-            int found = cursor_search(&c, (uint32_t)block, key);
-            if (found < 0)
-                return NULL;
-            if (found && compare(cursor_key(&c), key) == 0)
-                return entry_tuple(&c, 0, i);
-        }
-        uint64_t seq;
-        int covered = covering_seq(r, key, &seq);
-        if (covered < 0)
-            return NULL;
-        if (covered)
-            return Py_BuildValue("(niKiiii)", i, PREFIX_TOMBSTONE, (unsigned long long)seq, 0, 0, 0, 0);
+    cursor c;
+    Py_ssize_t i;
+    uint64_t seq;
+    switch (find_newest(module, args[0], span_of(args[1]), &c, &i, &seq)) {
+    case FOUND_ENTRY:
+        return entry_tuple(&c, 0, i);
+    case FOUND_PREFIX:
+        return Py_BuildValue("(niKiiii)", i, PREFIX_TOMBSTONE, (unsigned long long)seq, 0, 0, 0, 0);
+    case NOT_FOUND:
+        Py_RETURN_NONE;
+    default:
+        return NULL;
     }
-    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(locate_doc, "locate($module, runs, keys, /)\n--\n\n"
+                         "The newest entry of each of a sequence of keys over runs (newest first): six int64 for each, kind,\n"
+                         "run, pack, offset, length, checksum. A kind of -1: there is none, or a tombstone.");
+
+static PyObject *
+index_locate(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "locate() takes a tuple of Run and a tuple of keys");
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(args[1]);
+    PyObject *table = PyBytes_FromStringAndSize(NULL, count * 6 * (Py_ssize_t)sizeof(int64_t));
+    if (table == NULL)
+        return NULL;
+    char *to = PyBytes_AS_STRING(table);
+    for (Py_ssize_t k = 0; k < count; k++, to += 6 * sizeof(int64_t)) {
+        PyObject *key = PyTuple_GET_ITEM(args[1], k);
+        cursor c;
+        Py_ssize_t i;
+        uint64_t seq;
+        int found = -1;
+        if (!PyBytes_Check(key))
+            PyErr_SetString(PyExc_TypeError, "a key is bytes");
+        else
+            found = find_newest(module, args[0], span_of(key), &c, &i, &seq);
+        if (found < 0) {
+            Py_DECREF(table);
+            return NULL;
+        }
+        int64_t entry[6] = {-1, 0, 0, 0, 0, 0};
+        if (found == FOUND_ENTRY && c.kind != KIND_TOMBSTONE) {
+            entry[0] = c.kind;
+            entry[1] = i;
+            entry[2] = (int64_t)c.pack;
+            entry[3] = (int64_t)c.offset;
+            entry[4] = (int64_t)c.length;
+            entry[5] = c.checksum;
+        }
+        memcpy(to, entry, sizeof entry);
+    }
+    return table;
 }
 
 PyDoc_STRVAR(scan_doc, "scan($module, /, runs, start, stop, limit)\n--\n\n"
@@ -868,6 +930,7 @@ index_clear(PyObject *module)
 
 static PyMethodDef index_methods[] = {
     {"lookup", (PyCFunction)(void (*)(void))index_lookup, METH_FASTCALL, lookup_doc},
+    {"locate", (PyCFunction)(void (*)(void))index_locate, METH_FASTCALL, locate_doc},
     {"scan", (PyCFunction)(void (*)(void))index_scan, METH_VARARGS | METH_KEYWORDS, scan_doc},
     {"build", (PyCFunction)(void (*)(void))index_build, METH_VARARGS | METH_KEYWORDS, build_doc},
     {"merge", (PyCFunction)(void (*)(void))index_merge, METH_VARARGS | METH_KEYWORDS, merge_doc},

@@ -33,6 +33,7 @@ RECORD = struct.Struct("<QIIQII")  # format.md, "Index"
 PREFIX = struct.Struct("<IIQ")
 TRAILER = struct.Struct("<4sHHIIIQQQQQI")
 U32 = struct.Struct("<I")
+_ENTRY = struct.Struct("=6q")  # of `locate`
 assert (RECORD.size, PREFIX.size, TRAILER.size) == (32, 16, 64)
 
 U64_MAX = 2**64 - 1
@@ -457,6 +458,26 @@ def lookup(runs: tuple[Run, ...], key: bytes, /) -> Found | None:
         if seqs:
             return (i, PREFIX_TOMBSTONE, max(seqs), 0, 0, 0, 0)
     return None
+
+
+def locate(runs: tuple[Run, ...], keys: tuple[bytes, ...], /) -> bytes:
+    """The newest entry of each of a sequence of keys: six int64 for each, kind, run, pack, offset, length, checksum.
+
+    A kind of -1: there is none, or a tombstone.
+    """
+    table = []
+    for key in keys:
+        found = lookup(runs, key)
+        if found is None or found[1] in (TOMBSTONE, PREFIX_TOMBSTONE):
+            table.append(_ENTRY.pack(-1, 0, 0, 0, 0, 0))
+        else:
+            run, kind, _, pack, offset, length, checksum = found
+            table.append(_ENTRY.pack(kind, run, pack, _signed(offset), _signed(length), checksum))
+    return b"".join(table)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
 
 
 def scan(runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int) -> list[Live]:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from txstore import processes
+from txstore._native import chunks
 from txstore.errors import CorruptionError
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
@@ -75,6 +76,9 @@ class ObjectWriter:
         """Return where the frames end, by the number of the pack in the transaction."""
         packs = {packfile.pack_number(self._participant, n): pack.end for n, pack in enumerate(self._packs, 1)}
         return packs if self._participant else {0: self.size, **packs}
+
+    def append_chunks(self, batch: chunks.Batch, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
+        return False  # of what is uploaded, a round trip is the cost, and not the call
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged:
         """Append one frame. `value` is not needed afterwards. Raises `OSError`, also of an earlier upload."""

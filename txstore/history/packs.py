@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from txstore import processes
-from txstore._native import local
+from txstore._native import chunks, local
 from txstore.errors import CorruptionError
 from txstore.format import encoding, names, packfile
 from txstore.format.encoding import crc32c
@@ -37,6 +37,9 @@ MAX_MAPS = 16_384
 _BUFFER_SMALLEST, _BUFFER_LARGEST = 16 << 10, 1 << 20
 #: A value from this length on is written from where it lies.
 _WRITTEN_DIRECTLY = 128 << 10
+
+#: How much of a batch of chunks is encoded before it is written: little, so that it is still in the processor's cache.
+_ARENA = 4 << 20
 
 _ZEROS = bytes(packfile.ALIGNMENT)
 _SWEPT_FROM = 64
@@ -72,6 +75,9 @@ class Writer(Protocol):
         """How many frames there are in that file."""
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged: ...
+    def append_chunks(self, batch: chunks.Batch, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
+        """Append many frames at once, if this can; return whether it has."""
+
     def publish(self) -> None: ...
     def create(self) -> None: ...
     def read(self, staged: Staged) -> bytes: ...
@@ -173,6 +179,36 @@ class PackWriter:
             self._created().write(start, [frame, padding[0], view, padding[1]])
             self._start_writeback(end)
         return Staged(offset, length, checksum, sequence)
+
+    def append_chunks(self, batch: chunks.Batch, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
+        """Append the frames of many chunks, as a batch encodes them; see `chunks.Batch`. Raises `OSError`."""
+        most = batch.bound + max(map(len, keys), default=0)
+        arena = memoryview(bytearray(max(most, min(_ARENA, len(keys) * most))))
+        while True:
+            with self._lock:
+                start = self._end
+                used, count = batch.encode(keys, seen, arena, start, self._sequence, threads)
+                if not count:
+                    return True
+                self._put_block(start, arena[:used])
+                self._sequence += count
+                self._end = start + used
+
+    def _put_block(self, start: int, block: memoryview) -> None:
+        """Write whole frames, in the buffer if there is room; the caller holds the lock."""
+        end = start + len(block)
+        self._drop_sections(start)
+        if not self._is_published and end - self._buffer_start <= len(self._buffer):
+            begin = start - self._buffer_start
+            self._buffer[begin : begin + len(block)] = block
+            self._buffer_end = end
+            return
+        self._flush()
+        self._allocate(end)
+        self._created().write(start, [block])
+        self._length = max(self._length, end)
+        self._buffer_start = self._buffer_end = end
+        self._start_writeback(end)
 
     def _write_through(self, start: int, frame: bytes, offset: int, view: memoryview, end: int) -> None:
         """Write one frame to the file; the caller holds the lock, so that no frame follows one that is not complete."""
@@ -393,6 +429,11 @@ class OpenPack:
         self.path = path
         self._mapped = mapped
         check_head(path, bytes(memoryview(mapped)[: packfile.HEAD_SIZE]), pack_id)
+
+    @property
+    def mapped(self) -> Mapped:
+        """The file: a buffer, which stays mapped as long as anybody has it."""
+        return self._mapped
 
     @property
     def size(self) -> int:

@@ -9,13 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from txstore._native import index
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format import encoding, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.keys import stored_prefix
 from txstore.format.packfile import PackName
-from txstore.history.packs import Kept, Pack, PackSource
+from txstore.history.packs import Kept, OpenPack, Pack, PackSource
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Mapped
 
@@ -57,6 +60,20 @@ class Change(NamedTuple):
     offset: int
     length: int
     checksum: int
+
+
+#: In place of the number of a buffer.
+MISSING, ELSEWHERE = -1, -2
+
+
+class Located(NamedTuple):
+    """Where many values lie: for each the number of a buffer, an offset, a length and a CRC-32C.
+
+    The number is `MISSING` if there is no value, and `ELSEWHERE` if it has to be asked for by itself.
+    """
+
+    buffers: list[Mapped]
+    table: npt.NDArray[np.int64]
 
 
 #: The packs that the refs of one run have led to, by their numbers in its table.
@@ -185,6 +202,26 @@ class Runs:
         if kind == packfile.REF_PACK:
             return self.open_pack(run, number).view(offset, length, checksum, key)
         return self.foreign(key, Found._make(found)) if kind == packfile.REF_FOREIGN else None
+
+    def locate(self, keys: Sequence[str]) -> Located:
+        """Return where the values of many keys lie, without comparing their checksums. Packs have to be mapped."""
+        try:
+            found = index.locate(self._runs, tuple([key.encode() for key in keys]))
+        except ValueError as error:
+            raise self._corrupt(error) from error
+        entries = np.frombuffer(found, np.int64).reshape(-1, 6)
+        kinds, places = entries[:, 0], entries[:, 1] << 32 | entries[:, 2]
+        table = np.empty((len(keys), 4), np.int64)
+        table[:, 1:] = entries[:, 3:]
+        table[:, 0] = np.where(kinds < 0, MISSING, ELSEWHERE)
+        is_here = kinds == packfile.REF_PACK
+        buffers: list[Mapped] = []
+        for place in np.unique(places[is_here]).tolist():
+            pack = self.open_pack(place >> 32, place & 0xFFFFFFFF)
+            if isinstance(pack, OpenPack):
+                table[is_here & (places == place), 0] = len(buffers)
+                buffers.append(pack.mapped)
+        return Located(buffers, table)
 
     def stored(self, key: str, found: Found | Listed) -> memoryview:
         """Return what a ref leads to as it is stored, its checksum compared."""

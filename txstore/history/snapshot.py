@@ -21,7 +21,7 @@ from txstore.history.declarations import decode as decode_constraints
 from txstore.history.packs import Missing, Pack, PackSource
 from txstore.history.ranged_packs import open_packs
 from txstore.history.ranged_runs import open_runs
-from txstore.history.runs import NONE_KNOWN, Found, Known, OpenPacks, OpenRun, Runs, names_of
+from txstore.history.runs import NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.locks.pins import Pins
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.sources import Sources
@@ -140,6 +140,13 @@ class Snapshot(Hierarchy):
     def get_view(self, key: str) -> memoryview | None:
         value = self.runs.value(key, encode_key(key))
         return self.sources.read(value) if isinstance(value, ForeignRange) else value
+
+    def locate(self, keys: Sequence[str]) -> Located | None:
+        """Return where the values of many keys lie; None where packs are not mapped.
+
+        Whoever reads there compares the checksums, and calls `get_view` for what is not as it should be.
+        """
+        return None if self._packs.is_ranged else self.runs.locate(keys)
 
     def is_foreign(self, key: str) -> bool:
         """Tell whether a value lies outside: to read it takes as long as it takes where that is."""

@@ -8,13 +8,14 @@ and when its base moves over a foreign change of one, it refuses what would sile
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from txstore import processes
+from txstore._native import chunks
 from txstore.engine import Engine, Position
 from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
 from txstore.format.documents import (
@@ -27,8 +28,9 @@ from txstore.format.documents import (
 )
 from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, document_key, is_document, node_of_document
 from txstore.format.records import SERIALIZABLE, SNAPSHOT
+from txstore.format.regions import Region
 from txstore.history.commit import MAIN, Commit
-from txstore.history.runs import Runs
+from txstore.history.runs import Located, Runs
 from txstore.history.snapshot import Snapshot
 from txstore.sessions import statements
 from txstore.sessions.door import Door, busy
@@ -342,6 +344,16 @@ class Session:
         return view
 
     @_call
+    def locate(self, keys: Sequence[str]) -> Located | None:
+        """Return where the base has the chunks of many keys, as `Snapshot.locate` does. Raises `StaleArrayError`."""
+        transaction = self.transaction
+        located = transaction.locate(keys)
+        if len(transaction.news) != self._learned or self._stale or self._unread or self._overtaken:
+            for key in keys:
+                self._check_readable(key, transaction)
+        return located
+
+    @_call
     def is_foreign(self, key: str) -> bool:
         return self.transaction.is_foreign(key)
 
@@ -400,6 +412,21 @@ class Session:
             link = transaction.present(key)
             if transaction.is_own(link):
                 self._hold(key, link, transaction)
+
+    @_call
+    def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
+        """Stage many chunks; return which have to be set one by one. Raises `StaleArrayError`."""
+        transaction = self.transaction
+        for key in keys:
+            self._check_writable(key, transaction)
+        return transaction.set_chunks(keys, batch, threads)
+
+    @_call
+    def modify(self, key: str, change: Callable[[memoryview | None], Buffer | None], region: Region) -> None:
+        """Write a part of a chunk. Raises `StaleArrayError`."""
+        transaction = self.transaction
+        self._check_writable(key, transaction)
+        transaction.modify(key, change, region)
 
     @_call
     def set_reference(

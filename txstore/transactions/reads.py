@@ -122,6 +122,9 @@ class ReadMarks:
             marks = self._marks = bytearray(_MARKS)
         marks[hash(key) % _MARKS] = 1
 
+    def __bool__(self) -> bool:
+        return self._marks is not None or bool(self._exact)
+
     def __contains__(self, key: str) -> bool:
         marks = self._marks
         return key in self._exact or (marks is not None and marks[hash(key) % _MARKS] == 1)

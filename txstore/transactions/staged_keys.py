@@ -135,6 +135,11 @@ class StagedKeys:
 
     # --- what a frame that is written now has seen
 
+    @property
+    def knows_anything(self) -> bool:
+        """Whether `seen` may return anything else than what was read says."""
+        return bool(self._refs or self._prefixes or self._outdated)
+
     def seen(self, key: str, *, was_read: bool) -> Seen:
         """Return what this process knows of a key that it writes."""
         if (outdated := self._outdated.get(key)) is not None:

@@ -12,7 +12,10 @@ import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from txstore import processes
+from txstore._native import chunks
 from txstore.codecs.chunk_codec import NotMergeableError
 from txstore.codecs.merging import ChunkMerger
 from txstore.errors import (
@@ -31,6 +34,7 @@ from txstore.format.records import SERIALIZABLE, TransactionRecord
 from txstore.format.regions import WHOLE, Region
 from txstore.history.commits import Commits
 from txstore.history.packs import Staged, Writer
+from txstore.history.runs import ELSEWHERE, MISSING, Located
 from txstore.history.snapshot import Snapshot
 from txstore.processes import at_exit, was_broken_off
 from txstore.storage.foreign import ForeignRange
@@ -53,6 +57,9 @@ Held = dict[str, Link | None]
 #: In a process that stages into transactions of others: what it has to seal when it ends.
 _participants: weakref.WeakSet[Staging] = weakref.WeakSet()
 
+
+#: In place of what was seen of a key, if that does not fit in a byte.
+_ODD = 255
 
 _TAKE_TURNS = (
     "Trying again alone does not help. Roll back, and either align the work with the chunks, so that no two processes "
@@ -154,6 +161,25 @@ class Staging(Hierarchy):
         if view is not None or self._shared is not None:
             self._mark_read(key)
         return view
+
+    def locate(self, keys: Sequence[str]) -> Located | None:
+        """Return where the base has many values, as `Snapshot.locate` does; what is staged is elsewhere."""
+        self._look_at_others()
+        located = self.base.locate(keys)
+        if located is None:
+            return None
+        staged, is_shared = self.staged, self._shared is not None
+        table = located.table
+        if len(staged) or is_shared:
+            for row, key in enumerate(keys):
+                if key in staged or staged.is_below_deleted(key):
+                    table[row, 0] = ELSEWHERE
+        for key, number in zip(keys, table[:, 0].tolist(), strict=True):
+            if number >= 0 or (is_shared and number == MISSING):
+                self._mark_read(key)
+            if is_shared and number != ELSEWHERE:
+                staged.was_read_again(key)
+        return located
 
     def peek(self, key: str) -> memoryview | None:
         """Return a value of which nobody will know: as it is by now, and no write relies on it."""
@@ -433,6 +459,44 @@ class Staging(Hierarchy):
                 self.staged.was_read_again(key)
                 if not self.is_owner and is_document(key):
                     self.staged.news.append(key)
+
+    def stage_chunks(
+        self, keys: Sequence[str], encoded: tuple[bytes, ...], batch: chunks.Batch, threads: int
+    ) -> list[int]:
+        """Append the frames of many chunks, as a batch encodes them; return which rows have to be staged one by one.
+
+        Raises what `stage` does.
+        """
+        writer = self._writer or self._begin()
+        seen = bytearray(len(keys))
+        if self._marks or self.staged.knows_anything:
+            for row, key in enumerate(keys):
+                what = self.staged.seen(key, was_read=key in self._marks)
+                seen[row] = _ODD if isinstance(what, Predecessor) else what
+        if not writer.append_chunks(batch, encoded, seen, threads):
+            return list(range(len(keys)))
+        placed = np.frombuffer(batch.placed(), np.int64).reshape(-1, 5)
+        is_placed = placed[:, 0] == chunks.PLACED
+        if is_placed.any():
+            with self._counting:
+                self._staged_at = max(self._staged_at, int(placed[is_placed, 4].max()))
+        left = []
+        for row, (state, offset, length, checksum, sequence) in enumerate(placed.tolist()):
+            key = keys[row]
+            if state == chunks.PLACED:
+                self.staged.add(
+                    key,
+                    Link(self.staged.me, sequence, seen[row], packfile.FRAME_VALUE, offset, length, checksum),
+                )
+                if self._shared is not None:
+                    self.staged.was_read_again(key)
+            elif state == chunks.EMPTY:
+                self._append(writer, packfile.FRAME_TOMBSTONE, key, encoded[row], b"")
+            else:
+                left.append(row)
+        if self._shared is not None and not self.is_owner:
+            self._shared.check_open()
+        return left
 
     def _count_staged(self, staged: Staged) -> None:
         with self._counting:

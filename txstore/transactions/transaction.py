@@ -7,9 +7,10 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from txstore import processes
+from txstore._native import chunks
 from txstore.errors import (
     CommitUnknownError,
     ConflictError,
@@ -29,6 +30,7 @@ from txstore.format.regions import WHOLE, Region
 from txstore.history import declarations
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
+from txstore.history.runs import Located
 from txstore.history.slots import SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.kernel_locks import poll
@@ -38,7 +40,7 @@ from txstore.transactions.begin import check_description
 from txstore.transactions.chains import Link
 from txstore.transactions.committer import Committer
 from txstore.transactions.held_locks import TransactionLocks, Turn, deadline_of, lock_settled, remaining
-from txstore.transactions.key_turns import turn_at
+from txstore.transactions.key_turns import KeyTurns
 from txstore.transactions.reads import NotingView
 from txstore.transactions.regions import Lock
 from txstore.transactions.staging import Held, Known, Peek, Staging
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from typing_extensions import Buffer
+
+T = TypeVar("T")
 
 #: Seconds after which one who waits for a lock looks again for siblings that may have left it to him.
 _LOOK_AGAIN = 0.25
@@ -109,6 +113,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
         self._lock = processes.new_lock()  # of state, and of what becomes of it when a write begins
         self._in_flight: set[object] = set()  # writes
+        self._turns = KeyTurns()
         self.writes = 0  # that have begun
         self._is_committing = False  # a thread is
         self._cause: BaseException | None = None
@@ -126,6 +131,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def after_fork_in_child(self) -> None:
         self._in_flight = set()  # the threads that write are the parent's
+        self._turns = KeyTurns()
         if self._locks is not None:
             self._locks = self._locks.of_child()  # and so is what it has locked
         self._announced = None
@@ -212,6 +218,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """Return a part of a value."""
         return self._view.get_part(key, part)
 
+    def locate(self, keys: Sequence[str]) -> Located | None:
+        """Return where the base has many values, as `Snapshot.locate` does; None to a serializable transaction."""
+        return None if self._view is not self._staging else self._staging.locate(keys)
+
     def size_of(self, key: str) -> int | None:
         return self._view.size_of(key)
 
@@ -288,7 +298,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         what others have written of it elsewhere, and what `change` gets does not count as read (I5).
         """
         encoded = encode_key(key)
-        with turn_at(key):
+        with self._turns.at(key):
             known = None if region is None else self._staging.known(key)
             value = change(self.get_view(key) if known is None else known.value)
             if value is None:
@@ -304,12 +314,24 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._stage(packfile.FRAME_PREFIX, prefix, prefix.encode(), b"")
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
-        with turn_at(key):
+        with self._turns.at(key):
             self._stage_in_turn(kind, key, encoded, value)
+
+    def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
+        """Stage many values, as a batch encodes them; return which rows have to be set one by one.
+
+        Raises what `set` does.
+        """
+        encoded = tuple([encode_key(key) for key in keys])
+        with self._turns.at_all():
+            return self._write(lambda: self._staging.stage_chunks(keys, encoded, batch, threads))
 
     def _stage_in_turn(
         self, kind: int, key: str, encoded: bytes, value: Buffer, known: Known | None = None, region: Region = WHOLE
     ) -> None:
+        self._write(lambda: self._staging.stage(kind, key, encoded, value, known=known, region=region))
+
+    def _write(self, stage: Callable[[], T]) -> T:
         write = object()
         try:  # before it counts: an interrupt may come between any two calls
             with self._lock:
@@ -318,7 +340,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self._in_flight.add(write)
                 self.writes += 1
             try:
-                self._staging.stage(kind, key, encoded, value, known=known, region=region)
+                return stage()
             except BaseException as error:
                 self.poison(error)
                 raise_if_full(error)

@@ -1,0 +1,34 @@
+"""ChunkStore: what the pipeline needs of a store besides zarr's own methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from txstore._native import chunks
+from txstore.format.regions import Region
+from txstore.history.runs import Located
+
+
+class ChunkStore(ABC):
+    """A store that reads and stages many chunks at once, and parts of chunks as such."""
+
+    @abstractmethod
+    async def let_in(self) -> None:
+        """Let the present statement in: a commit waits for it from now on. It may have to wait for one itself."""
+
+    @abstractmethod
+    def locate(self, keys: Sequence[str]) -> Located | None:
+        """Return where many values lie; None if each has to be asked for by itself."""
+
+    @abstractmethod
+    def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
+        """Stage many values, as a batch encodes them; return which rows have to be set one by one."""
+
+    @abstractmethod
+    def modify(self, key: str, change: Callable[[memoryview | None], memoryview | None], region: Region) -> None:
+        """Write a part of a chunk; see `Transaction.modify`."""
+
+    @abstractmethod
+    def give_up(self, reason: str) -> None:
+        """Let nothing be committed before a rollback: a statement has failed when it had staged something."""

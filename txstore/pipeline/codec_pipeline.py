@@ -1,0 +1,271 @@
+"""TxCodecPipeline: zarr's codec pipeline of arrays over a `TxStore`.
+
+A statement is one batch. Rows whose chunks the C knows (`Layout`) are read and written together; all others go the
+ordinary way, through zarr's own pipeline, in the same statement. So does a row that can't be read, which says why.
+
+A chunk that is written in part is read, changed and staged in one go (`ChunkStore.modify`), with the region that is
+written: threads that write parts of one chunk lose nothing of each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+import zarr.core.codec_pipeline
+from zarr.abc.codec import Codec, CodecPipeline
+from zarr.core.array import create_codec_pipeline
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import Buffer, NDBuffer
+from zarr.core.buffer.cpu import NDBuffer as CpuNDBuffer
+from zarr.storage import StorePath
+
+from txstore._native import chunks
+from txstore.format.regions import Region
+from txstore.pipeline.chunk_store import ChunkStore
+from txstore.pipeline.layout import KEEP, layout_of
+from txstore.pipeline.part_codec import AnyArray, PartCodec
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from zarr.abc.store import ByteGetter, Store
+
+Row = tuple[Any, ArraySpec, Any, Any, bool]
+Result = dict[str, str]
+
+#: A batch of fewer bytes is done on zarr's loop: it takes less time than to hand it to a thread.
+_SMALL = 256 << 10
+#: What one thread is given at least, in bytes.
+_SHARE = 256 << 10
+
+_PRESENT, _MISSING = {"status": "present"}, {"status": "missing"}
+_RESULTS = {chunks.READ: _PRESENT, chunks.MISSING: _MISSING}
+
+
+class TxCodecPipeline(CodecPipeline):
+    """The codec pipeline of one array over a `TxStore`. Safe in threads."""
+
+    def __init__(self, ordinary: CodecPipeline, metadata: Any) -> None:
+        self.ordinary = ordinary
+        self._metadata = metadata
+        self.layout = layout_of(metadata)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.ordinary, self._metadata)  # which libraries there are elsewhere is not known here
+
+    @classmethod
+    def from_codecs(cls, codecs: Iterable[Codec]) -> Self:
+        # Of an array over another store, or of the chunks in a shard: what everybody has.
+        return _ordinary_class().from_codecs(codecs)  # type: ignore[return-value]
+
+    @classmethod
+    def from_array_metadata_and_store(cls, array_metadata: Any, store: Store) -> Self:
+        if not isinstance(store, ChunkStore):
+            other = _ordinary_class().from_array_metadata_and_store(array_metadata, store)
+            return other  # type: ignore[return-value]
+        return cls(create_codec_pipeline(array_metadata), array_metadata)
+
+    def __str__(self) -> str:
+        if self.layout is None:
+            return f"txstore: chunk by chunk, as {type(self.ordinary).__name__} does"
+        return "txstore: batches of chunks" if self.layout.inner is None else "txstore: batches of shards"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TxCodecPipeline) and self.ordinary == other.ordinary
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # --- what the ordinary pipeline says
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
+        return type(self)(self.ordinary.evolve_from_array_spec(array_spec), self._metadata)
+
+    @property
+    def supports_partial_decode(self) -> bool:
+        return self.ordinary.supports_partial_decode
+
+    @property
+    def supports_partial_encode(self) -> bool:
+        return self.ordinary.supports_partial_encode
+
+    def validate(self, **named: Any) -> None:
+        self.ordinary.validate(**named)
+
+    def compute_encoded_size(self, byte_length: int, array_spec: ArraySpec) -> int:
+        return self.ordinary.compute_encoded_size(byte_length, array_spec)
+
+    async def decode(
+        self, chunk_bytes_and_specs: Iterable[tuple[Buffer | None, ArraySpec]]
+    ) -> Iterable[NDBuffer | None]:
+        return await self.ordinary.decode(chunk_bytes_and_specs)
+
+    async def encode(
+        self, chunk_arrays_and_specs: Iterable[tuple[NDBuffer | None, ArraySpec]]
+    ) -> Iterable[Buffer | None]:
+        return await self.ordinary.encode(chunk_arrays_and_specs)
+
+    # --- reading
+
+    async def read(
+        self,
+        batch_info: Iterable[tuple[ByteGetter, ArraySpec, Any, Any, bool]],
+        out: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> Any:
+        rows: list[Row] = list(batch_info)
+        store = _store_of(rows)
+        array = self._array(out)
+        if store is None or array is None or drop_axes:
+            return await self.ordinary.read(rows, out, drop_axes)
+        await store.let_in()
+        states = await self._in_thread(len(rows), self._read, store, rows, array)
+        if states is None:
+            return await self.ordinary.read(rows, out, drop_axes)
+        results: list[Any] = [_RESULTS.get(state) for state in states]
+        left = [row for row, result in enumerate(results) if result is None]
+        if left:
+            found: Any = await self.ordinary.read([rows[row] for row in left], out, drop_axes)
+            for row, result in zip(left, found or (), strict=False):  # zarr 3.1 returns nothing
+                results[row] = result
+        return tuple(results)
+
+    def _read(self, store: ChunkStore, rows: list[Row], array: AnyArray) -> bytes | None:
+        assert self.layout is not None
+        located = store.locate([row[0].path for row in rows])
+        if located is None:
+            return None
+        batch = self.layout.batch(rows, array, writable=True)
+        return batch.read(located.buffers, located.table, self._threads(len(rows)))
+
+    # --- writing
+
+    async def write(
+        self,
+        batch_info: Iterable[tuple[Any, ArraySpec, Any, Any, bool]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> None:
+        rows: list[Row] = list(batch_info)
+        store = _store_of(rows)
+        if store is None:
+            await self.ordinary.write(rows, value, drop_axes)
+            return
+        await store.let_in()
+        whole = [row for row in rows if row[4]]
+        parts = [row for row in rows if not row[4]]
+        try:
+            if whole:
+                await self._write_whole(store, whole, value, drop_axes)
+            if parts:
+                await asyncio.to_thread(self._write_parts, store, parts, value, drop_axes)
+        except BaseException:
+            if len(rows) > 1:  # something may be staged
+                store.give_up("a statement failed when it had written some of its chunks")
+            raise
+
+    async def _write_whole(
+        self, store: ChunkStore, rows: list[Row], value: NDBuffer, drop_axes: tuple[int, ...]
+    ) -> None:
+        layout, array = self.layout, self._array(value)
+        empties = None if layout is None else KEEP if rows[0][1].config.write_empty_chunks else layout.elides
+        if layout is not None and array is not None and empties is not None and not drop_axes:
+            batch = layout.batch(rows, array, empties=empties)
+            left = await self._in_thread(len(rows), self._stage, store, batch, rows)
+            rows = [rows[row] for row in left]
+        if rows:
+            await self.ordinary.write(rows, value, drop_axes)
+
+    def _stage(self, store: ChunkStore, batch: chunks.Batch, rows: list[Row]) -> list[int]:
+        return store.set_chunks([row[0].path for row in rows], batch, self._threads(len(rows)))
+
+    def _write_parts(self, store: ChunkStore, rows: list[Row], value: NDBuffer, drop_axes: tuple[int, ...]) -> None:
+        codecs: dict[ArraySpec, PartCodec] = {}
+        array: AnyArray = np.asanyarray(value.as_ndarray_like())
+        for getter, spec, selection, out_selection, _ in rows:
+            codec = codecs.get(spec) or codecs.setdefault(spec, PartCodec(spec, self.layout, self.ordinary))
+            part = array if not array.ndim else array[out_selection]
+            if drop_axes and array.ndim:
+                part = part[tuple([None if axis in drop_axes else slice(None) for axis in range(len(spec.shape))])]
+
+            change = partial(_changed, codec, selection, part)
+            store.modify(getter.path, change, region_of(selection, spec.shape))
+
+    # --- threads
+
+    def _array(self, buffer: NDBuffer) -> AnyArray | None:
+        """Return the array of a buffer of zarr's, if it is one that the C takes."""
+        if self.layout is None or type(buffer) is not CpuNDBuffer:
+            return None
+        array: Any = buffer.as_ndarray_like()
+        return array if type(array) is np.ndarray and array.dtype == self.layout.dtype else None
+
+    async def _in_thread(self, count: int, function: Any, *arguments: Any) -> Any:
+        if self.layout is not None and count * self.layout.size < _SMALL:
+            return function(*arguments)
+        return await asyncio.to_thread(function, *arguments)
+
+    def _threads(self, count: int) -> int:
+        most = zarr.config.get("codec_pipeline.max_workers", None) or _processors()
+        size = self.layout.size if self.layout is not None else 0
+        return max(1, min(int(most), zarr.config.get("threading.max_workers") or int(most), count * size // _SHARE))
+
+
+def _changed(codec: PartCodec, selection: Any, part: AnyArray, present: memoryview | None) -> memoryview | None:
+    chunk = codec.decode(present)
+    chunk[selection] = part
+    return codec.encode(chunk)
+
+
+def _processors() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def _ordinary_class() -> type[CodecPipeline]:
+    """Return zarr's own pipeline: what everybody has where nobody has configured another."""
+    path: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
+    cls: type[CodecPipeline] = getattr(zarr.core.codec_pipeline, path.rpartition(".")[2])
+    return cls
+
+
+def _store_of(rows: list[Row]) -> ChunkStore | None:
+    """Return the store of a batch, if it is one of ours."""
+    if rows and isinstance(rows[0][0], StorePath) and isinstance(rows[0][0].store, ChunkStore):
+        return rows[0][0].store
+    return None
+
+
+def region_of(selection: Any, shape: tuple[int, ...]) -> Region:
+    """Return a region that holds all that a chunk selection takes: its box."""
+    if not isinstance(selection, tuple) or len(selection) != len(shape):
+        return Region.whole()
+    box = []
+    for item, extent in zip(selection, shape, strict=True):
+        if isinstance(item, slice):
+            taken = range(*item.indices(extent))
+            if not taken:
+                return Region(())
+            box.append((min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1))
+        elif isinstance(item, int | np.integer):
+            box.append((int(item), int(item) + 1))
+        else:
+            box.append(_extent(np.asarray(item), extent))
+    region = Region.of_box(tuple(box))
+    return Region.whole() if all(part == (0, extent) for part, extent in zip(box, shape, strict=True)) else region
+
+
+def _extent(item: AnyArray, extent: int) -> tuple[int, int]:
+    """Return what an array of indices, or a mask, takes of one axis."""
+    if item.dtype == bool and item.ndim == 1:
+        item = np.flatnonzero(item)
+    if item.dtype.kind not in "iu" or not item.size:
+        return 0, extent
+    return int(item.min()), int(item.max()) + 1

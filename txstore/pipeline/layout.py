@@ -1,0 +1,224 @@
+"""What the metadata of an array say of its chunks, in the words of `_native.chunks`, where that can be said.
+
+Left to the ordinary way: irregular grids, structured, complex (when they are written) and variable-length elements,
+stored in another byte order than they have in memory, and codecs of which there is no C library.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numcodecs
+import numpy as np
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer.core import default_buffer_prototype
+from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+
+from txstore._native import chunks
+
+Codecs = tuple[tuple[str | int, ...], ...]
+
+#: `Batch`: which chunks are all fill value, and not stored.
+KEEP, ELIDE_EQUAL, ELIDE_NAN = 0, 1, 2
+
+_LARGEST = (1 << 31) - 64  # of a chunk, in bytes: Blosc counts in 32 bits
+_MOST_AXES = 16
+_SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
+_AUTOMATIC = -1
+
+
+class _Encoded(NamedTuple):
+    """How a chunk lies in its bytes, and what these go through."""
+
+    strides: tuple[int, ...]
+    codecs: Codecs
+
+
+class Layout(NamedTuple):
+    """The chunks of one array, or its shards."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    inner: tuple[tuple[int, ...], tuple[int, ...], bool, bool] | None
+    codecs: Codecs
+    fill: bytes  # one element
+    elides: int | None  # how it is told that a chunk is not stored; None: not by us
+
+    @property
+    def size(self) -> int:
+        """The bytes of a chunk in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def batch(
+        self, rows: list[tuple[Any, ...]], array: np.ndarray[Any, Any], *, empties: int = KEEP, writable: bool = False
+    ) -> chunks.Batch:
+        """Return rows of zarr's as a batch that reads into an array (`writable`), or writes it."""
+        itemsize = self.dtype.itemsize
+        raw = array.view(f"V{itemsize}")  # dates can't be had as a buffer
+        chunk = self.shape, self.strides
+        return chunks.Batch(rows, raw, chunk, self.inner, itemsize, self.codecs, self.fill, empties, writable)
+
+
+@cache
+def libraries() -> tuple[str, ...]:
+    """Return which compressors were found in the extension modules of numcodecs."""
+    return chunks.load(*[_path_of(f"numcodecs.{name}") for name in ("zstd", "blosc")])
+
+
+def _path_of(module: str) -> str | None:
+    try:
+        spec = find_spec(module)
+    except ImportError:
+        return None
+    return None if spec is None else spec.origin
+
+
+def layout_of(metadata: ArrayV2Metadata | ArrayV3Metadata) -> Layout | None:
+    """Return how the chunks of an array lie, or None."""
+    shape = _chunk_shape(metadata)
+    zdtype: Any = metadata.dtype if isinstance(metadata, ArrayV2Metadata) else metadata.data_type
+    dtype = np.dtype(zdtype.to_native_dtype())
+    if shape is None or len(shape) > _MOST_AXES or dtype.kind not in "biufcMmSUV" or dtype.names or not dtype.itemsize:
+        return None
+    if dtype.subdtype is not None or 0 in shape or math.prod(shape) * dtype.itemsize > _LARGEST:
+        return None
+    fill = metadata.fill_value if metadata.fill_value is not None else zdtype.default_scalar()
+    item = np.array(fill, dtype).tobytes()
+    elides = _elides(dtype, item)
+    if isinstance(metadata, ArrayV2Metadata):
+        encoded = _format2(metadata, shape, dtype)
+        return None if encoded is None else Layout(dtype, shape, encoded.strides, None, encoded.codecs, item, elides)
+    codecs = _evolved(metadata.codecs, shape, zdtype, metadata.fill_value)
+    if len(codecs) == 1 and type(codecs[0]) is ShardingCodec:
+        return _sharded(codecs[0], shape, dtype, zdtype, metadata.fill_value, item, elides)
+    encoded = _encoded(codecs, shape, dtype)
+    return None if encoded is None else Layout(dtype, shape, encoded.strides, None, encoded.codecs, item, elides)
+
+
+def _chunk_shape(metadata: ArrayV2Metadata | ArrayV3Metadata) -> tuple[int, ...] | None:
+    if isinstance(metadata, ArrayV2Metadata):
+        return tuple(metadata.chunks)
+    grid: Any = metadata.chunk_grid
+    return tuple(grid.chunk_shape) if type(grid).__name__.startswith("Regular") else None
+
+
+def _elides(dtype: np.dtype[Any], item: bytes) -> int | None:
+    """Return how to tell that each element is the fill value as zarr does."""
+    if dtype.kind == "c":
+        return None
+    if dtype.kind == "f" and np.isnan(np.frombuffer(item, dtype)[0]):
+        return ELIDE_NAN if dtype.isnative and dtype.itemsize in (2, 4, 8) else None
+    return ELIDE_EQUAL
+
+
+def _evolved(codecs: Iterable[Any], shape: tuple[int, ...], zdtype: Any, fill_value: Any) -> list[Any]:
+    """Return codecs with what they take from the array."""
+    config = ArrayConfig.from_dict({})
+    spec = ArraySpec(
+        shape=shape, dtype=zdtype, fill_value=fill_value, config=config, prototype=default_buffer_prototype()
+    )
+    evolved = []
+    for codec in codecs:
+        evolved.append(codec.evolve_from_array_spec(spec))
+        spec = evolved[-1].resolve_metadata(spec)
+    return evolved
+
+
+def _strides(shape: Sequence[int], itemsize: int, order: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of an array whose axes lie in this order in its bytes, the slowest first."""
+    strides, stride = [0] * len(shape), itemsize
+    for axis in reversed(order):
+        strides[axis] = stride
+        stride *= shape[axis]
+    return tuple(strides)
+
+
+def _encoded(codecs: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Encoded | None:
+    order: Sequence[int] = range(len(shape))
+    rest = list(codecs)
+    if rest and type(rest[0]) is TransposeCodec:
+        order = rest.pop(0).order
+    if not rest or type(rest[0]) is not BytesCodec or not _is_in_order(dtype, rest.pop(0).endian):
+        return None
+    known = _codecs(rest)
+    return None if known is None else _Encoded(_strides(shape, dtype.itemsize, order), known)
+
+
+def _is_in_order(dtype: np.dtype[Any], endian: Any) -> bool:
+    """Tell whether elements are stored in the byte order that they have in memory."""
+    if dtype.byteorder == "|" or dtype.itemsize == 1:
+        return True
+    return dtype.isnative == (_text(endian) == sys.byteorder)
+
+
+def _text(name: Any) -> str:
+    return str(getattr(name, "value", name))  # zarr 3.1 has enumerations
+
+
+def _codecs(codecs: list[Any]) -> Codecs | None:
+    found: list[tuple[str | int, ...]] = []
+    for codec in codecs:
+        if type(codec) is Crc32cCodec:
+            found.append(("crc32c",))
+        elif type(codec) is ZstdCodec:
+            found.append(("zstd", codec.level, int(codec.checksum)))
+        elif type(codec) is BloscCodec:
+            shuffle = _SHUFFLES[_text(codec.shuffle)]
+            found.append(("blosc", codec.clevel, shuffle, codec.typesize, codec.blocksize, _text(codec.cname)))
+        else:
+            return None
+    return _if_available(found)
+
+
+def _if_available(codecs: list[tuple[str | int, ...]]) -> Codecs | None:
+    compressors = [codec[0] for codec in codecs if codec[0] != "crc32c"]
+    return tuple(codecs) if len(compressors) < 2 and set(compressors) <= set(libraries()) else None
+
+
+def _format2(metadata: ArrayV2Metadata, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Encoded | None:
+    if metadata.filters:
+        return None
+    compressor: Any = metadata.compressor
+    order = range(len(shape)) if metadata.order == "C" else range(len(shape) - 1, -1, -1)
+    found: list[tuple[str | int, ...]] = []
+    if type(compressor) is numcodecs.Zstd:
+        found.append(("zstd", compressor.level, int(compressor.checksum)))
+    elif type(compressor) is numcodecs.Blosc:
+        shuffle = compressor.shuffle
+        if shuffle == _AUTOMATIC:
+            shuffle = 2 if dtype.itemsize == 1 else 1
+        found.append(("blosc", compressor.clevel, shuffle, dtype.itemsize, compressor.blocksize, compressor.cname))
+    elif compressor is not None:
+        return None
+    known = _if_available(found)
+    return None if known is None else _Encoded(_strides(shape, dtype.itemsize, order), known)
+
+
+def _sharded(
+    codec: ShardingCodec,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    zdtype: Any,
+    fill_value: Any,
+    item: bytes,
+    elides: int | None,
+) -> Layout | None:
+    inner_shape = tuple(codec.chunk_shape)
+    encoded = _encoded(_evolved(codec.codecs, inner_shape, zdtype, fill_value), inner_shape, dtype)
+    index = [*codec.index_codecs]
+    if encoded is None or not index or type(index[0]) is not BytesCodec or _text(index[0].endian) != "little":
+        return None
+    if any(type(each) is not Crc32cCodec for each in index[1:]) or len(index) > 2:
+        return None
+    if any(whole % part for whole, part in zip(shape, inner_shape, strict=True)):
+        return None
+    inner = inner_shape, encoded.strides, _text(codec.index_location) == "start", len(index) == 2
+    strides = _strides(shape, dtype.itemsize, range(len(shape)))
+    return Layout(dtype, shape, strides, inner, encoded.codecs, item, elides)

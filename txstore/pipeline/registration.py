@@ -1,0 +1,45 @@
+"""Making the pipeline zarr's default, for arrays over a `TxStore` only."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import zarr
+from zarr.registry import register_pipeline
+
+from txstore.pipeline.codec_pipeline import TxCodecPipeline
+
+_SETTING = "codec_pipeline.path"
+_NAME = f"{TxCodecPipeline.__module__}.{TxCodecPipeline.__qualname__}"
+
+
+def register() -> None:
+    """Make the pipeline known to zarr, and its default if nobody has configured another."""
+    register_pipeline(TxCodecPipeline)
+    wanted = os.environ.get("TXSTORE_PIPELINE", "on").lower() not in ("off", "0", "false", "no")
+    if wanted and zarr.config.get(_SETTING) == zarr_default():
+        zarr.config.set({_SETTING: _NAME})
+
+
+def zarr_default() -> str:
+    """Return what `codec_pipeline.path` is where nobody has configured it."""
+    defaults: dict[str, Any] = zarr.config.defaults[0]
+    path: str = defaults["codec_pipeline"]["path"]
+    return path
+
+
+def describe(array: Any) -> str:
+    """Return which codec pipeline an array has, and whether chunks go through the C libraries in batches.
+
+    Examples
+    --------
+    >>> import tempfile, zarr, txstore, txstore.pipeline
+    >>> store = txstore.TxStore(tempfile.mkdtemp() + "/data.tx")
+    >>> z = zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="i4")
+    >>> txstore.pipeline.describe(z)
+    'txstore: batches of chunks'
+    """
+    pipeline = getattr(array, "async_array", array)
+    pipeline = getattr(pipeline, "_async_array", pipeline).codec_pipeline
+    return str(pipeline) if isinstance(pipeline, TxCodecPipeline) else f"zarr: {type(pipeline).__name__}"
