@@ -45,21 +45,21 @@ def test_what_is_staged_survives_a_conflict_and_conflicts_again(repo: txstore.Re
     commit(repo, create())
     store = repo.transaction()
     put(0, 5)(store)
-    commit(repo, put(1, 6))
+    commit(repo, put(slice(0, 2), 6))
     for _ in range(2):
         with pytest.raises(ConflictError):
             store.commit()
         assert array(store)[0] == 5
         assert array(store)[1] == 1
     store.rollback()
-    assert values(repo)[:2] == [1, 6]
+    assert values(repo)[:2] == [6, 6]
 
 
 def test_after_a_rollback_a_new_object_writes_on_the_head(repo: txstore.Repository) -> None:
     commit(repo, create())
     store = repo.transaction()
     put(0, 5)(store)
-    commit(repo, put(1, 6))
+    commit(repo, put(slice(0, 2), 6))
     with pytest.raises(ConflictError):
         store.commit()
     store.rollback()
@@ -72,9 +72,9 @@ def test_a_with_block_drops_what_conflicts(repo: txstore.Repository) -> None:
     commit(repo, create())
     with pytest.raises(ConflictError), repo.transaction() as store:
         put(0, 5)(store)
-        commit(repo, put(1, 6))
+        commit(repo, put(slice(0, 2), 6))
     assert store.staged_count == 0
-    assert values(repo)[:2] == [1, 6]
+    assert values(repo)[:2] == [6, 6]
 
 
 @pytest.mark.parametrize("step", [add(0, 1), append(7)], ids=["increments", "appends"])
@@ -95,7 +95,7 @@ def test_run_gives_up_after_so_many_retries(repo: txstore.Repository) -> None:
     def always_late(store: txstore.TxStore) -> None:
         runs.append(store)
         put(0, 5)(store)
-        commit(repo, add(1, 1))
+        commit(repo, add(0, 1))
 
     with pytest.raises(ConflictError):
         repo.run(always_late, retries=2)
