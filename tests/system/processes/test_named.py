@@ -346,10 +346,10 @@ def test_leaving_waits_for_the_writes_of_other_threads(repo: txstore.Repository)
     staging, entered, go_on = transaction._staging, threading.Event(), threading.Event()
     real = staging.stage
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any, **named: Any) -> None:
         entered.set()
         assert go_on.wait(TIMEOUT)
-        real(*arguments)
+        real(*arguments, **named)
 
     staging.stage = slow
     writer = threading.Thread(target=transaction.set, args=("a", value_of("a")), daemon=True)
@@ -430,8 +430,8 @@ def test_without_a_lock_nothing_is_lost_silently(repo: txstore.Repository) -> No
     with ranks(2, repo) as all_ranks:
         for rank in all_ranks:
             rank.do("join")
-        for number, rank in enumerate(all_ranks):
-            rank.do("add", "x", number, 1, lock=False)
+        for rank in all_ranks:
+            rank.do("add", "x", 1, 1, lock=False)
         for rank in all_ranks:
             rank.do("leave")
     with pytest.raises(txstore.ConflictError) as conflict:

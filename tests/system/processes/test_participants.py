@@ -146,6 +146,14 @@ def test_halves_of_one_chunk_without_a_lock(repo, store):
     with members(store, 2) as (first, second):
         first.do(fill, "x", 4, 6, 1)
         second.do(fill, "x", 6, 8, 2)
+        store.commit()
+    assert committed(repo)[4:8] == [1, 1, 2, 2]
+
+
+def test_parts_of_one_chunk_that_overlap_without_a_lock(repo, store):
+    with members(store, 2) as (first, second):
+        first.do(fill, "x", 4, 7, 1)
+        second.do(fill, "x", 6, 8, 2)
         with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
             store.commit()
         assert caught.value.keys == ("x/c/1",)
