@@ -18,7 +18,7 @@ SHOWN = 30
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.threads", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--pipeline", choices=[*PIPELINES, "both"], default="both")
+    parser.add_argument("--pipeline", choices=[*PIPELINES, "all"], default="all")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10**6, help="of the first round")
     parser.add_argument("--no-interrupts", action="store_true")
     parser.add_argument("--leave-out", nargs="*", default=[], help="actions that no thread does, as in workers.ACTIONS")
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--directory", help="where the repositories are made; by default that for temporary files")
     arguments = parser.parse_args()
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of several chunks that fail, zarr asks for one
-    pipelines = list(PIPELINES) if arguments.pipeline == "both" else [arguments.pipeline]
+    pipelines = list(PIPELINES) if arguments.pipeline == "all" else [arguments.pipeline]
     print(f"seed {arguments.seed}, pipelines {', '.join(pipelines)}", flush=True)
     counts: Counter[str] = Counter()
     longest: Counter[str] = Counter()

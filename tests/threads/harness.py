@@ -34,11 +34,14 @@ from tests.threads.rules import Fault, Made, Rules
 from tests.threads.watchdog import Watchdog
 from tests.threads.workers import ACTIONS, Shared, Worker
 
-#: The codec pipelines of this zarr, by name.
+#: The codec pipelines that an array over a store of ours may have, by name: our own, and those of this zarr.
 PIPELINES = {
-    name: f"zarr.core.codec_pipeline.{kind}"
-    for name, kind in (("batched", "BatchedCodecPipeline"), ("fused", "FusedCodecPipeline"))
-    if hasattr(zarr.core.codec_pipeline, kind)
+    "txstore": "txstore.pipeline.codec_pipeline.TxCodecPipeline",
+    **{
+        name: f"zarr.core.codec_pipeline.{kind}"
+        for name, kind in (("batched", "BatchedCodecPipeline"), ("fused", "FusedCodecPipeline"))
+        if hasattr(zarr.core.codec_pipeline, kind)
+    },
 }
 
 ROUND = 10.0  # seconds
