@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,18 +41,21 @@ def _blosc() -> Any:
 class ZarrPeer(Peer):
     """A store of zarr's: what is written is there at once."""
 
-    pipeline: ClassVar[str] = "batched"
+    #: One of PIPELINES; None: zarr's configuration is left as it is.
+    pipeline: ClassVar[str | None] = None
 
     @classmethod
     def missing(cls) -> list[str]:
-        needed = "zarrs" if cls.pipeline == "zarrs" else "zarr"
-        return [*super().missing(), *([needed] if not _found(needed) else [])]
+        needed = ["zarrs"] if cls.pipeline == "zarrs" and find_spec("zarrs") is None else []
+        return [*super().missing(), *needed]
 
     def __init__(self, path: Path) -> None:
         import zarr
         import zarr.core.codec_pipeline
 
         super().__init__(path)
+        if self.pipeline is None:
+            return
         module, _, name = PIPELINES[self.pipeline].rpartition(".")
         if module.startswith("zarr.") and not hasattr(zarr.core.codec_pipeline, name):
             raise NotOffered(f"zarr {zarr.__version__} has no {name}")
@@ -98,6 +102,8 @@ class ZarrPeer(Peer):
 
     def check(self, array: Any) -> None:
         """zarr falls back to its batched pipeline without a word where a pipeline refuses a store."""
+        if self.pipeline is None:
+            return
         found, wanted = pipeline_of(array), PIPELINES[self.pipeline].rpartition(".")[2]
         if found != wanted:
             raise NotOffered(f"{wanted} refuses this store: zarr has taken {found}")
@@ -105,12 +111,6 @@ class ZarrPeer(Peer):
 
 def pipeline_of(array: Any) -> str:
     return type(array._async_array.codec_pipeline).__name__
-
-
-def _found(package: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(package) is not None
 
 
 class Local(ZarrPeer):
@@ -253,7 +253,6 @@ class TxStore(ZarrPeer):
 
     name = "TxStore"
     durable, processes = True, "yes"
-    pipeline = "batched"  # that is zarr's default, which leaves the choice to txstore
 
     def prepare(self) -> None:
         import zarr
@@ -295,9 +294,6 @@ class TxStore(ZarrPeer):
         with self.repository().transaction("part") as store:
             self.open_in(store, mode="r+")[part] = data[part]
 
-    def check(self, array: Any) -> None:
-        pass
-
 
 class PlainTxStore(TxStore):
     """With a pipeline of zarr's own."""
@@ -305,9 +301,6 @@ class PlainTxStore(TxStore):
     def __init__(self, path: Path) -> None:
         os.environ["TXSTORE_PIPELINE"] = "off"
         super().__init__(path)
-
-    def check(self, array: Any) -> None:
-        ZarrPeer.check(self, array)
 
 
 def _variants(kind: type[ZarrPeer], name: str, pipelines: tuple[str, ...]) -> list[type[Peer]]:
