@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,12 @@ import pytest
 import zarr
 
 from benchmarks.peers import figures, report, targets
+from benchmarks.peers.appends import append
 from benchmarks.peers.bystanders import BESIDE, WITHOUT
 from benchmarks.peers.figures import Figure, best_of_each
+from benchmarks.peers.fresh import Failed, ask
+from benchmarks.peers.keys import open_among_keys, write_keys
+from benchmarks.peers.memory import read_status
 from benchmarks.peers.peer import NotOffered, Peer
 from benchmarks.peers.publish import BEGIN, END, documents, filled
 from benchmarks.peers.results import Results, load, ratio
@@ -182,6 +188,31 @@ def test_who_does_not_take_part_is_told_of(tmp_path: Path) -> None:
     assert "Unable: it can't (row)" in report.left_out(found)
 
 
+# --- processes
+
+
+def test_a_sample_is_taken_in_another_process(tmp_path: Path) -> None:
+    place = str(tmp_path / "place")
+    assert ask(write_keys, peer="TxStore", path=place, keys=10)["write"] > 0
+    assert ask(open_among_keys, peer="TxStore", path=place, keys=10)["open"] > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of memory in /proc")
+def test_memory_is_that_of_the_process() -> None:
+    before = read_status(os.getpid())
+    grown = np.ones(64 << 20, dtype="u1")
+    after = read_status(os.getpid())
+    assert 60 << 20 < after["RssAnon"] - before["RssAnon"] < 80 << 20
+    assert after["VmHWM"] >= after["RssAnon"] > grown.nbytes
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="Error: "):
+        ask(open_among_keys, peer="TxStore", path=str(tmp_path / "nothing" / "here"), keys=-1)
+    with pytest.raises(NotOffered, match="zip"):
+        ask(append, peer="ZipStore, batched", path=str(tmp_path / "place"), commits=1)
+
+
 # --- peers
 
 
@@ -249,7 +280,7 @@ def test_parts_that_a_peer_writes_are_all_there(peer: Peer) -> None:
 # --- the bucket
 
 
-def ask(stub: Stub, method: str, path: str, *, body: bytes = b"", query: str = "", **headers: str) -> Answer:
+def request(stub: Stub, method: str, path: str, *, body: bytes = b"", query: str = "", **headers: str) -> Answer:
     told = {name.replace("_", "-"): value for name, value in headers.items()}
     pairs = dict(parse_qsl(query, keep_blank_values=True))
     return stub.answer(Request(method, f"/{BUCKET}/{path}", pairs, told, body))
@@ -257,31 +288,31 @@ def ask(stub: Stub, method: str, path: str, *, body: bytes = b"", query: str = "
 
 def test_of_all_who_create_an_object_one_succeeds() -> None:
     stub = Stub()
-    assert ask(stub, "PUT", "a", body=b"one", if_none_match="*").status == 200
-    assert ask(stub, "PUT", "a", body=b"two", if_none_match="*").status == 412
-    etag = dict(ask(stub, "GET", "a").headers)["ETag"]
-    assert ask(stub, "PUT", "a", body=b"two", if_match="another").status == 412
-    assert ask(stub, "PUT", "a", body=b"two", if_match=etag.strip('"')).status == 200
-    assert ask(stub, "GET", "a").body == b"two"
+    assert request(stub, "PUT", "a", body=b"one", if_none_match="*").status == 200
+    assert request(stub, "PUT", "a", body=b"two", if_none_match="*").status == 412
+    etag = dict(request(stub, "GET", "a").headers)["ETag"]
+    assert request(stub, "PUT", "a", body=b"two", if_match="another").status == 412
+    assert request(stub, "PUT", "a", body=b"two", if_match=etag.strip('"')).status == 200
+    assert request(stub, "GET", "a").body == b"two"
     assert stub.count == 6
 
 
 def test_ranges() -> None:
     stub = Stub()
-    ask(stub, "PUT", "a", body=b"0123456789")
+    request(stub, "PUT", "a", body=b"0123456789")
     for wanted, found in (("bytes=2-4", b"234"), ("bytes=7-", b"789"), ("bytes=-3", b"789"), ("bytes=8-99", b"89")):
-        assert ask(stub, "GET", "a", range=wanted).body == found
-    assert ask(stub, "GET", "a", range="bytes=10-").status == 416
-    assert ask(stub, "GET", "b").status == 404
+        assert request(stub, "GET", "a", range=wanted).body == found
+    assert request(stub, "GET", "a", range="bytes=10-").status == 416
+    assert request(stub, "GET", "b").status == 404
 
 
 def test_a_listing_in_pages_has_everything_once() -> None:
     stub, found, token = Stub(), [], ""
     for key in ("x/1", "x/10", "x/2/a", "x/2/b", "x/3", "y"):
-        ask(stub, "PUT", key)
+        request(stub, "PUT", key)
     while True:
         query = f"list-type=2&prefix=x/&delimiter=/&max-keys=1{f'&continuation-token={quote(token)}' if token else ''}"
-        page = ask(stub, "GET", "", query=query).body.decode()
+        page = request(stub, "GET", "", query=query).body.decode()
         found += re.findall(r"<(?:Key|CommonPrefixes><Prefix)>([^<]+)<", page)
         if "<IsTruncated>false" in page:
             break
@@ -292,8 +323,8 @@ def test_a_listing_in_pages_has_everything_once() -> None:
 def test_pieces_that_are_signed_one_by_one() -> None:
     stub = Stub()
     body = b"3;chunk-signature=1\r\nabc\r\n2\r\nde\r\n0;chunk-signature=2\r\nx-amz-checksum-crc32:x\r\n\r\n"
-    ask(stub, "PUT", "a", body=body, **{"x-amz-decoded-content-length": "5"})
-    assert ask(stub, "GET", "a").body == b"abcde"
+    request(stub, "PUT", "a", body=body, **{"x-amz-decoded-content-length": "5"})
+    assert request(stub, "GET", "a").body == b"abcde"
 
 
 # --- what is made of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ def bystanders(path: str, beside: bool) -> Values:
     without = {name: pipelines_of(_array(_store(name, f"{path}-before"))) for name in STORES}
     if beside:
         import txstore.store  # noqa: F401
+    elif "txstore" in sys.modules:
+        raise AssertionError("somebody has imported txstore")
     data = np.random.default_rng(0).standard_normal(_SHAPE, dtype=np.float32).round(2)
     found: dict[str, float] = {CHANGED: 0}
     for name in STORES:

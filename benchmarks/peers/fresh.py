@@ -61,6 +61,7 @@ class Process:
 
     def answer(self) -> Values:
         values: Values = self._receive("values")
+        self._process.join(DEADLINE)  # it lets go of its files first
         return values
 
     def _receive(self, wanted: str) -> Any:

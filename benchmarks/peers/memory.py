@@ -109,7 +109,7 @@ def read_status(process: int) -> dict[str, int]:
     """Return the sizes that the kernel tells of a process, in bytes."""
     with open(f"/proc/{process}/status", encoding="ascii") as status:
         fields = (line.split() for line in status)
-        return {name.rstrip(":"): int(size) * 1024 for name, size, *unit in fields if unit == ["kB"]}
+        return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields if field[2:] == ["kB"]}
 
 
 def watch(process: int) -> None:

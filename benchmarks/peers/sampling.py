@@ -43,7 +43,7 @@ def compare(found: np.ndarray, written: np.ndarray) -> None:
         raise AssertionError("what was read is not what was written")
 
 
-def median_of(take: Callable[[], float], *, at_most: int = 3, enough: float = 1.0) -> float:
+def median_of(take: Callable[[], float], *, at_most: int = 3, enough: float = 0.5) -> float:
     """Take samples, fewer where they are long."""
     began = time.monotonic()
     samples = [take()]
