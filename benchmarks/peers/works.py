@@ -1,8 +1,8 @@
 """What is written and read: float32 arrays, cut along the first axis alone, so that a line crosses all chunks.
 
-The numbers are a random walk in hundredths, as what is measured over time has it: each differs from the one before by at
-most 0.10. zstd makes two fifths of them, blosc with lz4 three quarters: there are no runs of equal values that would let
-a codec shine. Of 512 MiB the same 64 MiB come eight times; no store here notices, as each chunk is encoded by itself.
+The numbers are a random walk in hundredths, as what is measured over time has it: each differs from the one before by
+at most 0.10. zstd makes two fifths of them, blosc with lz4 three quarters: there are no runs of equal values that would
+let a codec shine. Of 512 MiB the same 64 MiB come eight times; no store here notices, as each chunk is encoded alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Work:
 @cache
 def _base(values: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     steps = np.random.default_rng(0).integers(-10, 11, values, dtype=np.int8)
-    return np.cumsum(steps, dtype=np.int32) * np.float32(0.01)
+    return np.cumsum(steps, dtype=np.float32) * np.float32(0.01)  # whole numbers are exact there
 
 
 def _sizes(codec: str) -> list[Work]:
