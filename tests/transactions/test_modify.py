@@ -64,3 +64,14 @@ def test_what_fails_stages_nothing(transaction: Transaction) -> None:
     transaction.modify("a/c/0", lambda value: None)
     assert "a/c/0" not in transaction
     transaction.rollback()
+
+
+def test_who_reads_what_is_being_rolled_back_is_told(transaction: Transaction) -> None:
+    """A rollback does not wait for ever for those who read."""
+    transaction["a/c/1"] = bytes(1 << 20)
+    staging = transaction._staging
+    link = staging.staged.get("a/c/1")
+    assert link is not None
+    transaction.rollback()
+    with pytest.raises(txstore.TransactionStateError, match="rolled back while it was read"):
+        staging._stored(link)

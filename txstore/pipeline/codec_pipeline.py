@@ -185,10 +185,10 @@ class TxCodecPipeline(CodecPipeline):
         return store.set_chunks([row[0].path for row in rows], batch, self._threads(len(rows)))
 
     def _write_parts(self, store: ChunkStore, rows: list[Row], value: NDBuffer, drop_axes: tuple[int, ...]) -> None:
-        codecs: dict[ArraySpec, PartCodec] = {}
+        codecs: dict[tuple[int, ...], PartCodec] = {}  # the specs of one statement differ in their shapes alone
         array: AnyArray = np.asanyarray(value.as_ndarray_like())
         for getter, spec, selection, out_selection, _ in rows:
-            codec = codecs.get(spec) or codecs.setdefault(spec, PartCodec(spec, self.layout, self.ordinary))
+            codec = codecs.get(spec.shape) or codecs.setdefault(spec.shape, PartCodec(spec, self.layout, self.ordinary))
             part = array if not array.ndim else array[out_selection]
             if drop_axes and array.ndim:
                 part = part[tuple([None if axis in drop_axes else slice(None) for axis in range(len(spec.shape))])]

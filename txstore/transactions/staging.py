@@ -250,8 +250,12 @@ class Staging(Hierarchy):
         if self._committed is None:
             try:
                 return self.read(link)
-            except (OSError, TransactionStateError):
+            except (OSError, TransactionStateError) as error:
                 if self._committed is None:  # else it was committed just now
+                    if self._is_over and isinstance(error, OSError):
+                        raise TransactionStateError(
+                            "this transaction was rolled back while it was read: read again", state="rolled back"
+                        ) from error
                     raise
         return self._committed
 

@@ -1,0 +1,144 @@
+"""Threads that write parts of the same chunks through one store, or one array, lose nothing; a statement is whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from txstore.pipeline.part_codec import PartCodec
+
+SIZE, THREADS = 24, 8
+KINDS: dict[str, dict[str, Any]] = {
+    "raw": {"compressors": None},
+    "zstd": {},
+    "gzip": {"compressors": [zarr.codecs.GzipCodec()]},
+    "shards": {"shards": (16, 16), "chunks": (4, 4)},
+    "format 2": {"zarr_format": 2},
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[txstore.TxStore]:
+    store = txstore.TxStore(tmp_path / "data.tx", durability="none")
+    yield store
+    store.rollback()
+
+
+def tiles(rng: random.Random) -> list[tuple[slice, slice]]:
+    """Cut a square in rectangles that know nothing of chunks."""
+
+    def cuts() -> list[int]:
+        return [0, *sorted(rng.sample(range(1, SIZE), 5)), SIZE]
+
+    rows, columns = cuts(), cuts()
+    found = [
+        (slice(top, bottom), slice(left, right)) for top, bottom in pairwise(rows) for left, right in pairwise(columns)
+    ]
+    rng.shuffle(found)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shared", [True, False], ids=["one array object", "one for each thread"])
+def test_unaligned_tiles(store: txstore.TxStore, kind: str, shared: bool) -> None:
+    options = {"chunks": (8, 8), **KINDS[kind]}
+    z = zarr.create_array(store, name="x", shape=(SIZE, SIZE), dtype="i4", **options)
+    for seed in range(8):
+        rng = random.Random(seed)
+        expected = np.random.default_rng(seed).integers(1, 100, (SIZE, SIZE)).astype("i4")
+
+        def write(tile: Any, expected: Any = expected) -> None:
+            array = z if shared else zarr.open_array(store, path="x")
+            array[tile] = expected[tile]
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(write, tiles(rng)))
+        assert (z[...] == expected).all()
+        store.commit()
+        assert (zarr.open_array(store, path="x")[...] == expected).all()
+
+
+def test_columns_rows_masks_and_points(store: txstore.TxStore) -> None:
+    z = zarr.create_array(store, name="x", shape=(SIZE, SIZE), chunks=(8, 8), dtype="i4")
+
+    def column(at: int) -> None:
+        z.oindex[:, [at, SIZE - 1 - at]] = at + 1
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(column, range(SIZE // 2)))
+    expected = [min(at, SIZE - 1 - at) + 1 for at in range(SIZE)]
+    assert (z[...] == np.array(expected)).all()
+
+    def diagonal(at: int) -> None:
+        z.vindex[np.arange(SIZE), (np.arange(SIZE) + at) % SIZE] = -at - 1
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(diagonal, range(SIZE)))
+    found = z[...]
+    assert all(found[row, (row + at) % SIZE] == -at - 1 for row in range(SIZE) for at in range(SIZE))
+
+
+def test_whole_chunks_and_parts_of_them(store: txstore.TxStore) -> None:
+    """A part is written on what is there, and not on what was there before somebody wrote the whole."""
+    z = zarr.create_array(store, name="x", shape=(64,), chunks=(8,), dtype="i4")
+    for turn in range(1, 30):
+
+        def whole(turn: int = turn) -> None:
+            z[...] = turn
+
+        def parts(turn: int = turn) -> None:
+            z[4:60] = -turn
+
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(whole), pool.submit(parts)]:
+                done.result()
+        found = z[...]
+        assert set(found[:4]) | set(found[60:]) == {turn}
+        assert set(found[4:60]) <= {turn, -turn}
+
+
+def _fails_at(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    calls = iter(range(1000))
+    real: Callable[..., Any] = PartCodec.encode
+
+    def encode(self: PartCodec, array: Any) -> Any:
+        if next(calls) == count:
+            raise ZeroDivisionError
+        return real(self, array)
+
+    monkeypatch.setattr(PartCodec, "encode", encode)
+
+
+def test_a_statement_that_fails_half_way_is_not_committed(
+    store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z = zarr.create_array(store, name="x", shape=(32,), chunks=(8,), dtype="i4")
+    store.commit()
+    _fails_at(monkeypatch, 1)
+    with pytest.raises(ZeroDivisionError):
+        z[4:28] = 7  # two whole chunks, and two parts
+    with pytest.raises(txstore.TransactionStateError, match="rollback"):
+        store.commit()
+    store.rollback()
+    assert not zarr.open_array(store, path="x")[...].any()
+
+
+def test_a_statement_that_has_staged_nothing_can_be_tried_again(
+    store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z = zarr.create_array(store, name="x", shape=(8,), chunks=(8,), dtype="i4")
+    _fails_at(monkeypatch, 0)
+    with pytest.raises(ZeroDivisionError):
+        z[2:3] = 7
+    z[2:3] = 7
+    store.commit()
+    assert z[...].tolist() == [0, 0, 7, 0, 0, 0, 0, 0]
