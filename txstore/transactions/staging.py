@@ -250,9 +250,9 @@ class Staging(Hierarchy):
         if self._committed is None:
             try:
                 return self.read(link)
-            except (OSError, TransactionStateError) as error:
+            except (OSError, LookupError, TransactionStateError) as error:
                 if self._committed is None:  # else it was committed just now
-                    if self._is_over and isinstance(error, OSError):
+                    if self._is_over and not isinstance(error, TransactionStateError):
                         raise TransactionStateError(
                             "this transaction was rolled back while it was read: read again", state="rolled back"
                         ) from error
