@@ -90,7 +90,7 @@ Seen = int | Predecessor
 
 
 def frame_layout(
-    start: int, key_length: int, value_length: int, *, has_predecessor: bool = False, region: bytes = b""
+    start: int, key_length: int, value_length: int, has_predecessor: bool = False, region: bytes = b""
 ) -> tuple[int, int]:
     """Return where the value of a frame begins that starts at `start`, and where the next frame starts."""
     value = start + FRAME_SIZE + key_length + (PREDECESSOR.size if has_predecessor else 0)

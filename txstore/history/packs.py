@@ -154,8 +154,7 @@ class PackWriter:
         checksum = crc32c(view)
         with self._lock:
             start, sequence = self._end, self._sequence
-            follows = isinstance(seen, Predecessor)
-            offset, end = frame_layout(start, len(key), length, has_predecessor=follows, region=region)
+            offset, end = frame_layout(start, len(key), length, isinstance(seen, Predecessor), region)
             frame = encode_frame(kind, seen, sequence, key, length, checksum, region)
             if self._is_published:
                 self._write_through(start, frame, offset, view, end)

@@ -45,7 +45,7 @@ class Merges:
 
     def put_together(self) -> None:
         """Merge what several processes have written of one chunk. Raises `ConflictError` where that can't be."""
-        for key in self._staging.staged.layered:
+        for key in sorted(self._staging.staged.layered):
             try:
                 self._put(key, self._staging.below(key), self._staging.staged.layers(key))
             except NotMergeableError as error:

@@ -29,7 +29,8 @@ class StagedKeys:
         self._lock = processes.new_lock()
         self._refs: dict[str, bytes] = {}
         self._links: dict[str, list[Link]] = {}
-        self._layers: dict[str, list[Link]] = {}  # of chunks that several have written in part, if there is no chain
+        #: Of chunks that several have written in part: what is laid over one another, if there is no chain.
+        self.layered: dict[str, list[Link]] = {}
         self._prefixes: dict[str, dict[int, tuple[int, Seen]]] = {}  # prefix -> participant -> sequence, seen
         self._outdated: dict[str, Seen] = {}  # what was seen of a key that another has written since
         self._read_since: set[str] = set()  # documents below deleted prefixes, read since they were deleted
@@ -61,14 +62,9 @@ class StagedKeys:
         ref = self._refs.get(key)
         return None if ref is None else _unpack(ref)
 
-    @property
-    def layered(self) -> list[str]:
-        """The keys that have layers, in the order of their bytes."""
-        return sorted(self._layers)
-
     def layers(self, key: str) -> list[Link]:
         """Return the frames that count for a key, if several do: each with its region, to be laid over those before."""
-        return self._layers.get(key, []) if self._layers else []
+        return self.layered.get(key, [])
 
     def own_region(self, key: str, seen: Seen) -> Region:
         """Return what was written of a key by those frames of this process that one which has `seen` this adds to."""
@@ -208,14 +204,14 @@ class StagedKeys:
     def _extend(self, key: str, links: list[Link], link: Link) -> None:
         extend(links, link)
         found = arrange(links, self._prefixes_above(key))
-        self._layers.pop(key, None)
+        self.layered.pop(key, None)
         if found is None:  # the commit will refuse; until then, one sees one's own
             own = [link for link in links if link.participant == self.me] or links
             self._refs[key] = _pack(own[-1])
         else:
             self._refs[key] = _pack(found.links[-1])
             if len(found.layers) > 1:
-                self._layers[key] = found.layers
+                self.layered[key] = found.layers
 
     def _is_overtaken(self, key: str, link: Link) -> bool:
         """Tell whether its own process has deleted a prefix above the key since: threads may come in another order."""
@@ -297,9 +293,9 @@ class StagedKeys:
                     broken.append(key)
                 else:
                     self._refs[key] = _pack(counts[-1])
-                    self._layers.pop(key, None)
+                    self.layered.pop(key, None)
                     if len(counts) > 1:
-                        self._layers[key] = counts
+                        self.layered[key] = counts
         return broken
 
     def links(self, key: str) -> list[Link]:
@@ -335,7 +331,7 @@ class StagedKeys:
     def clear(self) -> None:
         with self._lock:
             self._refs, self._links, self._prefixes, self._outdated = {}, {}, {}, {}
-            self._layers = {}
+            self.layered = {}
             self._read_since = set()
             self._newest = {}
             self._order, self._sorted = [], 0
@@ -351,13 +347,11 @@ def _is_foreign(link: Link) -> bool:
 
 
 def _pack(link: Link) -> bytes:
-    participant, sequence, seen, kind, offset, length, checksum, region = link
-    if isinstance(seen, Predecessor):
-        packed = _REF.pack(participant, sequence, packfile.SEEN_FRAME, kind, offset, length, checksum)
-        packed += packfile.PREDECESSOR.pack(*seen)
+    if isinstance(link.seen, Predecessor):
+        packed = _REF.pack(*link._replace(seen=packfile.SEEN_FRAME)[:-1]) + packfile.PREDECESSOR.pack(*link.seen)
     else:
-        packed = _REF.pack(participant, sequence, seen, kind, offset, length, checksum)
-    return packed if region is WHOLE else packed + region.encode()
+        packed = _REF.pack(*link[:-1])
+    return packed if link.region is WHOLE else packed + link.region.encode()
 
 
 def _unpack(ref: bytes) -> Link:

@@ -40,6 +40,7 @@ from txstore.processes import at_exit, was_broken_off
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Storage
 from txstore.transactions.chains import Link
+from txstore.transactions.key_turns import KeyTurns
 from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads
 from txstore.transactions.reclaim import reclaim_staging
 from txstore.transactions.shared import SharedTransaction, append_about
@@ -120,6 +121,7 @@ class Staging(Hierarchy):
         self._commits = commits
         self._shared = shared
         self._lock = processes.new_lock()  # of the writer
+        self.turns = KeyTurns()  # of all transactions of this process that use this
         self._following = processes.new_rlock()
         self._writer: Writer | None = None
         self._commit_writer: Writer | None = None
@@ -198,7 +200,7 @@ class Staging(Hierarchy):
         return Known(self.peek(key), seen, own)
 
     def _staged_view(self, key: str, link: Link) -> memoryview | None:
-        if (layers := self.staged.layers(key)) and self._committed is None:
+        if self.staged.layered and (layers := self.staged.layers(key)) and self._committed is None:
             with contextlib.suppress(NotMergeableError):  # the commit will refuse; until then, one sees one
                 merged = self.merged(key, self.below(key), layers)
                 return None if merged is None else memoryview(merged)
@@ -403,13 +405,10 @@ class Staging(Hierarchy):
 
     # --- writing
 
-    def stage(
-        self, kind: int, key: str, encoded: bytes, value: Buffer, *, known: Known | None = None, region: Region = WHOLE
-    ) -> None:
+    def stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         """Append a frame and remember where it is. `key` is a prefix for a prefix tombstone.
 
-        A partial frame comes with its `region`, and what was `known` when it was made. Raises `OSError`;
-        `TransactionStateError` if the transaction of another process has ended.
+        Raises `OSError`; `TransactionStateError` if the transaction of another process has ended.
         """
         writer = self._writer or self._begin()
         if kind == packfile.FRAME_PREFIX and self._shared is not None:
@@ -419,23 +418,31 @@ class Staging(Hierarchy):
                 self._append(writer, packfile.FRAME_TOMBSTONE, other, other.encode(), b"")
             for other in self.staged.deleted_by_others(key):
                 self._append(writer, packfile.FRAME_PREFIX, other, other.encode(), b"")
-        if kind == packfile.FRAME_PARTIAL and known is not None:
-            region |= known.own
-            apart = [end for end in self.staged.ends(key) if end.place != known.seen]
-            if region.encode() and not any(end.region.intersects(region) for end in apart):
-                self._append(writer, kind, key, encoded, value, seen=known.seen, region=region)
-            else:
-                kind = packfile.FRAME_VALUE
-        if kind != packfile.FRAME_PARTIAL:
+        if self.staged.layered:
             self._append_all_seen(writer, key)
-            self._append(writer, kind, key, encoded, value)
+        self._append(writer, kind, key, encoded, value)
         if self._shared is not None and not self.is_owner:
             self._shared.check_open()  # I8: what was there when this was tested will be found by the commit
+
+    def stage_part(self, key: str, encoded: bytes, value: Buffer, known: Known, region: Region) -> None:
+        """Append a chunk of which a region was written, and remember where it is. Raises what `stage` raises.
+
+        `known` is what was known of it when `value` was made.
+        """
+        region |= known.own
+        apart = [end for end in self.staged.ends(key) if end.place != known.seen]
+        if not region.encode() or any(end.region.intersects(region) for end in apart):
+            self.stage(packfile.FRAME_VALUE, key, encoded, value)
+            return
+        writer = self._writer or self._begin()
+        self._append(writer, packfile.FRAME_PARTIAL, key, encoded, value, known.seen, region)
+        if self._shared is not None and not self.is_owner:
+            self._shared.check_open()  # as above
 
     def _append_all_seen(self, writer: Writer, key: str) -> None:
         """Say that all frames of a key were seen which had not seen one another: what is written next replaces them."""
         for end in self.staged.ends(key):
-            self._append(writer, packfile.FRAME_TOMBSTONE, key, key.encode(), b"", seen=end.place)
+            self._append(writer, packfile.FRAME_TOMBSTONE, key, key.encode(), b"", end.place)
 
     def _append(
         self,
@@ -444,13 +451,15 @@ class Staging(Hierarchy):
         key: str,
         encoded: bytes,
         value: Buffer,
-        *,
         seen: Seen | None = None,
         region: Region = WHOLE,
     ) -> None:
         if seen is None:
             seen = self.staged.seen(key, was_read=key in self._marks)
-        staged = writer.append(kind, encoded, value, seen=seen, region=region.encode())
+        if region is WHOLE:
+            staged = writer.append(kind, encoded, value, seen=seen)
+        else:
+            staged = writer.append(kind, encoded, value, seen=seen, region=region.encode())
         self._count_staged(staged)
         if kind == packfile.FRAME_PREFIX:
             self.staged.hide(key, self.staged.me, staged.sequence, seen)
@@ -476,7 +485,7 @@ class Staging(Hierarchy):
         if self._marks or self.staged.knows_anything:
             for row, key in enumerate(keys):
                 what = self.staged.seen(key, was_read=key in self._marks)
-                seen[row] = _ODD if isinstance(what, Predecessor) else what
+                seen[row] = _ODD if isinstance(what, Predecessor) or key in self.staged.layered else what
         if not writer.append_chunks(batch, encoded, seen, threads):
             return list(range(len(keys)))
         placed = np.frombuffer(batch.placed(), np.int64).reshape(-1, 5)
@@ -602,6 +611,7 @@ class Staging(Hierarchy):
     def after_fork_in_child(self) -> None:
         # The parent's files are its own; this process becomes a participant when it first uses the transaction.
         self._inherited = True
+        self.turns = KeyTurns()
         self._blocks, self._enders = set(), set()
         self._writer = self._commit_writer = None
         self._has_announced = False

@@ -26,7 +26,7 @@ from txstore.format.constraints import Constraint
 from txstore.format.keys import directory_prefix, encode_key, is_document
 from txstore.format.mapping import Hierarchy
 from txstore.format.records import SERIALIZABLE
-from txstore.format.regions import WHOLE, Region
+from txstore.format.regions import Region
 from txstore.history import declarations
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
@@ -40,10 +40,9 @@ from txstore.transactions.begin import check_description
 from txstore.transactions.chains import Link
 from txstore.transactions.committer import Committer
 from txstore.transactions.held_locks import TransactionLocks, Turn, deadline_of, lock_settled, remaining
-from txstore.transactions.key_turns import KeyTurns
 from txstore.transactions.reads import NotingView
 from txstore.transactions.regions import Lock
-from txstore.transactions.staging import Held, Known, Peek, Staging
+from txstore.transactions.staging import Held, Peek, Staging
 
 if TYPE_CHECKING:
     from typing import Self
@@ -113,7 +112,6 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
         self._lock = processes.new_lock()  # of state, and of what becomes of it when a write begins
         self._in_flight: set[object] = set()  # writes
-        self._turns = KeyTurns()
         self.writes = 0  # that have begun
         self._is_committing = False  # a thread is
         self._cause: BaseException | None = None
@@ -131,7 +129,6 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def after_fork_in_child(self) -> None:
         self._in_flight = set()  # the threads that write are the parent's
-        self._turns = KeyTurns()
         if self._locks is not None:
             self._locks = self._locks.of_child()  # and so is what it has locked
         self._announced = None
@@ -298,7 +295,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         what others have written of it elsewhere, and what `change` gets does not count as read (I5).
         """
         encoded = encode_key(key)
-        with self._turns.at(key):
+        with self._staging.turns.at(key):
             known = None if region is None else self._staging.known(key)
             value = change(self.get_view(key) if known is None else known.value)
             if value is None:
@@ -306,7 +303,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             elif known is None or region is None:
                 self._stage_in_turn(packfile.FRAME_VALUE, key, encoded, _contiguous(value))
             elif region.boxes != ():  # else nothing is written
-                self._stage_in_turn(packfile.FRAME_PARTIAL, key, encoded, _contiguous(value), known, region)
+                part = _contiguous(value)
+                self._write(lambda: self._staging.stage_part(key, encoded, part, known, region))
 
     def delete_dir(self, path: str) -> None:
         """Stage the deletion of everything below a path: one entry, however many keys there are."""
@@ -314,7 +312,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._stage(packfile.FRAME_PREFIX, prefix, prefix.encode(), b"")
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
-        with self._turns.at(key):
+        with self._staging.turns.at(key):
             self._stage_in_turn(kind, key, encoded, value)
 
     def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
@@ -323,13 +321,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises what `set` does.
         """
         encoded = tuple([encode_key(key) for key in keys])
-        with self._turns.at_all():
+        with self._staging.turns.at_all():
             return self._write(lambda: self._staging.stage_chunks(keys, encoded, batch, threads))
 
-    def _stage_in_turn(
-        self, kind: int, key: str, encoded: bytes, value: Buffer, known: Known | None = None, region: Region = WHOLE
-    ) -> None:
-        self._write(lambda: self._staging.stage(kind, key, encoded, value, known=known, region=region))
+    def _stage_in_turn(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+        self._write(lambda: self._staging.stage(kind, key, encoded, value))
 
     def _write(self, stage: Callable[[], T]) -> T:
         write = object()

@@ -1,0 +1,3 @@
+"""The tests of tests/transactions/test_parts.py on a remote repository."""
+
+from tests.transactions.test_parts import *  # noqa: F403
