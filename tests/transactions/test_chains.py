@@ -8,6 +8,7 @@ import pytest
 
 from txstore.format import packfile
 from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor, Seen
+from txstore.format.regions import Region
 from txstore.transactions.chains import Link, extend, newest, order, resolve, tombstone
 from txstore.transactions.staged_keys import StagedKeys
 
@@ -220,6 +221,87 @@ def test_a_deletion_by_who_did_the_work_anew_hides_what_was_lost():
     above = {at(A, 3): SEEN_NOTHING}
     assert resolved([link(DEAD, 1)], above, lost=[DEAD]) == tombstone(at(A, 3))
     assert resolved([link(B, 1), link(DEAD, 1, at(B, 1))], above, lost=[DEAD]) is None
+
+
+# --- chunks that are written in part
+
+
+def part(participant: int, sequence: int, start: int, stop: int, seen: Seen = SEEN_NOTHING) -> Link:
+    region = Region.of_box(((start, stop),))
+    return link(participant, sequence, seen)._replace(kind=packfile.FRAME_PARTIAL, region=region)
+
+
+def test_parts_that_have_no_element_in_common_are_laid_over_one_another():
+    for read in permutations([part(A, 1, 0, 2), part(B, 1, 2, 4), part(C, 1, 5, 6, SEEN_BASE)]):
+        assert sorted(resolve(read)) == sorted(read)
+
+
+def test_parts_that_overlap_are_refused():
+    assert resolve([part(A, 1, 0, 3), part(B, 1, 2, 4)]) is None
+    assert resolve([part(A, 1, 0, 3), part(B, 1, 2, 4, at(A, 1))]) == [part(B, 1, 0, 4, at(A, 1))]
+
+
+def test_each_is_laid_over_what_its_writer_had_seen():
+    first, second, third = part(A, 1, 0, 2), part(B, 1, 4, 6), part(C, 1, 1, 3, at(A, 1))
+    for read in permutations([first, second, third]):
+        found = resolve(read)
+        assert sorted(found) == sorted(read)
+        assert found.index(first) < found.index(third)
+    assert resolve([first, part(B, 1, 2, 4), third]) is None
+
+
+def test_two_that_went_on_from_one_frame():
+    whole = link(OWNER, 1)
+    assert resolve([whole, part(A, 1, 0, 2, at(OWNER, 1)), part(B, 1, 2, 4, at(OWNER, 1))])[0] == whole
+    assert resolve([whole, part(A, 1, 0, 3, at(OWNER, 1)), part(B, 1, 2, 4, at(OWNER, 1))]) is None
+
+
+@pytest.mark.parametrize("kind", [packfile.FRAME_VALUE, packfile.FRAME_TOMBSTONE, packfile.FRAME_FOREIGN])
+def test_the_whole_beside_a_part_is_refused(kind):
+    assert resolve([part(A, 1, 0, 2), link(B, 1)._replace(kind=kind)]) is None
+
+
+def test_who_has_seen_all_replaces_all():
+    parts = [part(A, 1, 0, 2), part(B, 1, 2, 4)]
+    seen = [deletion(C, 1, at(A, 1)), link(C, 2, at(B, 1))]
+    for read in permutations([*parts, *seen]):
+        assert resolve(read) == [seen[1]]
+    assert resolve([*parts, seen[0]]) is None
+    assert resolve([*parts, *seen, part(B, 7, 5, 6)]) is None  # behind its frame that was seen
+
+
+def test_parts_that_follow_one_another_in_a_circle():
+    assert resolve([part(A, 1, 0, 2, at(B, 1)), part(B, 1, 2, 4, at(A, 1)), part(C, 1, 5, 6)]) is None
+
+
+def test_parts_below_a_prefix_that_all_know_was_deleted():
+    above = {at(OWNER, 9): SEEN_NOTHING}
+    parts = [part(A, 1, 0, 2, at(OWNER, 9)), part(B, 1, 2, 4, at(OWNER, 9))]
+    assert sorted(resolve(parts, above)) == parts
+    assert resolve([parts[0], part(B, 1, 2, 4)], above) is None
+    assert len(resolve([parts[0], part(B, 1, 2, 4, at(A, 1)), part(C, 3, 4, 5, at(OWNER, 9))], above)) == 3
+
+
+def test_a_lost_part_is_left_out_only_if_it_was_written_again():
+    lost, other = part(DEAD, 1, 0, 2), part(A, 1, 4, 6)
+    assert sorted(resolve([lost, other], lost=[DEAD])) == sorted([lost, other])  # which `lost_keys` tells
+    assert resolve([lost, other, part(B, 1, 0, 2)], lost=[DEAD]) == [other, part(B, 1, 0, 2)]
+    assert resolve([lost, other, part(B, 1, 0, 3)], lost=[DEAD]) == [other, part(B, 1, 0, 3)]
+    assert resolve([lost, other, part(B, 1, 1, 3)], lost=[DEAD]) is None
+
+
+def test_own_frames_count_with_all_that_they_have_written():
+    staged = StagedKeys(A)
+    staged.add("x", part(A, 1, 0, 2))
+    assert staged.own_region("x", SEEN_NOTHING) == Region.of_box(((0, 2),))
+    staged.add("x", part(B, 1, 4, 6))
+    assert staged.own_region("x", SEEN_NOTHING) == Region.of_box(((0, 2),))
+    assert staged.own_region("x", at(B, 1)) == Region(())
+    assert len(staged.layers("x")) == 2
+    assert [end.place for end in staged.ends("x")] == [at(B, 1)]
+    assert staged.get("x") in staged.layers("x")
+    staged.hide("", A, 5)
+    assert staged.layers("x") == []
 
 
 # --- the same through `StagedKeys`: deletions of prefixes among frames, in the order of one process after the other

@@ -1,0 +1,235 @@
+"""Participants of one transaction, and rivals, write parts of one chunk, in every order that Hypothesis finds.
+
+The oracle knows of each write which others its writer had seen. Of each element, the writes must be in one order in
+which each knows of all before it, or the commit is refused; and it is refused only if two participants that did not
+know of one another have written the same element.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import txstore
+from tests.system.processes.members import join_in_this_process
+from tests.transactions.parts import read_chunk, write_part
+from txstore.errors import ConflictError
+from txstore.transactions.transaction import Transaction
+
+LENGTH, KEY = 6, "x/c/0"
+BASE = [100 + place for place in range(LENGTH)]
+EVERYTHING = frozenset(range(LENGTH))
+
+
+@dataclass(frozen=True)
+class Write:
+    number: int
+    writer: int
+    elements: frozenset[int]
+    value: int
+    known: frozenset[int]
+
+
+@dataclass
+class Participant:
+    number: int
+    transaction: Transaction
+    known: set[int] = field(default_factory=set)  # the writes that it has seen
+    has_read: bool = False
+    outdated: frozenset[int] | None = None  # what it knew when it read the chunk, if it knows more by now
+
+
+class Parts:
+    def __init__(self, directory: str) -> None:
+        self.repo = txstore.Repository(Path(directory) / "data.tx", durability="none")
+        with self.repo.transaction() as store:
+            options = {"shape": (LENGTH,), "chunks": (LENGTH,), "dtype": "u1", "fill_value": 0, "compressors": None}
+            zarr.create_array(store, name="x", **options)[:] = BASE
+        self.writes: list[Write] = []
+        self.rival: tuple[frozenset[int], int] | None = None
+        owner = self.repo.begin()
+        owner.share()
+        self.owner = Participant(0, owner)
+        self.members = {0: self.owner}
+
+    def end(self) -> None:
+        for member in self.members.values():
+            if member.number:
+                member.transaction._staging.close()
+                member.transaction._finalizer.detach()
+        self.owner.transaction.rollback()
+
+    def member(self, number: int) -> Participant:
+        if number not in self.members:
+            joined = join_in_this_process(self.repo, self.owner.transaction._staging.id)
+            self.members[number] = Participant(number, joined)
+            self.learn(self.members[number])
+        return self.members[number]
+
+    def learn(self, member: Participant) -> None:
+        new = [write for write in self.writes if write.number not in member.known]
+        if member.has_read and new and member.outdated is None:
+            member.outdated = frozenset(member.known)
+        member.known |= {write.number for write in new}
+
+    def do(self, number: int, what: str, start: int, stop: int) -> None:
+        member = self.member(number)
+        value = len(self.writes) + 1
+        if what == "part" and start < stop:
+            if member is self.owner:
+                self.learn(member)
+            write_part(member.transaction, KEY, slice(start, stop), value)
+            self.wrote(member, frozenset(range(start, stop)), value)
+        elif what == "whole":
+            member.transaction[KEY] = bytes([value]) * LENGTH
+            self.wrote(member, EVERYTHING, value)
+        elif what == "delete":
+            member.transaction.delete(KEY)
+            self.wrote(member, EVERYTHING, 0)
+        elif what == "follow":
+            member.transaction.follow_others()
+            self.learn(member)
+        elif what == "read":
+            self.read(member)
+        elif what == "rival" and self.rival is None and start < stop:
+            with self.repo.begin() as rival:
+                write_part(rival, KEY, slice(start, stop), 99)
+            self.rival = frozenset(range(start, stop)), 99
+
+    def wrote(self, member: Participant, elements: frozenset[int], value: int) -> None:
+        own = {write.number for write in self.writes if write.writer == member.number}
+        known = member.known if member.outdated is None else member.outdated | own
+        self.writes.append(Write(len(self.writes), member.number, elements, value, frozenset(known)))
+        member.known.add(self.writes[-1].number)
+        member.outdated = None
+
+    def read(self, member: Participant) -> None:
+        found = read_chunk(member.transaction, KEY)
+        if member is self.owner:
+            self.learn(member)
+        member.has_read, member.outdated = True, None
+        known = [write for write in self.writes if write.number in member.known]
+        if not self.collisions(known):
+            assert found == self.laid_over(BASE, known)
+
+    # --- what the oracle says
+
+    def laid_over(self, below: list[int], writes: list[Write]) -> list[int]:
+        found = list(below)
+        for write in writes:
+            for element in write.elements:
+                found[element] = write.value
+        return found
+
+    def all_known(self) -> dict[int, set[int]]:
+        known: dict[int, set[int]] = {}
+        for write in self.writes:  # in the order of time
+            known[write.number] = set(write.known).union(*(known[number] for number in write.known))
+        return known
+
+    def clashes(self, writes: list[Write]) -> list[tuple[Write, Write]]:
+        """Return writes of one element of which the later did not know of the earlier."""
+        known = self.all_known()
+        return [
+            (one, other)
+            for at, one in enumerate(writes)
+            for other in writes[at + 1 :]
+            if one.number not in known[other.number] and one.elements & other.elements
+        ]
+
+    def collisions(self, writes: list[Write]) -> bool:
+        """Tell whether there is a reason to refuse: what a process has written counts as one."""
+        known = self.all_known()
+        written: dict[int, frozenset[int]] = {}
+        for write in writes:
+            written[write.writer] = written.get(write.writer, frozenset()) | write.elements
+        return any(
+            one.writer != other.writer
+            and one.number not in known[other.number]
+            and written[one.writer] & written[other.writer]
+            for at, one in enumerate(writes)
+            for other in writes[at + 1 :]
+        )
+
+    def commit(self) -> None:
+        for member in self.members.values():
+            if member.number:
+                member.transaction.seal()
+        written = frozenset().union(*(write.elements for write in self.writes))
+        there = list(BASE)
+        if self.rival is not None:
+            for element in self.rival[0]:
+                there[element] = self.rival[1]
+        try:
+            self.owner.transaction.commit()
+        except ConflictError:
+            assert read_chunk(self.repo.snapshot().mapping, KEY) == there
+            meets_rival = self.rival is not None and written & self.rival[0]
+            assert self.collisions(self.writes) or meets_rival or (self.rival and self.wrote_the_whole())
+            return
+        assert not self.clashes(self.writes)
+        assert not (self.rival is not None and written & self.rival[0])
+        assert read_chunk(self.repo.snapshot().mapping, KEY) == self.laid_over(there, self.writes)
+
+    def wrote_the_whole(self) -> bool:
+        return any(write.elements == EVERYTHING for write in self.writes)
+
+
+WHAT = ["part", "part", "part", "part", "whole", "delete", "follow", "follow", "read", "rival"]
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(WHAT), st.integers(0, LENGTH - 1), st.integers(1, LENGTH)),
+    min_size=2,
+    max_size=14,
+)
+
+
+def steps(*written: str) -> list[tuple[int, str, int, int]]:
+    found = []
+    for words in written:
+        number, what, *where = words.split(" ")
+        start, stop = map(int, where or (0, 0))
+        found.append((int(number), what, start, stop))
+    return found
+
+
+CASES = {
+    "two halves": steps("1 part 0 3", "2 part 3 6"),
+    "an owner over both halves": steps("1 part 0 3", "2 part 3 6", "0 part 2 4"),
+    "an owner that writes the whole over both halves": steps("1 part 0 3", "2 part 3 6", "0 read", "0 whole"),
+    "a deletion of both halves": steps("1 part 0 3", "2 part 3 6", "0 follow", "0 delete", "0 part 0 1"),
+    "one over the other, which goes on": steps("1 part 0 2", "2 follow", "2 part 0 2", "1 part 4 5"),
+    "a rival beside two": steps("1 part 0 1", "2 part 1 2", "0 rival 3 6"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_by_hand(case: str) -> None:
+    run(3, CASES[case])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 3), STEPS)
+def test_no_element_is_lost_and_nothing_refused_without_a_reason(
+    early: int, steps: list[tuple[int, str, int, int]]
+) -> None:
+    run(early, steps)
+
+
+def run(early: int, steps: list[tuple[int, str, int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        parts = Parts(directory)
+        try:
+            for number in range(early):
+                parts.member(number + 1)
+            for step in steps:
+                parts.do(*step)
+            parts.commit()
+        finally:
+            parts.end()
+        assert parts.repo.verify().faults == []
