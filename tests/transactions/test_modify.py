@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import txstore
+from tests.transactions.parts import codec_of, create, read_chunk, region_of, write_part
 from txstore.transactions.transaction import Transaction
 
 
@@ -75,3 +76,38 @@ def test_who_reads_what_is_being_rolled_back_is_told(transaction: Transaction) -
     transaction.rollback()
     with pytest.raises(txstore.TransactionStateError, match="rolled back while it was read"):
         staging._stored(link)
+
+
+def test_two_stores_of_one_participant(tmp_path: Path) -> None:
+    """Stores that a process has joined with stage as one: their threads must wait for one another."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    create(repo)
+    owner = repo.begin()
+    shared = owner.share()
+    assert shared is not None
+    engine = txstore.Repository(tmp_path / "data.tx").engine
+    first, second = (engine.join(shared, repo.engine.commits.identity.id) for _ in range(2))
+    assert first._staging is second._staging
+    inside, may_go = threading.Event(), threading.Event()
+
+    def slowly(value: memoryview | None) -> bytes:
+        inside.set()
+        may_go.wait(60)
+        chunk = codec.decode(value)
+        chunk[0] = 1
+        return codec.encode(chunk) or b""
+
+    codec = codec_of(first, "x/c/0")
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(first.modify, "x/c/0", slowly, region_of(slice(0, 1)))
+        assert inside.wait(60)
+        other = pool.submit(write_part, second, "x/c/0", slice(1, 2), 2)
+        assert not other.done()
+        may_go.set()
+        slow.result(60)
+        other.result(60)
+    first.seal()
+    for each in (first, second):
+        each._finalizer.detach()
+    owner.commit()
+    assert read_chunk(repo.snapshot().mapping, "x/c/0") == [1, 2, *range(12, 18)]

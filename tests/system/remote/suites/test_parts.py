@@ -1,3 +1,3 @@
-"""The tests of tests/transactions/test_parts.py on a remote repository."""
+"""`tests/transactions/test_parts.py`, on what `conftest.py` says."""
 
-from tests.transactions.test_parts import *  # noqa: F403
+from tests.transactions.test_parts import *
