@@ -353,11 +353,11 @@ def test_a_figure_has_the_best_pipeline_of_each_store_and_what_txstore_has_by_it
     run = results(TxStore=[2], TxStore_fused=[1], LocalStore_batched=[3], LocalStore_fused=[4], Icechunk_fused=[99])
     cells = run.of("row", "read")
     assert [cell.peer for cell in best_of_each(cells)] == ["TxStore", "LocalStore, batched", "Icechunk, fused"]
-    drawn = figures.draw(run, Figure("name", "A title & more", [("row", "read", "reading <all>")]))
+    drawn = figures.draw(run, Figure("name", "A title & more", (("row", "read", "reading <all>"),)))
     assert drawn is not None
     texts = [text.text for text in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     assert {"A title & more", "reading <all>", "99 s", "LocalStore, batched"} <= set(texts)
-    assert figures.draw(run, Figure("name", "title", [("row", "write", "writing")])) is None
+    assert figures.draw(run, Figure("name", "title", (("row", "write", "writing"),))) is None
 
 
 def test_a_page_is_filled_between_its_marks() -> None:

@@ -20,7 +20,7 @@ _LONGEST = 6
 class Figure:
     name: str
     title: str
-    panels: Sequence[tuple[str, str, str]]  # row, task, title
+    panels: tuple[tuple[str, str, str], ...]  # row, task, title
 
 
 _CODECS = ("raw", "zstd", "blosc")
@@ -28,8 +28,8 @@ _CROWD = "4096 × 16 KiB, zstd: written by several processes"
 _SHARDED = "4096 × 16 KiB in 16 shards, zstd"
 
 
-def _whole(row: str) -> list[tuple[str, str, str]]:
-    return [(f"{row}, {codec}", task, f"{task}, {codec}") for task in ("write", "read") for codec in _CODECS]
+def _whole(row: str) -> tuple[tuple[str, str, str], ...]:
+    return tuple((f"{row}, {codec}", task, f"{task}, {codec}") for task in ("write", "read") for codec in _CODECS)
 
 
 FIGURES = [
@@ -38,26 +38,26 @@ FIGURES = [
     Figure(
         "parts",
         "Parts of 4096 chunks of 16 KiB",
-        [
+        (
             ("4096 × 16 KiB, raw", "200 random chunks", "200 random chunks, raw"),
             ("4096 × 16 KiB, zstd", "200 random chunks", "200 random chunks, zstd"),
             (_SHARDED, "200 random chunks", "200 random chunks of 16 shards"),
             ("4096 × 16 KiB, zstd", "one line across all chunks", "one line across all chunks, zstd"),
             ("4096 × 16 KiB, zstd", "strided", "strided, zstd"),
             ("2,000 × 16 KiB on S3, 30 ms a request", "read", "2,000 chunks from S3, 30 ms a request"),
-        ],
+        ),
     ),
     Figure(
         "many",
         "Many processes, commits and keys",
-        [
+        (
             (_CROWD, "1 process", "64 MiB written by 1 process"),
             (_CROWD, "4 processes", "64 MiB written by 4 processes"),
             (_CROWD, "8 processes", "64 MiB written by 8 processes"),
             ("append 1,000 × 16 KiB, each committed", "median", "append 16 KiB and commit"),
             ("10,000 keys", "open, read one chunk", "open 10,000 chunks, read one"),
             ("100,000 keys", "open, read one chunk", "open 100,000 chunks, read one"),
-        ],
+        ),
     ),
 ]
 

@@ -25,11 +25,12 @@ _SUMMARY = [
 
 def documents(results: Results) -> dict[str, str]:
     """Return what a run makes of files: the figures whole, of pages what goes between the marks."""
-    figures = {figure.name: drawn for figure in FIGURES if (drawn := draw(results, figure)) is not None}
-    first = [f"![{name}]({FOLDER}/{name}.svg)" for name in list(figures)[:1]]
+    drawn = {figure: picture for figure in FIGURES if (picture := draw(results, figure)) is not None}
+    titles = {f"benchmarks/{figure.name}.svg": figure.title for figure in drawn}
+    first = [f"![{title}](docs/{path})" for path, title in titles.items()][:1]
     return {
-        **{f"{FOLDER}/{name}.svg": drawn for name, drawn in figures.items()},
-        "docs/benchmarks.md": page(results, list(figures)),
+        **{f"{FOLDER}/{figure.name}.svg": picture for figure, picture in drawn.items()},
+        "docs/benchmarks.md": page(results, titles),
         "README.md": "\n\n".join([summary(results, _SUMMARY), *first]),
     }
 

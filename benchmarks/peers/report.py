@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.peers.results import OURS, Cell, Results, least, ratio
 from benchmarks.peers.targets import Faster, judge
@@ -75,17 +75,17 @@ def machine(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return (
         f"{about['date'][:10]}, {hardware['processors']} processors ({hardware['processor']}), "
-        f"{hardware['file_system']}, {hardware['system']}. At most {about['rounds']} rounds. {versions}."
+        f"{hardware['file_system']}, {hardware['system']}; rounds: {about['rounds']}, of what takes long fewer. {versions}."
     )
 
 
-def page(results: Results, figures: Sequence[str]) -> str:
-    """Return all of it: the verdicts, the figures, a table for each row, and who was left out."""
+def page(results: Results, figures: Mapping[str, str]) -> str:
+    """Return all of it: the verdicts, the figures (path to title), a table for each row, and who was left out."""
     parts = [machine(results)]
     if results.about["quick"]:
         parts.append(_QUICK)
     parts += ["### What it has to show", verdicts(results)]
-    parts += [f"![{name}](benchmarks/{name}.svg)" for name in figures]
+    parts += [f"![{title}]({path})" for path, title in figures.items()]
     for row in dict.fromkeys(row for row, _ in results.tasks()):
         parts += [f"### {row}", row_of(results, row)]
     if results.skipped:
