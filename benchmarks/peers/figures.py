@@ -85,7 +85,7 @@ def draw(results: Results, figure: Figure) -> str | None:
         for column, (row, title, cells) in enumerate(line):
             parts += _panel(results, row, title, cells, 16 + column * _PANEL, top)
         top += _HEAD + max(len(cells) for _, _, cells in line) * (_BAR + _GAP) + 14
-    width, height = 16 + min(len(panels), _COLUMNS) * _PANEL, top + 22
+    width, height = 16 + _COLUMNS * _PANEL, top + 22
     parts += _legend(top + 6)
     return "\n".join(
         [

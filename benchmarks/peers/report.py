@@ -75,7 +75,8 @@ def machine(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return (
         f"{about['date'][:10]}, {hardware['processors']} processors ({hardware['processor']}), "
-        f"{hardware['file_system']}, {hardware['system']}; rounds: {about['rounds']}, of what takes long fewer. {versions}."
+        f"{hardware['file_system']}, {hardware['system']}. Rounds: {about['rounds']}, and fewer of what takes long. "
+        f"{versions}."
     )
 
 
