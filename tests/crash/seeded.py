@@ -205,6 +205,18 @@ EDITS = [
         "names.is_new(file)",
         "first commit",
     ),
+    # Chunks that are written in part.
+    Edit("transactions.staging:Staging.stage_part", "region |= known.own", "region = WHOLE", "parts"),
+    Edit("transactions.merges:Merges.put_together", "self._put(", "id(", "parts"),
+    Edit("transactions.merges:Merges.merge", "head.get_view(key)", "self._staging.base.get_view(key)", "parts"),
+    Edit("transactions.merges:Merges.merge", "change.seq > since", "False", "parts"),
+    Edit("transactions.committer:Committer.catch_up", "self._append_own_run()", "pass", "parts"),
+    Edit(
+        "history.slots:Publisher.append_value",
+        "self.end = self._frames_end = end",
+        "self._frames_end = end",
+        "parts",
+    ),
     # Vacuuming: what is kept, and in which order it is said that the rest is not.
     Edit("maintenance.vacuum:_Vacuum.run", "self.commits.write_floor(head)", "pass", "late reader"),
     Edit(

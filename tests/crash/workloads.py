@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from tests.crash.disk import ROOT, Disk, Tree
 from tests.crash.system import PREFIX, SYSTEM, URL, Process
 from tests.crash.world import TORN, Made, Promise, World
 from txstore.format import names
+from txstore.format.regions import Region
 from txstore.maintenance import retention
+from txstore.transactions.transaction import Transaction
 
 
 def first_commit(world: World) -> None:
@@ -76,6 +79,54 @@ def cooperative(world: World) -> None:
             worker.die()
         world.commit(tx, changes)
     world.put(owner, {"c": world.value()})
+
+
+#: Bytes in one chunk, as they are.
+_DOCUMENT = json.dumps(
+    {
+        "zarr_format": 3, "node_type": "array", "shape": [2000], "data_type": "uint8", "fill_value": 0,
+        "attributes": {},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2000]}}, "codecs": [{"name": "bytes"}],
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    }
+).encode()  # fmt: skip
+
+
+def parts(world: World) -> None:
+    """Two processes of one transaction write parts of one chunk, and so does a rival, which commits first."""
+    repo, other = world.open(), world.open()
+    chunk = bytearray(world.value(2000))
+    world.put(repo, {"p/zarr.json": _DOCUMENT, "p/c/0": bytes(chunk)})
+
+    def write(tx: Transaction, start: int, stop: int) -> None:
+        value = world.value(stop - start)
+
+        def change(found: memoryview | None) -> bytes:
+            changed = bytearray(found or b"")
+            changed[start:stop] = value
+            return bytes(changed)
+
+        tx.modify("p/c/0", change, Region.of_box(((start, stop),)))
+        chunk[start:stop] = value
+
+    for offset in (0, 7):
+        tx, rival = repo.begin(), other.begin()
+        tx["a"] = changed = world.value()
+        shared, joined = tx.share(), []
+        for worker in (Process(), Process()):
+            with worker:
+                there = world.open()
+                joined.append((worker, there.engine.join(shared, there.engine.commits.identity.id)))
+                joined[-1][1].get("a")
+        write(rival, 1500 + offset, 1600)
+        world.commit(rival, {"p/c/0": bytes(chunk)})
+        for number, (worker, theirs) in enumerate(joined):
+            with worker:
+                write(theirs, 600 * number + offset, 600 * number + 500)
+                theirs.seal()
+                theirs._finalizer.detach()
+            worker.die()
+        world.commit(tx, {"a": changed, "p/c/0": bytes(chunk)})
 
 
 def named(world: World) -> None:
@@ -625,6 +676,7 @@ WORKLOADS: dict[str, Workload] = {
     "several processes": Workload(several_processes),
     "conflict": Workload(conflict),
     "cooperative": Workload(cooperative),
+    "parts": Workload(parts),
     "named": Workload(named),
     "named first": Workload(named_first),
     "tags": Workload(tags),
