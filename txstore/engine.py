@@ -16,7 +16,7 @@ from txstore.errors import (
     TransactionStateError,
 )
 from txstore.format.keys import check_name
-from txstore.format.records import SNAPSHOT
+from txstore.format.records import SNAPSHOT, TransactionRecord
 from txstore.history.commit import MAIN, Stored
 from txstore.history.find import find_commit, find_tagged
 from txstore.history.opening import Access, open_commits, open_storage
@@ -158,12 +158,16 @@ class Engine:
         check_name("transaction", name)
         check_description(message, properties)
         check_isolation(isolation)
-        while True:
+
+        def record() -> TransactionRecord:
             base = self.newest(branch)
-            self.commits.identity.create(durable=self.durability == "fsync")
-            record = new_record(base, branch, self.durability, message, properties, name, isolation)
+            return new_record(base, branch, self.durability, message, properties, name, isolation)
+
+        self.commits.check_branch(branch)
+        self.commits.identity.create(durable=self.durability == "fsync")
+        while True:
             try:
-                shared = find_or_begin(self.commits, record)
+                shared = find_or_begin(self.commits, name, record)
                 check_joinable(shared.record, isolation)
                 return self._join_by_name(shared)
             except TransactionStateError as error:

@@ -7,7 +7,7 @@ store, where there is none, one process creates it, and it is deleted by the one
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -51,20 +51,19 @@ class NamedTransaction:
     participants: tuple[Participant, ...]
 
 
-def find_or_begin(commits: Commits, record: TransactionRecord) -> SharedTransaction:
-    """Return the transaction that has the name of `record`; if there is none, begin that of `record`.
+def find_or_begin(commits: Commits, name: str, new_record: Callable[[], TransactionRecord]) -> SharedTransaction:
+    """Return the transaction that has a name; if there is none, begin that of a new record.
 
+    The record is made when the name is free: so its base has what the last transaction of this name has committed.
     Raises `TransactionStateError` while another process ends it.
     """
-    if record.name is None:
-        raise ValueError("a transaction without a name is not found by one")
     with commits.storage.lock(names.STAGING_LOCK):
         while True:
-            found = _find(commits, record.name)
+            found = _find(commits, name)
             if found is not None:
                 return found
             with contextlib.suppress(FileExistsError):  # another has just given the name to its own, where no lock is
-                return _begin(commits, record, record.name)
+                return _begin(commits, new_record(), name)
 
 
 def _begin(commits: Commits, record: TransactionRecord, name: str) -> SharedTransaction:

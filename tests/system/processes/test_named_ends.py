@@ -509,3 +509,24 @@ def test_looking_while_it_ends(repo: txstore.Repository) -> None:
         if next(steps) <= step:
             break
     repo.engine.existing(NAME).rollback()
+
+
+def test_who_begins_anew_begins_after_the_last_commit_of_the_name(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with repo.transaction(name=NAME) as first:
+        first["a"] = b"first"
+    storage, real = repo.engine.storage, repo.engine.storage.lock
+
+    def late(name: str, *arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(storage, "lock", real)
+        if name == names.STAGING_LOCK:
+            repo.transaction(name=NAME).commit()
+        return real(name, *arguments, **named)
+
+    monkeypatch.setattr(storage, "lock", late)
+    with repo.transaction(name=NAME) as second:
+        assert second["a"] == b"first"
+        second["a"] = b"second"
+        second.commit()
+    assert repo.mapping()["a"] == b"second"
