@@ -14,11 +14,11 @@ from urllib.parse import parse_qsl, quote
 
 import numpy as np
 import pytest
-import zarr
+import zarr.storage
 
 from benchmarks.peers import figures, report, targets
 from benchmarks.peers.appends import append
-from benchmarks.peers.bystanders import BESIDE, WITHOUT
+from benchmarks.peers.bystanders import BESIDE, WITHOUT, pipelines_of
 from benchmarks.peers.figures import Figure, best_of_each
 from benchmarks.peers.fresh import Failed, ask
 from benchmarks.peers.keys import open_among_keys, write_keys
@@ -186,6 +186,13 @@ def test_who_does_not_take_part_is_told_of(tmp_path: Path) -> None:
     assert [(cell.peer, cell.samples) for cell in found.cells] == [("TxStore", [1.0, 1.0, 1.0])]
     assert len(set(row.places)) == len(row.places)
     assert "Unable: it can't (row)" in report.left_out(found)
+
+
+def test_pipelines_below_shards_are_looked_at_too() -> None:
+    store = zarr.storage.MemoryStore()
+    array = zarr.create_array(store, name="sharded", shape=(8,), chunks=(2,), shards=(4,), dtype="f4")
+    assert len(pipelines_of(array)) == 2
+    assert len(pipelines_of(zarr.create_array(store, name="x", shape=(8,), chunks=(2,), dtype="f4"))) == 1
 
 
 # --- processes

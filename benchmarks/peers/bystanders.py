@@ -18,7 +18,7 @@ WITHOUT, BESIDE = "without txstore", "txstore imported"
 STORES = ("LocalStore", "MemoryStore", "ObjectStore")
 CHANGED = "pipelines that have changed"
 _SHAPE, _CHUNK, _SHARD = (64 * 64, 64), (64, 64), (32 * 64, 64)
-_TIMES = 40
+_TIMES, _PROCESSES = 40, 3
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,16 @@ class Bystanders:
     units: dict[str, str] = field(default_factory=lambda: {CHANGED: ""})
 
     def measure(self, peer: str, place: Path) -> Values:
-        return ask(bystanders, path=str(place), beside=peer == BESIDE)
+        """Return the best times, which tell of what has to be done, not of what else went on."""
+        found = [ask(bystanders, path=f"{place}-{number}", beside=peer == BESIDE) for number in range(_PROCESSES)]
+        best = {task: min(one[task] for one in found) for task in found[0]}
+        return best | {CHANGED: max(one[CHANGED] for one in found)}
 
 
 # --- in a process of its own
 
 
 def bystanders(path: str, beside: bool) -> Values:
-    """Return the best times, which tell of what has to be done, not of what else went on."""
     without = {name: pipelines_of(_array(_store(name, f"{path}-before"))) for name in STORES}
     if beside:
         import txstore.store  # noqa: F401
