@@ -137,6 +137,7 @@ def test_later_layers_lie_over_earlier_ones() -> None:
         (3, {"data_type": "int3"}),
         (3, {"chunk_grid": {"name": "hexagons"}}),
         (3, {"codecs": None}),
+        (3, {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 20, 1 << 20]}}}),
         (2, {"filters": [{"id": "pickle"}]}),
         (2, {"dtype": "|O", "filters": [{"id": "json2"}]}),
         (2, {"compressor": {"id": "lzip"}}),

@@ -39,6 +39,7 @@ class Frame:
     value: bytes
     length: int | None = None
     checksum: int | None = None
+    region: bytes = b""  # of a partial frame
 
 
 @dataclass
@@ -307,7 +308,8 @@ def _take_apart(content: bytes, is_commit: bool) -> Pack:
         except encoding.MalformedError:
             break  # preallocated, or half a frame
         value = content[frame.offset : frame.offset + frame.length]
-        pack.frames.append(Frame(frame.kind, frame.seen, frame.sequence, frame.key, value))
+        region = frame.region.encode()
+        pack.frames.append(Frame(frame.kind, frame.seen, frame.sequence, frame.key, value, region=region))
         position = frame.end
     if header is not None:
         at = {section.offset: number for number, section in enumerate(header.sections)}
@@ -345,9 +347,8 @@ def _lay_out(pack: Pack) -> tuple[list[int], int]:
     """Where the values of the frames begin, and where the last frame ends."""
     offsets, position = [], packfile.HEAD_SIZE
     for frame in pack.frames:
-        offset, end = packfile.frame_layout(
-            position, len(frame.key), len(frame.value), has_predecessor=isinstance(frame.seen, Predecessor)
-        )
+        follows = isinstance(frame.seen, Predecessor)
+        offset, end = packfile.frame_layout(position, len(frame.key), len(frame.value), follows, frame.region)
         offsets.append(offset)
         position = end
     return offsets, position
@@ -356,7 +357,8 @@ def _lay_out(pack: Pack) -> tuple[list[int], int]:
 def _encode_head_of(frame: Frame) -> bytes:
     length = len(frame.value) if frame.length is None else frame.length & U64
     checksum = crc32c(frame.value) if frame.checksum is None else frame.checksum
-    return packfile.encode_frame(frame.kind & 0xFF, frame.seen, frame.sequence & U64, frame.key, length, checksum)
+    kind, sequence = frame.kind & 0xFF, frame.sequence & U64
+    return packfile.encode_frame(kind, frame.seen, sequence, frame.key, length, checksum, frame.region)
 
 
 def _encode_run_name(run: RunName) -> bytes:

@@ -16,6 +16,7 @@ from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.encoding import encode_varint, with_checksum
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import HINT, TAG
+from txstore.format.regions import Region
 from txstore.storage.foreign import FileVersion, ForeignRange
 
 _COUNTS = (*NUMBERS, 400_000_000, 10**15, 1023, 1024, 1025, 65_535, 65_536)
@@ -297,7 +298,8 @@ def _a_frame(forged: Forged, pack: Pack, random: Random) -> None:
     if chance < 0.5:
         frame.value = value(random, frame.key, frame.value)
     elif chance < 0.6:
-        frame.kind = random.choice((*range(12), 255))
+        frame.kind = random.choice((*range(13), 255))
+        frame.region = region(random) if frame.kind == packfile.FRAME_PARTIAL else b""
     elif chance < 0.7:
         frame.key = key(random)
     elif chance < 0.75:
@@ -323,6 +325,12 @@ def _a_frame(forged: Forged, pack: Pack, random: Random) -> None:
         pack.frames.insert(0, more)
     else:
         pack.frames[:] = [*pack.frames, frame] if random.random() < 0.5 else pack.frames[::-1]
+
+
+def region(random: Random) -> bytes:
+    """Return what may be a region."""
+    box = tuple((start, start + random.choice((1, 3, 1 << 40))) for start in random.choices((0, 1, 5, 1 << 50), k=2))
+    return random.choice((Region.of_box(box).encode(), random.randbytes(9), b"\x01\x01\x00\x00", b""))
 
 
 def _the_head(_: Forged, pack: Pack, random: Random) -> None:

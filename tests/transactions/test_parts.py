@@ -485,3 +485,18 @@ def test_a_commit_that_fails_is_seen_by_no_participant(among: Participants) -> N
     assert len(third._staging.staged.layers(KEY)) == 2
     among.owner.delete("x/c/1")
     assert read_chunk(among.join(), KEY) == [1, 1, 2, 2, *BASE[4:]]
+
+
+def test_parts_in_a_transaction_with_a_name(repo: txstore.Repository) -> None:
+    create(repo)
+    first, second, theirs = repo.engine.named("run"), repo.engine.named("run"), repo.begin()
+    write_part(first, KEY, slice(0, 2), 1)
+    write_part(second, KEY, slice(2, 4), 2)
+    write_part(theirs, KEY, slice(6, 7), 3)
+    theirs.commit()
+    first.leave()
+    second.leave()
+    last = repo.engine.existing("run")
+    assert read_chunk(last, KEY) == [1, 1, 2, 2, *BASE[4:]]
+    last.commit()
+    assert at_head(repo) == [1, 1, 2, 2, 14, 15, 3, 17]

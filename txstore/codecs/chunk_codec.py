@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import warnings
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ _CODECS = frozenset({
     "shuffle", "delta", "fixedscaleoffset", "quantize", "packbits", "astype", "bitround", "crc32", "adler32",
     "fletcher32",
 })  # fmt: skip
+#: Bytes of a chunk that is decoded: how large it is, a document says.
+MAX_CHUNK = 2 << 30
 #: Of numpy's kinds, those whose elements are so many bytes each, which can be compared.
 _FIXED_SIZE = "biufcmMSUV"
 
@@ -49,6 +52,8 @@ class ChunkCodec:
         dtype = self.dtype
         if dtype.hasobject or dtype.kind not in _FIXED_SIZE:
             raise NotMergeableError(f"elements of {dtype} can't be compared bit by bit")
+        if math.prod(self.shape) * dtype.itemsize > MAX_CHUNK:
+            raise NotMergeableError(f"a chunk of {self.shape} elements is larger than {MAX_CHUNK} bytes")
 
     @property
     def dtype(self) -> np.dtype[Any]:
