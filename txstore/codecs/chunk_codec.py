@@ -9,14 +9,12 @@ import warnings
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Buffer
-
-T = TypeVar("T")
 
 #: What is decoded to merge chunks: nothing that may do anything else than compute.
 _CODECS = frozenset({
@@ -70,7 +68,7 @@ class ChunkCodec:
         import numpy as np  # late: most commits merge nothing
 
         if encoded is not None:
-            decoded = self._run(_one(self._pipeline.decode([(_buffer(encoded), self._spec)])))
+            decoded = self._do("decode", _buffer(encoded))
             if decoded is not None:
                 found = np.array(decoded.as_numpy_array())
                 if found.shape != self.shape or found.dtype != self.dtype:
@@ -86,17 +84,19 @@ class ChunkCodec:
         array = self._spec.prototype.nd_buffer.from_numpy_array(chunk)
         if not self._spec.config.write_empty_chunks and array.all_equal(self._fill_value):
             return None
-        encoded = self._run(_one(self._pipeline.encode([(array, self._spec)])))
+        encoded = self._do("encode", array)
         content = None if encoded is None else bytes(encoded.to_bytes())
         if bits(self.decode(content)) != bits(chunk):
             raise NotMergeableError("its codecs lose something")
         return content
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        # This may be called on zarr's own event loop, so codecs run on one that is only for them.
+    def _do(self, what: str, content: Any) -> Any:
+        """Encode or decode one chunk: without an event loop, if zarr can (3.4 and later)."""
+        transform = getattr(self._pipeline, "sync_transform", None)
         try:
-            with ThreadPoolExecutor(1) as thread:
-                return thread.submit(asyncio.run, coroutine).result()
+            if transform is not None:
+                return getattr(transform, f"{what}_chunk")(content, self._spec)
+            return _run(_one(getattr(self._pipeline, what)([(content, self._spec)])))
         except Exception as error:  # whatever a library of codecs raises
             raise NotMergeableError(f"its codecs fail: {error!r}") from error
 
@@ -104,6 +104,15 @@ class ChunkCodec:
 def bits(chunk: npt.NDArray[Any]) -> bytes:
     """Return the bits of some elements, by which NaNs are equal to themselves, and 0.0 is not -0.0."""
     return chunk.tobytes()
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as thread:  # zarr's own loop runs here, and waits for this
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 async def _one(batch: Coroutine[Any, Any, Any]) -> Any:
@@ -118,49 +127,48 @@ def _buffer(encoded: Buffer) -> Any:
 
 
 def _of_chunk(document: str, content: bytes, chunk: str) -> tuple[Any, Any]:
-    from zarr.core.array_spec import ArrayConfig, ArraySpec
-    from zarr.core.buffer import default_buffer_prototype
+    from zarr.core.array_spec import ArrayConfig
 
-    metadata, codecs = _metadata(document, content)
-    unknown = codecs - _CODECS
-    if unknown:
-        raise ValueError(f"{', '.join(sorted(unknown))}: nothing is known of these codecs")
-    is_3 = document == "zarr.json"
-    shape = _shape(metadata, chunk) if is_3 else metadata.chunks
-    spec = ArraySpec(
-        shape=tuple(shape),
-        dtype=metadata.data_type if is_3 else metadata.dtype,
-        fill_value=metadata.fill_value,
-        config=ArrayConfig.from_dict({} if is_3 else {"order": metadata.order}),
-        prototype=default_buffer_prototype(),
-    )
-    return _pipeline(metadata, spec), spec
+    metadata = _metadata(document, content)
+    shape = _shape(metadata, chunk) if document == "zarr.json" else metadata.chunks
+    config = ArrayConfig.from_dict({} if document == "zarr.json" else {"order": metadata.order})
+    return _coded(document, content, tuple(shape), config)
 
 
 @lru_cache(8)
-def _metadata(document: str, content: bytes) -> tuple[Any, frozenset[str]]:
+def _metadata(document: str, content: bytes) -> Any:
     from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
     described = json.loads(content)
-    codecs = frozenset(_named(described))
+    unknown = set(_named(described)) - _CODECS
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))}: nothing is known of these codecs")
     if document == "zarr.json":
-        return ArrayV3Metadata.from_dict(described), codecs
-    return ArrayV2Metadata.from_dict(described), codecs
+        return ArrayV3Metadata.from_dict(described)
+    return ArrayV2Metadata.from_dict(described)
 
 
-def _pipeline(metadata: Any, spec: Any) -> Any:
-    """Return zarr's plainest pipeline, whatever is configured: another may be ours."""
+@lru_cache(64)
+def _coded(document: str, content: bytes, shape: tuple[int, ...], config: Any) -> tuple[Any, Any]:
+    """Return a pipeline of zarr's own, whatever is configured, since another may be ours; and what a chunk is."""
     from zarr.codecs._v2 import V2Codec
-    from zarr.core.codec_pipeline import BatchedCodecPipeline
+    from zarr.core import codec_pipeline
+    from zarr.core.array_spec import ArraySpec
+    from zarr.core.buffer import default_buffer_prototype
 
-    if hasattr(metadata, "codecs"):
-        codecs = list(metadata.codecs)
+    metadata = _metadata(document, content)
+    if document == "zarr.json":
+        dtype, codecs = metadata.data_type, list(metadata.codecs)
     else:
-        codecs = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+        dtype, codecs = metadata.dtype, [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+    spec = ArraySpec(shape, dtype, metadata.fill_value, config, default_buffer_prototype())
+    if hasattr(codec_pipeline, "FusedCodecPipeline"):
+        return codec_pipeline.FusedCodecPipeline.from_codecs(codecs).evolve_from_array_spec(spec), spec
+    present = spec
     for place, codec in enumerate(codecs):
-        codecs[place] = codec.evolve_from_array_spec(spec)
-        spec = codecs[place].resolve_metadata(spec)
-    return BatchedCodecPipeline.from_codecs(codecs)
+        codecs[place] = codec.evolve_from_array_spec(present)
+        present = codecs[place].resolve_metadata(present)
+    return codec_pipeline.BatchedCodecPipeline.from_codecs(codecs), spec
 
 
 def _shape(metadata: Any, chunk: str) -> Sequence[int]:
