@@ -77,9 +77,13 @@ def test_work_is_not_done_anew_on_top_of_what_was_lost(repo, store):
         third.do(get, "x/zarr.json")
         third.do(locked, "x", np.s_[2:4], fill, "x", 2, 4, 1)  # a lock makes it look at what others have staged
         third.leave()
+        with pytest.raises(txstore.ParticipantLostError) as caught:
+            store.commit()  # what was lost is another part of the chunk
+        assert caught.value.keys == ("x/c/0",)
+        again.do(fill, "x", 0, 2, 2)
         again.leave()
     store.commit()
-    assert committed(repo)[:4] == [0, 0, 1, 1]
+    assert committed(repo)[:4] == [2, 2, 1, 1]
 
 
 def raise_half_way(store: TxStore) -> None:
