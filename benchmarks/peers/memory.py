@@ -6,6 +6,7 @@ and which is dropped when memory runs short. They are shown beside it, as "resid
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -56,14 +57,14 @@ class Memory:
 
 def of_a_write(peer: str, path: str, work: str) -> Values:
     chosen = WORKS[work]
-    store, data = begin(PEERS[peer], path, chosen), chosen.data()
+    store, data = begin(PEERS[peer], path, Work("small", 8, 64, chosen.codec)), chosen.data()
     store.prepare()
     return _named("write", _peak_above(lambda: store.write(chosen, data)))
 
 
 def of_a_read(peer: str, path: str, work: str) -> Values:
     chosen = WORKS[work]
-    store, data = begin(PEERS[peer], path, chosen), chosen.data()
+    store, data = begin(PEERS[peer], path, Work("small", 8, 64, chosen.codec)), chosen.data()
     if store.volatile:
         store.prepare()
         store.write(chosen, data)
@@ -87,6 +88,8 @@ def _named(task: str, above: tuple[int, ...]) -> Values:
 def _peak_above(work: Callable[[], object]) -> tuple[int, int]:
     """Return how many bytes this process's own memory, and its resident memory, have gone above what they were."""
     gc.collect()
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)  # what was freed and kept would hide what is taken now
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the resident peak is counted from here
     before = read_status(os.getpid())
     watcher = subprocess.Popen(
