@@ -167,14 +167,14 @@ class Round:
                     thread.join()
             timer.cancel()
             stop.set()
+            gc.collect()  # members of those who were interrupted
+            with shared.watchdog.over("the last rollback"):
+                shared.store.rollback()  # a process may wait for what the session has locked
             return [each for process in processes for each in process.result()]
 
     def _end_all(self, shared: Shared) -> None:
-        """Whatever was interrupted: a rollback leads back to where one can work, and nobody is left inside."""
-        gc.collect()  # members of those who were interrupted
+        """Whatever was interrupted: the rollback has led back to where one can work, and nobody is left inside."""
         store, watchdog = shared.store, shared.watchdog
-        with watchdog.over("the last rollback"):
-            store.rollback()
         with watchdog.over("the last statement"):
             store["d/0"] = b"0"
             zarr.open_array(store, path="w0", mode="r+")[:] = 0

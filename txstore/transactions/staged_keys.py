@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from txstore import processes
 from txstore.format import packfile
@@ -200,6 +200,26 @@ class StagedKeys:
                     return
                 links = self._links[key] = [_unpack(ref)]
             self._extend(key, links, link)
+
+    def add_values(self, values: Iterable[tuple[str, int, list[int]]]) -> None:
+        """Add values that this process has written: the key, what was seen, and (offset, length, checksum, sequence).
+
+        The same as `add` for each, in a tenth of the time where a key is new.
+        """
+        late: list[tuple[str, Link]] = []
+        with self._lock:
+            refs, order, me, newest = self._refs, self._order, self.me, self._newest.get(self.me, 0)
+            is_simple = not self._prefixes
+            for key, seen, (offset, length, checksum, sequence) in values:
+                if is_simple and key not in refs:
+                    order.append(key)
+                    refs[key] = _REF.pack(me, sequence, seen, packfile.FRAME_VALUE, offset, length, checksum)
+                    newest = max(newest, sequence)
+                else:
+                    late.append((key, Link(me, sequence, seen, packfile.FRAME_VALUE, offset, length, checksum)))
+            self._newest[me] = newest
+        for key, link in late:
+            self.add(key, link)
 
     def _extend(self, key: str, links: list[Link], link: Link) -> None:
         extend(links, link)

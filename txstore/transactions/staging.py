@@ -489,24 +489,20 @@ class Staging(Hierarchy):
         if not writer.append_chunks(batch, encoded, seen, threads):
             return list(range(len(keys)))
         placed = np.frombuffer(batch.placed(), np.int64).reshape(-1, 5)
-        is_placed = placed[:, 0] == chunks.PLACED
-        if is_placed.any():
+        states, refs = placed[:, 0], placed[:, 1:]
+        rows = np.flatnonzero(states == chunks.PLACED)
+        if len(rows):
             with self._counting:
-                self._staged_at = max(self._staged_at, int(placed[is_placed, 4].max()))
-        left = []
-        for row, (state, offset, length, checksum, sequence) in enumerate(placed.tolist()):
-            key = keys[row]
-            if state == chunks.PLACED:
-                self.staged.add(
-                    key,
-                    Link(self.staged.me, sequence, seen[row], packfile.FRAME_VALUE, offset, length, checksum),
-                )
-                if self._shared is not None:
-                    self.staged.was_read_again(key)
-            elif state == chunks.EMPTY:
-                self._append(writer, packfile.FRAME_TOMBSTONE, key, encoded[row], b"")
-            else:
-                left.append(row)
+                self._staged_at = max(self._staged_at, int(refs[rows, 3].max()))
+        self.staged.add_values(
+            (keys[row], seen[row], ref) for row, ref in zip(rows.tolist(), refs[rows].tolist(), strict=True)
+        )
+        if self._shared is not None:
+            for row in rows.tolist():
+                self.staged.was_read_again(keys[row])
+        for row in np.flatnonzero(states == chunks.EMPTY).tolist():
+            self._append(writer, packfile.FRAME_TOMBSTONE, keys[row], encoded[row], b"")
+        left: list[int] = np.flatnonzero((states != chunks.PLACED) & (states != chunks.EMPTY)).tolist()
         if self._shared is not None and not self.is_owner:
             self._shared.check_open()
         return left
