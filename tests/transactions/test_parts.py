@@ -10,8 +10,9 @@ import zarr
 
 import txstore
 from tests.system.processes.members import join_in_this_process
+from tests.transactions.arrays import commit_often
 from tests.transactions.parts import create, read_chunk, write_part
-from txstore.constraints import RequiredAttributes
+from txstore.constraints import Complete, RequiredAttributes
 from txstore.errors import ConflictError, ConstraintError, ParticipantLostError
 from txstore.transactions.transaction import Transaction
 
@@ -239,6 +240,43 @@ def test_a_commit_that_fails_leaves_what_is_staged_as_it_is(repo: txstore.Reposi
     write_part(mine, KEY, slice(2, 3), 3)
     mine.commit()
     assert at_head(repo) == [1, 1, 3, *BASE[3:6], 2, 2]
+
+
+def test_a_merge_keeps_constraints(repo: txstore.Repository) -> None:
+    """Each of two commits leaves a chunk there, and both together don't."""
+    create(repo)
+    repo.constraints["x"] = Complete("x")
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(0, 4), 0)
+    write_part(theirs, KEY, slice(4, 8), 0)
+    theirs.commit()
+    with pytest.raises(ConstraintError, match="c/0"):
+        mine.commit()
+    write_part(mine, KEY, slice(0, 1), 1)
+    mine.commit()
+    assert at_head(repo) == [1] + [0] * 7
+
+
+@pytest.mark.parametrize("before", range(1, 7))
+def test_runs_are_merged_behind_merged_chunks(
+    repo: txstore.Repository, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(repo)
+    commit_often(repo, before)
+    mine, theirs = repo.begin(), repo.begin()
+    write_part(mine, KEY, slice(0, 2), 1)
+    write_part(theirs, KEY, slice(4, 8), 2)
+    storage, lock = repo.engine.storage, repo.engine.storage.lock
+
+    def late(*arguments: Any) -> Any:
+        monkeypatch.setattr(storage, "lock", lock)
+        theirs.commit()
+        return lock(*arguments)
+
+    monkeypatch.setattr(storage, "lock", late)
+    mine.commit()
+    assert at_head(repo) == [1, 1, 12, 13, 2, 2, 2, 2]
+    assert repo.snapshot().mapping["noise/c/0"] == str(before - 1).encode()
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def _stage(
     elif frame.kind in packfile.FRAMES_OF_KEYS:
         offset = packfile.join_offset(packfile.nth_of(number), frame.offset)
         link = Link(participant, sequence, frame.seen, frame.kind, offset, frame.length, frame.checksum, frame.region)
-        staged.add(key, link)
+        staged.add(key, link, later=True)  # all is settled in the end
     return True
 
 

@@ -11,6 +11,7 @@ anything count as one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from typing import NamedTuple
 
@@ -130,33 +131,29 @@ def arrange(links: Sequence[Link], prefixes: Prefixes | None = None) -> Arranged
 def _knowledge(links: Sequence[Link], prefixes: Prefixes) -> list[int] | None:
     """Return for each link which others its process had seen, a bit for each; None if that is not known."""
     numbers = {link.place: at for at, link in enumerate(links)}
-    parents = [0] * len(links)
-    for at, link in enumerate(links):
-        seen = link.seen
-        own = [other for other in links if other.participant == link.participant and other.sequence < link.sequence]
-        if own:
-            parents[at] |= 1 << numbers[max(own, key=lambda other: other.sequence).place]
-        if not isinstance(seen, Predecessor):
-            continue
-        if seen in numbers:
-            parents[at] |= 1 << numbers[seen]
-        elif not _is_prefix(seen, prefixes) and not any(
-            # It was written over: what its process has written by now was not seen.
-            other.participant == seen.participant and other.sequence > seen.sequence
-            for other in links
-        ):
-            return None
-    known = list(parents)
-    for _ in links:  # as long as a chain may be
-        grown = list(known)
-        for at in range(len(links)):
-            for other in range(len(links)):
-                if known[at] >> other & 1:
-                    grown[at] |= known[other]
-        if grown == known:
-            break
-        known = grown
-    return None if any(each >> at & 1 for at, each in enumerate(known)) else known
+    parents: dict[int, list[int]] = {at: [] for at in range(len(links))}
+    last: dict[int, Link] = {}
+    for link in sorted(links, key=lambda link: link.sequence):
+        at, seen, own = numbers[link.place], link.seen, last.get(link.participant)
+        if own is not None:
+            parents[at].append(numbers[own.place])
+        last[link.participant] = link
+        if isinstance(seen, Predecessor) and seen in numbers:
+            parents[at].append(numbers[seen])
+    for link in links:
+        if isinstance(link.seen, Predecessor) and link.seen not in numbers and not _is_prefix(link.seen, prefixes):
+            # It was written over: what its process has written by now was not seen. Or it is not there.
+            by_now = last.get(link.seen.participant)
+            if by_now is None or by_now.sequence <= link.seen.sequence:
+                return None
+    known = [0] * len(links)
+    try:
+        for at in TopologicalSorter(parents).static_order():
+            for parent in parents[at]:
+                known[at] |= known[parent] | 1 << parent
+    except CycleError:
+        return None
+    return known
 
 
 def _united(links: Iterable[Link]) -> Region:
@@ -192,8 +189,9 @@ def order(links: Sequence[Link], prefixes: Prefixes | None = None) -> list[Link]
     """Return the links in the order of the chain; None if they form none."""
     first: Link | None = None
     followers: dict[Seen, Link] = {}
+    places = {link.place for link in links}
     for link in links:
-        before = _before(link, links, prefixes or {})
+        before = _before(link, links, places, prefixes or {})
         if before is None and first is None:
             first = link
         elif before is None or before in followers:
@@ -207,12 +205,12 @@ def order(links: Sequence[Link], prefixes: Prefixes | None = None) -> list[Link]
     return None if followers else chain  # what is left follows a frame that was written over
 
 
-def _before(link: Link, links: Sequence[Link], prefixes: Prefixes) -> Predecessor | None:
+def _before(
+    link: Link, links: Sequence[Link], places: Collection[Predecessor], prefixes: Prefixes
+) -> Predecessor | None:
     """Return the frame on the key that a link follows; None if it begins a chain."""
     seen = link.seen
-    if isinstance(seen, Predecessor) and (
-        any(seen == other.place for other in links) or not _is_prefix(seen, prefixes)
-    ):
+    if isinstance(seen, Predecessor) and (seen in places or not _is_prefix(seen, prefixes)):
         return seen
     own = (other.place for other in links if other.participant == link.participant and other.sequence < link.sequence)
     return max(own, default=None, key=lambda place: place.sequence)

@@ -118,9 +118,10 @@ class Committer:
         base_is_empty = not len(self.base.runs)
         transaction = self.publisher.writer.id
         numbers = {packfile.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
+        made = self.merges.values
         for key, link in self.staging.items_staged():
-            if key in self.merges.values:
-                merged = self.merges.values[key]
+            if key in made:
+                merged = made[key]
                 if merged.length:
                     yield key, packfile.REF_PACK, merged.offset, merged.length, merged.checksum, 0
                 elif key in self.head:
@@ -155,7 +156,8 @@ class Committer:
                 continue
             is_deleted = link.kind == packfile.FRAME_TOMBSTONE
             (deleted if is_deleted else written).append(key)
-            self.merges.allow(key, link)
+            if link.kind == packfile.FRAME_PARTIAL:
+                self.merges.allow(key, link)
             if is_document(key):
                 documents[key] = None if is_deleted else self.staging.read(link)
         return Writes(

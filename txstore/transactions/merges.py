@@ -10,7 +10,6 @@ from collections.abc import Collection
 
 from txstore.codecs.chunk_codec import NotMergeableError
 from txstore.errors import ConflictError
-from txstore.format import packfile
 from txstore.format.records import SERIALIZABLE
 from txstore.format.regions import Region
 from txstore.history.packs import Staged
@@ -33,14 +32,14 @@ class Merges:
     @property
     def deleted(self) -> Collection[str]:
         """The keys of chunks that have become all fill value."""
-        return [key for key, merged in self.values.items() if not merged.length]
+        return {key for key, merged in self.values.items() if not merged.length}
 
     def allow(self, key: str, link: Link) -> None:
-        """Let what was written of a chunk be merged with what others commit, if it is a part."""
+        """Let what was written of a chunk be merged with what others commit. `link` is a partial frame."""
         staging = self._staging
-        if link.kind == packfile.FRAME_PARTIAL and staging.record.isolation != SERIALIZABLE:
+        if staging.record.isolation != SERIALIZABLE and not staging.staged.is_below_deleted(key):
             layers = staging.staged.layers(key) or [link]
-            if not (any(layer.region.is_whole for layer in layers) or staging.staged.is_below_deleted(key)):
+            if not any(layer.region.is_whole for layer in layers):
                 self._parts[key] = layers
 
     def put_together(self) -> None:

@@ -72,5 +72,5 @@ class CommitOutcome(Outcome):
         prefix = directory_prefix(path)
         for key in self._staging.staged.between(prefix, after_prefix(prefix)):
             link = self._staging.staged.get(key)
-            if link is not None and link.kind == packfile.FRAME_TOMBSTONE:
+            if key in self._merged_away or (link is not None and link.kind == packfile.FRAME_TOMBSTONE):
                 yield key

@@ -35,6 +35,12 @@ class Siblings:
         """Add what they have staged by now. Who joins does not build on what was left by one that died half-way."""
         if self._is_closed:  # what is appended now comes too late, and its writer is told so
             return
+        try:
+            self._follow(shared, joining=joining)
+        finally:
+            self._staged.arrange()
+
+    def _follow(self, shared: SharedTransaction, *, joining: bool) -> None:
         for participant in shared.participants():
             if participant == self._staged.me or participant in self._passed_over:
                 continue
@@ -63,7 +69,7 @@ class Siblings:
                     participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum,
                     frame.region,
                 )  # fmt: skip
-                self._staged.add(key, link, was_read=key in self._marks)
+                self._staged.add(key, link, was_read=key in self._marks, later=True)
                 if is_document(key):
                     self._staged.news.append(key)
             elif frame.kind in packfile.FRAMES_READ and self._reads is not None:
@@ -124,6 +130,7 @@ class Siblings:
                 lost[participant] = tail.kept
             elif not tail.is_sealed and (participant in failed or participant not in living):
                 lost[participant] = -1
+        self._staged.arrange()
         self._is_closed = True
         return lost
 

@@ -31,6 +31,7 @@ class StagedKeys:
         self._links: dict[str, list[Link]] = {}
         #: Of chunks that several have written in part: what is laid over one another, if there is no chain.
         self.layered: dict[str, list[Link]] = {}
+        self._unarranged: set[str] = set()  # keys with links that do not count yet
         self._prefixes: dict[str, dict[int, tuple[int, Seen]]] = {}  # prefix -> participant -> sequence, seen
         self._outdated: dict[str, Seen] = {}  # what was seen of a key that another has written since
         self._read_since: set[str] = set()  # documents below deleted prefixes, read since they were deleted
@@ -174,8 +175,11 @@ class StagedKeys:
 
     # --- adding frames
 
-    def add(self, key: str, link: Link, *, was_read: bool = False) -> None:
-        """Add a frame on a key. `was_read`: by this process, which matters if the frame is another's."""
+    def add(self, key: str, link: Link, *, was_read: bool = False, later: bool = False) -> None:
+        """Add a frame on a key. `was_read`: by this process, which matters if the frame is another's.
+
+        `later`: `arrange` is called when more frames were added, of which there may be hundreds on one chunk.
+        """
         with self._lock:
             self.may_be_foreign |= link.kind == packfile.FRAME_FOREIGN
             self._newest[link.participant] = max(link.sequence, self._newest.get(link.participant, 0))
@@ -199,7 +203,19 @@ class StagedKeys:
                         self._refs[key] = _pack(link._replace(seen=_unpack(ref).seen))
                     return
                 links = self._links[key] = [_unpack(ref)]
-            self._extend(key, links, link)
+            if later and link.kind == packfile.FRAME_PARTIAL:
+                extend(links, link)
+                self._unarranged.add(key)
+            else:
+                self._extend(key, links, link)
+
+    def arrange(self) -> None:
+        """Let the frames count that were added to be arranged later."""
+        if self._unarranged:
+            with self._lock:
+                for key in self._unarranged:
+                    self._arrange(key, self._links[key])
+                self._unarranged.clear()
 
     def add_values(self, values: Iterable[tuple[str, int, list[int]]]) -> None:
         """Add values that this process has written: the key, what was seen, and (offset, length, checksum, sequence).
@@ -223,6 +239,9 @@ class StagedKeys:
 
     def _extend(self, key: str, links: list[Link], link: Link) -> None:
         extend(links, link)
+        self._arrange(key, links)
+
+    def _arrange(self, key: str, links: list[Link]) -> None:
         found = arrange(links, self._prefixes_above(key))
         self.layered.pop(key, None)
         if found is None:  # the commit will refuse; until then, one sees one's own
@@ -294,6 +313,7 @@ class StagedKeys:
         """
         broken = []
         with self._lock:
+            self._unarranged.clear()  # each is settled here
             for key in sorted(self._links.keys() | self._below_foreign_prefixes()):
                 ref = self._refs.get(key)
                 if ref is None:
@@ -352,6 +372,7 @@ class StagedKeys:
         with self._lock:
             self._refs, self._links, self._prefixes, self._outdated = {}, {}, {}, {}
             self.layered = {}
+            self._unarranged = set()
             self._read_since = set()
             self._newest = {}
             self._order, self._sorted = [], 0
