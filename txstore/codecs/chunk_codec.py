@@ -127,12 +127,11 @@ def _buffer(encoded: Buffer) -> Any:
 
 
 def _of_chunk(document: str, content: bytes, chunk: str) -> tuple[Any, Any]:
-    from zarr.core.array_spec import ArrayConfig
+    from zarr.core.config import config
 
     metadata = _metadata(document, content)
     shape = _shape(metadata, chunk) if document == "zarr.json" else metadata.chunks
-    config = ArrayConfig.from_dict({} if document == "zarr.json" else {"order": metadata.order})
-    return _coded(document, content, tuple(shape), config)
+    return _coded(document, content, tuple(shape), config.get("array.write_empty_chunks"))
 
 
 @lru_cache(8)
@@ -149,18 +148,21 @@ def _metadata(document: str, content: bytes) -> Any:
 
 
 @lru_cache(64)
-def _coded(document: str, content: bytes, shape: tuple[int, ...], config: Any) -> tuple[Any, Any]:
+def _coded(document: str, content: bytes, shape: tuple[int, ...], write_empty_chunks: bool) -> tuple[Any, Any]:
     """Return a pipeline of zarr's own, whatever is configured, since another may be ours; and what a chunk is."""
     from zarr.codecs._v2 import V2Codec
     from zarr.core import codec_pipeline
-    from zarr.core.array_spec import ArraySpec
+    from zarr.core.array_spec import ArrayConfig, ArraySpec
     from zarr.core.buffer import default_buffer_prototype
 
     metadata = _metadata(document, content)
+    options: Any = {"write_empty_chunks": write_empty_chunks}
     if document == "zarr.json":
         dtype, codecs = metadata.data_type, list(metadata.codecs)
     else:
         dtype, codecs = metadata.dtype, [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+        options["order"] = metadata.order
+    config = ArrayConfig.from_dict(options)
     spec = ArraySpec(shape, dtype, metadata.fill_value, config, default_buffer_prototype())
     if hasattr(codec_pipeline, "FusedCodecPipeline"):
         return codec_pipeline.FusedCodecPipeline.from_codecs(codecs).evolve_from_array_spec(spec), spec

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,9 +26,9 @@ from txstore.errors import (
     TransactionStateError,
 )
 from txstore.format import names, packfile
-from txstore.format.documents import below, describe
+from txstore.format.documents import NODE_DOCUMENTS, Node, below
 from txstore.format.encoding import MalformedError
-from txstore.format.keys import after_prefix, ancestors, is_document
+from txstore.format.keys import after_prefix, ancestors, document_key, is_document
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord
@@ -228,9 +229,10 @@ class Staging(Hierarchy):
     def merger(self, key: str) -> ChunkMerger:
         """Return what merges versions of a chunk. Raises `NotMergeableError` if the key is none of an array."""
         for path in ancestors(key):
-            described = describe(self.peek, path)
-            if described is not None and described.node.kind == "array":
-                return ChunkMerger(described.key.rpartition("/")[2], described.content, below(described.key, key))
+            for name in NODE_DOCUMENTS:
+                document = document_key(path, name)
+                if (found := self.peek(document)) is not None and _is_array(document, content := bytes(found)):
+                    return ChunkMerger(name, content, below(document, key))
         raise NotMergeableError("there is no array above it")
 
     def _read_outside(self, record: bytes) -> memoryview:
@@ -996,6 +998,11 @@ class Peek(Hierarchy):
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
         return self._staging.keys_between(start, stop, batch=batch)
+
+
+@lru_cache(8)
+def _is_array(document: str, content: bytes) -> bool:
+    return Node.parse(document, content).kind == "array"
 
 
 def _decode_record(record: bytes) -> ForeignRange:
