@@ -66,6 +66,7 @@ typedef struct {
     int64_t offset, length;
     uint64_t sequence;
     uint32_t checksum;
+    uint8_t *held; /* what it is encoded to, if the arena had no room for it */
 } row;
 
 typedef struct {
@@ -331,6 +332,8 @@ batch_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     if (b->array.obj != NULL)
         PyBuffer_Release(&b->array);
+    for (Py_ssize_t i = 0; b->rows != NULL && i < b->count; i++)
+        free(b->rows[i].held);
     PyMem_Free(b->fill);
     PyMem_Free(b->rows);
     PyMem_Free(b->picks);
@@ -637,7 +640,9 @@ gather(const batch *b, worker *w, const row *r, const picked *p, const layout *l
     box where;
     const uint8_t *array = b->array.buf;
     int any = selected_box(b, r, p, l, corner, &where);
-    if (any && b->chain.count == 0 && box_is_stretch(&where, b->itemsize, l->size))
+    /* A compressor only reads; a checksum is written behind what it is of. */
+    int is_kept = b->chain.count == 0 || b->chain.codecs[0].kind != CODEC_CRC32C;
+    if (any && is_kept && box_is_stretch(&where, b->itemsize, l->size))
         return array + where.to;
     uint8_t *plain = room(&w->plain, &w->plain_size, (size_t)l->size + MAX_CODECS * CHECKSUM_BYTES);
     if (plain == NULL)
@@ -667,7 +672,7 @@ write_chunk(const batch *b, worker *w, const row *r, const picked *p, const layo
         memcpy(to, plain, (size_t)l->size);
         return l->size;
     }
-    return encode(w, &b->chain, w->plain, (size_t)l->size, to);
+    return encode(w, &b->chain, (uint8_t *)plain, (size_t)l->size, to);
 }
 
 static void
@@ -766,7 +771,10 @@ encode_row(call *c, worker *w, Py_ssize_t i)
     int64_t length;
     if (r->status != ROW_WAITS)
         return;
-    if (!b->is_sharded && b->chain.count == 0) {
+    if (r->held != NULL) {
+        payload = r->held;
+        length = r->length;
+    } else if (!b->is_sharded && b->chain.count == 0) {
         payload = gather(b, w, r, p, &b->chunk, NULL);
         length = payload == NULL ? -1 : is_empty(b, payload, b->chunk.size) ? 0 : b->chunk.size;
     } else {
@@ -791,10 +799,18 @@ encode_row(call *c, worker *w, Py_ssize_t i)
     pthread_mutex_unlock(&c->placing);
     if (!fits) {
         atomic_store_explicit(&c->stopped, 1, memory_order_relaxed);
+        if (payload == w->packed) { /* it was work: the next call places it */
+            uint8_t *shorter = realloc(w->packed, (size_t)length);
+            r->held = shorter != NULL ? shorter : w->packed;
+            w->packed = NULL;
+            w->packed_size = 0;
+        }
         return;
     }
     put_frame(c, i, start, end, payload);
     r->status = ROW_PLACED;
+    free(r->held);
+    r->held = NULL;
 }
 
 PyDoc_STRVAR(encode_doc,

@@ -214,8 +214,9 @@ compress(worker *w, const libraries *l, const codec *c, const uint8_t *plain, si
 }
 
 /*
- * Encodes `size` bytes at `plain`, behind which there is room for the checksums, to `to`, which has room for
- * `encoded_bound` bytes; they may be the same if there is no compressor. Returns the length, or -1.
+ * Encodes `size` bytes at `plain` to `to`, which has room for `encoded_bound` bytes. Behind `plain` there is room for the
+ * checksums that come before a compressor; if the first codec is none, `plain` is not written to. Returns the length, or
+ * -1.
  */
 static int64_t
 encode(worker *w, const codec_chain *chain, uint8_t *plain, size_t size, uint8_t *to)

@@ -216,7 +216,7 @@ class Runs:
         table[:, 0] = np.where(kinds < 0, MISSING, ELSEWHERE)
         is_here = kinds == packfile.REF_PACK
         buffers: list[Mapped] = []
-        for place in np.unique(places[is_here]).tolist():
+        for place in set(places[is_here].tolist()):
             pack = self.open_pack(place >> 32, place & 0xFFFFFFFF)
             if isinstance(pack, OpenPack):
                 table[is_here & (places == place), 0] = len(buffers)

@@ -124,7 +124,7 @@ class TxCodecPipeline(CodecPipeline):
         if store is None or array is None or drop_axes:
             return await self.ordinary.read(rows, out, drop_axes)
         await store.let_in()
-        states = await self._in_thread(len(rows), self._read, store, rows, array)
+        states = await self._in_thread(self._work(len(rows), array), self._read, store, rows, array)
         if states is None:
             return await self.ordinary.read(rows, out, drop_axes)
         results: list[Any] = [_RESULTS.get(state) for state in states]
@@ -141,7 +141,7 @@ class TxCodecPipeline(CodecPipeline):
         if located is None:
             return None
         batch = self.layout.batch(rows, array, writable=True)
-        return batch.read(located.buffers, located.table, self._threads(len(rows)))
+        return batch.read(located.buffers, located.table, _threads(self._work(len(rows), array)))
 
     # --- writing
 
@@ -176,13 +176,14 @@ class TxCodecPipeline(CodecPipeline):
         empties = None if layout is None else KEEP if rows[0][1].config.write_empty_chunks else layout.elides
         if layout is not None and array is not None and empties is not None and not drop_axes:
             batch = layout.batch(rows, array, empties=empties)
-            left = await self._in_thread(len(rows), self._stage, store, batch, rows)
+            left = await self._in_thread(len(rows) * layout.size, self._stage, store, batch, rows)
             rows = [rows[row] for row in left]
         if rows:
             await self.ordinary.write(rows, value, drop_axes)
 
     def _stage(self, store: ChunkStore, batch: chunks.Batch, rows: list[Row]) -> list[int]:
-        return store.set_chunks([row[0].path for row in rows], batch, self._threads(len(rows)))
+        assert self.layout is not None
+        return store.set_chunks([row[0].path for row in rows], batch, _threads(len(rows) * self.layout.size))
 
     def _write_parts(self, store: ChunkStore, rows: list[Row], value: NDBuffer, drop_axes: tuple[int, ...]) -> None:
         codecs: dict[tuple[int, ...], PartCodec] = {}  # the specs of one statement differ in their shapes alone
@@ -205,15 +206,25 @@ class TxCodecPipeline(CodecPipeline):
         array: Any = buffer.as_ndarray_like()
         return array if type(array) is np.ndarray and array.dtype == self.layout.dtype else None
 
-    async def _in_thread(self, count: int, function: Any, *arguments: Any) -> Any:
-        if self.layout is not None and count * self.layout.size < _SMALL:
+    def _work(self, count: int, array: AnyArray) -> int:
+        """Return about how many bytes are decoded to read so many chunks, or a part of them, to an array."""
+        assert self.layout is not None
+        return array.nbytes if self.layout.inner is not None else count * self.layout.size
+
+    async def _in_thread(self, work: int, function: Any, *arguments: Any) -> Any:
+        if work < _SMALL:
             return function(*arguments)
         return await asyncio.to_thread(function, *arguments)
 
-    def _threads(self, count: int) -> int:
-        most = zarr.config.get("codec_pipeline.max_workers", None) or _processors()
-        size = self.layout.size if self.layout is not None else 0
-        return max(1, min(int(most), zarr.config.get("threading.max_workers") or int(most), count * size // _SHARE))
+
+def _threads(work: int) -> int:
+    """Return on how many threads so many bytes are decoded or encoded."""
+    most = work // _SHARE
+    if most < 2:
+        return 1
+    for setting in ("codec_pipeline.max_workers", "threading.max_workers"):
+        most = min(most, int(zarr.config.get(setting, None) or most))
+    return max(1, min(most, _processors()))
 
 
 def _changed(codec: PartCodec, selection: Any, part: AnyArray, present: memoryview | None) -> memoryview | None:
