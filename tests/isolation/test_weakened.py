@@ -210,12 +210,12 @@ def forget_unchanged(patch: pytest.MonkeyPatch) -> None:
 
 def written_regions(region: Region) -> Weaken:
     """Let all that is written in part have this region."""
-    stage = Staging.stage
+    stage_part = Staging.stage_part
 
-    def weakened(self: Staging, *arguments: Any, **more: Any) -> None:
-        stage(self, *arguments, **(more | {"region": region} if more.get("known") else more))
+    def weakened(self: Staging, key: str, encoded: bytes, value: Any, known: Any, _: Region) -> None:
+        stage_part(self, key, encoded, value, known._replace(own=region), region)
 
-    return replace(Staging, "stage", weakened)
+    return replace(Staging, "stage_part", weakened)
 
 
 def merged_over_base(patch: pytest.MonkeyPatch) -> None:

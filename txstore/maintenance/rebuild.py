@@ -183,15 +183,9 @@ def as_merged(section: bytes, name: RunName) -> bytes:
 
 def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> list[Part]:
     """Return the beginnings of damaged frames, where but one bit has changed, or the commit's run has the key."""
-    run = commits.storage.read_range(stored.path, stored.header.runs[0].offset, stored.header.runs[0].length)
-    opened = native.Run(run, stored.header.seq)
-    tables = [stored.header.name, *map(PackName.decode, opened.packs)]
-    refs = sorted(
-        (offset, key, length, checksum, packfile.FRAME_OF_REF[kind])
-        for page in entries_of(opened)
-        for key, kind, _, number, offset, length, checksum in page
-        if kind != packfile.REF_TOMBSTONE and tables[number] == pack
-    )
+    own = next((run for run in stored.header.runs if run.pack is None), None)
+    run = None if own is None else commits.storage.read_range(stored.path, own.offset, own.length)
+    refs = [] if run is None else _refs_to(pack, run, stored)
     window, parts = Window(commits.storage, pack.path), []
     walk = list(walk_frames(window, end))
     sequence = -1
@@ -215,6 +209,21 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
         if at == stop:  # else something lay there that no ref leads to
             parts += found
     return parts
+
+
+def _refs_to(pack: PackName, run: bytes, stored: Stored) -> list[tuple[int, bytes, int, int, int]]:
+    """Return what a commit's own run says of a pack: offset, key, length, checksum and kind of frame, ascending."""
+    opened = native.Run(run, stored.header.seq)
+    try:
+        tables = [stored.header.name, *map(PackName.decode, opened.packs)]
+    except encoding.MalformedError as error:
+        raise ValueError(f"a run lists packs that are none: {error}") from error
+    return sorted(
+        (offset, key, length, checksum, packfile.FRAME_OF_REF[kind])
+        for page in entries_of(opened)
+        for key, kind, _, number, offset, length, checksum in page
+        if kind != packfile.REF_TOMBSTONE and number < len(tables) and tables[number] == pack
+    )
 
 
 def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part | None:
@@ -403,7 +412,11 @@ def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | 
         return None
     section, run = found
     packs = []
-    for name in map(PackName.decode, run.packs):
+    try:
+        names_of_packs = [PackName.decode(entry) for entry in run.packs]
+    except encoding.MalformedError:
+        return None
+    for name in names_of_packs:
         frames = walk_frames(Window(commits.storage, name.path), 1 << 62)
         packs.append(commitfile.DataPack(name, next((start for start, frame in frames if frame is None))))
     refs = [entry for page in entries_of(run) for entry in page]

@@ -162,7 +162,7 @@ class _Repairer:
             if found is None:
                 return None
             self._files.rewrite(path, [found[0]], found[1], lambda _: True, action)
-        except CorruptionError:
+        except (CorruptionError, ValueError):
             return None
         return _read(commits, slot)
 
@@ -277,7 +277,11 @@ class _Repairer:
         }
         if not lost:
             return
-        stored = _write_runs(commits, head, listed, {n: rebuild.as_merged(r.section, n) for n, r in lost.items()})
+        try:
+            merged = {name: rebuild.as_merged(rebuilt.section, name) for name, rebuilt in lost.items()}
+        except ValueError:  # nobody knows which commit it is of
+            return
+        stored = _write_runs(commits, head, listed, merged)
         paths = ", ".join(sorted({name.pack.path for name in lost if name.pack is not None}))
         self._files.note(stored.path, f"a new commit, with the runs rebuilt that are damaged in {paths}")
 

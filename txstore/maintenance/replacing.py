@@ -26,7 +26,12 @@ class Replacer:
         self.repairs.append(Repair(path, action))
 
     def rewrite(self, path: str, parts: list[Part], length: int, is_better: Callable[[str], bool], action: str) -> None:
-        """Put a copy of a file, changed in parts, in its place. Raises `ValueError` if the copy is no better."""
+        """Put a copy of a file, changed in parts, in its place.
+
+        Raises `ValueError` if the copy is no better, or a part lies beyond it.
+        """
+        if any(part.offset + len(part.content) > length for part in parts):
+            raise ValueError(f"what is to be repaired lies beyond {path}")
 
         def write(temporary: str, file: StagedFile) -> None:
             window = Window(self.storage, path)
