@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,10 @@ def test_a_pickle_of_an_array(tmp_path: Path) -> None:
     again = pickle.loads(pickle.dumps(z))
     assert txstore.pipeline.describe(again) == txstore.pipeline.describe(z)
     assert (again[...] == np.arange(64).reshape(8, 8)).all()
+
+
+def test_the_page_works() -> None:
+    page = Path(__file__).parents[2] / "docs" / "pipeline.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    said = in_process(block)
+    assert f"# {said}" in block
