@@ -59,7 +59,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads fuzz crash reliability sanitize pythons clean
+.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -79,6 +79,7 @@ help:
 	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
+	@echo 'make tiles       tiles that know nothing of chunks, by threads, processes and transactions: is anything lost?'
 	@echo 'make threads     eight threads over one store, for an hour: no write lost, no commit torn, nobody waits for ever'
 	@echo 'make hostile     two users in one group, one of them hostile at every path'
 	@echo 'make fuzz        every decoder on ten million damaged inputs; a million repositories that lie'
@@ -236,6 +237,11 @@ THREADS_SECONDS ?= 3600
 THREADS_ARGS ?=
 threads: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.threads --seconds $(THREADS_SECONDS) $(THREADS_ARGS)
+
+# Tiles that know nothing of chunks, by threads, by processes of one transaction, and by transactions: is anything lost?
+TILES_ROUNDS ?= 1000
+tiles: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.pipeline --rounds $(TILES_ROUNDS)
 
 CRASH_IMAGES ?= 100000
 crash: $(TEST)/stamp
