@@ -461,6 +461,10 @@ class TxStore(Store, ChunkStore):
 
     # --- what our codec pipeline calls
 
+    @property
+    def is_fetched(self) -> bool:
+        return self._engine.storage.ranges is not None
+
     def locate(self, keys: Sequence[str]) -> Located | None:
         self._is_open = True
         return self._view.locate(keys)

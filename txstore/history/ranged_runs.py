@@ -16,6 +16,8 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from txstore import processes
 from txstore._native import index
 from txstore.errors import CorruptionError
@@ -24,8 +26,22 @@ from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
 from txstore.history.packs import MissingPackError, Pack, PackSource
 from txstore.history.ranged_packs import RemotePack
-from txstore.history.runs import NONE_KNOWN, Change, Found, Known, Listed, OpenPacks, OpenRun, Runs, placed
+from txstore.history.runs import (
+    ELSEWHERE,
+    MISSING,
+    NONE_KNOWN,
+    Change,
+    Found,
+    Known,
+    Listed,
+    Located,
+    OpenPacks,
+    OpenRun,
+    Runs,
+    placed,
+)
 from txstore.storage.foreign import ForeignRange
+from txstore.storage.interface import Mapped
 from txstore.storage.request_threads import in_parallel
 
 #: What is fetched of a run at first, in bytes: as a rule all that follows the blocks, and a few of these. A run that is
@@ -154,6 +170,31 @@ class LazyRuns(Runs):
         if found is None or found.kind not in packfile.FRAME_OF_REF:
             return None
         return self.stored(key, found) if found.kind == packfile.REF_PACK else self.foreign(key, found)
+
+    def locate(self, keys: Sequence[str]) -> Located:
+        """Fetch the values of many keys, together, and return where they lie: each in a buffer of its own."""
+        encoded = [key.encode() for key in keys]
+        # The blocks of all keys by few requests; a look-up that needs no older run has fetched a little too much.
+        self._fill([_Blocks(run, *run.run.window(key, 0)[:2]) for run in self._lazy for key in encoded])
+        table = np.zeros((len(keys), 4), np.int64)
+        wanted: dict[PackName, list[tuple[int, Found]]] = {}
+        for row, key in enumerate(encoded):
+            found = self.lookup(key)
+            is_there = found is not None and found.kind in packfile.FRAME_OF_REF
+            table[row, 0] = ELSEWHERE if is_there else MISSING
+            if found is not None and found.kind == packfile.REF_PACK:
+                wanted.setdefault(self.pack_name(found.run, found.pack), []).append((row, found))
+
+        def fetch(name: PackName) -> list[memoryview]:
+            return _ranged(self._packs, name).read([(found.offset, found.length) for _, found in wanted[name]])
+
+        buffers: list[Mapped] = []
+        for rows, contents in zip(wanted.values(), in_parallel(fetch, wanted), strict=True):
+            for (row, found), content in zip(rows, contents, strict=True):
+                if len(content) == found.length:  # else it is damaged, and asked for by itself
+                    table[row] = len(buffers), 0, found.length, found.checksum
+                    buffers.append(content)
+        return Located(buffers, table)
 
     def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
         found: list[Listed] = []

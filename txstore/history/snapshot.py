@@ -141,12 +141,12 @@ class Snapshot(Hierarchy):
         value = self.runs.value(key, encode_key(key))
         return self.sources.read(value) if isinstance(value, ForeignRange) else value
 
-    def locate(self, keys: Sequence[str]) -> Located | None:
-        """Return where the values of many keys lie; None where packs are not mapped.
+    def locate(self, keys: Sequence[str]) -> Located:
+        """Return where the values of many keys lie; where packs are not mapped, in buffers that they are fetched to.
 
         Whoever reads there compares the checksums, and calls `get_view` for what is not as it should be.
         """
-        return None if self._packs.is_ranged else self.runs.locate(keys)
+        return self.runs.locate(keys)
 
     def is_foreign(self, key: str) -> bool:
         """Tell whether a value lies outside: to read it takes as long as it takes where that is."""

@@ -17,6 +17,11 @@ class ChunkStore(ABC):
     async def let_in(self) -> None:
         """Let the present statement in: a commit waits for it from now on. It may have to wait for one itself."""
 
+    @property
+    @abstractmethod
+    def is_fetched(self) -> bool:
+        """Whether `locate` makes requests, and brings the values with it."""
+
     @abstractmethod
     def locate(self, keys: Sequence[str]) -> Located | None:
         """Return where many values lie; None if each has to be asked for by itself."""

@@ -44,6 +44,9 @@ _SMALL = 256 << 10
 #: What one thread is given at least, in bytes.
 _SHARE = 256 << 10
 
+#: How much is fetched at a time, in bytes as they are decoded, and how large a chunk may be of which many are.
+_FETCHED, _FETCHED_AT_MOST = 32 << 20, 4 << 20
+
 _PRESENT, _MISSING = {"status": "present"}, {"status": "missing"}
 _RESULTS = {chunks.READ: _PRESENT, chunks.MISSING: _MISSING}
 
@@ -124,7 +127,12 @@ class TxCodecPipeline(CodecPipeline):
         if store is None or array is None or drop_axes:
             return await self.ordinary.read(rows, out, drop_axes)
         await store.let_in()
-        states = await self._in_thread(self._work(len(rows), array), self._read, store, rows, array)
+        if not store.is_fetched:
+            states = await self._in_thread(self._work(len(rows), array), self._read, store, rows, array)
+        elif self.layout is not None and self.layout.inner is None and self.layout.size <= _FETCHED_AT_MOST:
+            states = await asyncio.to_thread(self._fetch, store, rows, array)
+        else:  # a part of a shard is a part of a request; large chunks are requests of their own
+            states = None
         if states is None:
             return await self.ordinary.read(rows, out, drop_axes)
         results: list[Any] = [_RESULTS.get(state) for state in states]
@@ -142,6 +150,13 @@ class TxCodecPipeline(CodecPipeline):
             return None
         batch = self.layout.batch(rows, array, writable=True)
         return batch.read(located.buffers, located.table, _threads(self._work(len(rows), array)))
+
+    def _fetch(self, store: ChunkStore, rows: list[Row], array: AnyArray) -> bytes | None:
+        """Read rows of which not all need fit in memory beside the array."""
+        assert self.layout is not None
+        count = max(1, _FETCHED // self.layout.size)
+        states = [self._read(store, rows[at : at + count], array) for at in range(0, len(rows), count)]
+        return None if None in states else b"".join(state for state in states if state is not None)
 
     # --- writing
 

@@ -165,12 +165,10 @@ class Staging(Hierarchy):
             self._mark_read(key)
         return view
 
-    def locate(self, keys: Sequence[str]) -> Located | None:
+    def locate(self, keys: Sequence[str]) -> Located:
         """Return where the base has many values, as `Snapshot.locate` does; what is staged is elsewhere."""
         self._look_at_others()
         located = self.base.locate(keys)
-        if located is None:
-            return None
         staged, is_shared = self.staged, self._shared is not None
         table = located.table
         if len(staged) or is_shared:
