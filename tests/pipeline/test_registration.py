@@ -40,7 +40,8 @@ def in_process(code: str, **environment: str) -> str:
 
 ITS_NAME = """
 import txstore, txstore.pipeline
-z = zarr.create_array(txstore.TxStore(tempfile.mkdtemp() + "/data.tx"), name="x", shape=(4,), chunks=(2,), dtype="i4")
+store = txstore.TxStore(tempfile.mkdtemp() + "/data.tx")
+z = zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="i4", compressors=None)
 print(txstore.pipeline.describe(z), "|", zarr.config.get("codec_pipeline.path") == old)
 """
 
