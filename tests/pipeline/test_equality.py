@@ -20,7 +20,7 @@ from zarr.storage import MemoryStore
 
 import txstore
 from txstore.pipeline import TxCodecPipeline
-from txstore.pipeline.registration import zarr_default
+from txstore.pipeline.codec_pipeline import zarr_default
 
 DTYPES = ["b1", "i1", "u2", "<i4", ">i4", "u8", "f2", "<f4", ">f8", "f8", "c8", "c16", "<M8[ms]", "m8[s]", "S3", "<U2"]
 STRUCT = np.dtype([("x", "<i2"), ("y", "f8")])

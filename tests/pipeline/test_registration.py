@@ -19,7 +19,7 @@ from zarr.storage import LocalStore, LoggingStore, MemoryStore
 import txstore
 import txstore.pipeline
 from txstore.pipeline import TxCodecPipeline
-from txstore.pipeline.registration import zarr_default
+from txstore.pipeline.codec_pipeline import zarr_default
 
 STORES: dict[str, Any] = {
     "memory": lambda path: MemoryStore(),

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteGetter, Store
 
 Row = tuple[Any, ArraySpec, Any, Any, bool]
-Result = dict[str, str]
 
 #: A batch of fewer bytes is done on zarr's loop: it takes less time than to hand it to a thread.
 _SMALL = 256 << 10
@@ -255,10 +254,16 @@ def _processors() -> int:
         return os.cpu_count() or 1
 
 
+def zarr_default() -> str:
+    """Return what `codec_pipeline.path` is where nobody has configured it."""
+    defaults: dict[str, Any] = zarr.config.defaults[0]
+    path: str = defaults["codec_pipeline"]["path"]
+    return path
+
+
 def _ordinary_class() -> type[CodecPipeline]:
     """Return zarr's own pipeline: what everybody has where nobody has configured another."""
-    path: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
-    cls: type[CodecPipeline] = getattr(zarr.core.codec_pipeline, path.rpartition(".")[2])
+    cls: type[CodecPipeline] = getattr(zarr.core.codec_pipeline, zarr_default().rpartition(".")[2])
     return cls
 
 

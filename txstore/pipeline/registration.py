@@ -8,7 +8,7 @@ from typing import Any
 import zarr
 from zarr.registry import register_pipeline
 
-from txstore.pipeline.codec_pipeline import TxCodecPipeline
+from txstore.pipeline.codec_pipeline import TxCodecPipeline, zarr_default
 
 _SETTING = "codec_pipeline.path"
 _NAME = f"{TxCodecPipeline.__module__}.{TxCodecPipeline.__qualname__}"
@@ -20,13 +20,6 @@ def register() -> None:
     wanted = os.environ.get("TXSTORE_PIPELINE", "on").lower() not in ("off", "0", "false", "no")
     if wanted and zarr.config.get(_SETTING) == zarr_default():
         zarr.config.set({_SETTING: _NAME})
-
-
-def zarr_default() -> str:
-    """Return what `codec_pipeline.path` is where nobody has configured it."""
-    defaults: dict[str, Any] = zarr.config.defaults[0]
-    path: str = defaults["codec_pipeline"]["path"]
-    return path
 
 
 def describe(array: Any) -> str:
