@@ -147,7 +147,12 @@ def transactions(commits: Commits) -> Iterator[NamedTransaction]:
             shared = SharedTransaction.find(commits, _read(commits, name))
         except (FileNotFoundError, TransactionStateError):
             continue
-        described = _describe(name, shared)
+        try:
+            described = _describe(name, shared)
+        except FileNotFoundError:  # a pack was listed, and is gone
+            if shared.is_there():
+                raise
+            continue
         if shared.is_there() and not _was_committed(shared):  # else it has ended while it was described
             yield described
 

@@ -32,11 +32,17 @@ class Siblings:
     # --- what they stage
 
     def follow(self, shared: SharedTransaction, *, joining: bool = False) -> None:
-        """Add what they have staged by now. Who joins does not build on what was left by one that died half-way."""
+        """Add what they have staged by now. Who joins does not build on what was left by one that died half-way.
+
+        Raises `TransactionStateError` if the transaction ends meanwhile.
+        """
         if self._is_closed:  # what is appended now comes too late, and its writer is told so
             return
         try:
             self._follow(shared, joining=joining)
+        except FileNotFoundError:  # a pack was listed, and is gone; the record goes first
+            shared.check_open()
+            raise
         finally:
             self._staged.arrange()
 

@@ -19,6 +19,7 @@ from tests.system.remote.servers import Server
 from txstore import TransactionStateError
 from txstore.format import names
 from txstore.storage import leases
+from txstore.storage.remote import RemoteStorage
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +157,37 @@ def test_whoever_finishes_commits(repo):
         except TransactionStateError:
             time.sleep(0.1)
     assert content(repo) == staged
+    assert_tidy(repo)
+
+
+@pytest.mark.parametrize("look", ["join", "describe"])
+def test_it_ends_between_a_listing_of_its_packs_and_their_reading(repo, monkeypatch, look):
+    """Whoever was about to join begins anew."""
+    with crew(repo, 1) as (rank,):
+        ended_id = rank.do("join")
+        rank.do("put", "a")
+        rank.do("leave")
+
+    listed, late = RemoteStorage.list, again(repo)
+    rolled_back = []
+
+    def list_and_roll_back(storage: RemoteStorage, path: str) -> list[str]:
+        found = listed(storage, path)
+        if storage is late.engine.storage and path.startswith(names.PACKS) and found and not rolled_back:
+            rolled_back.append(path)
+            again(repo).engine.existing(NAME).rollback()
+        return found
+
+    monkeypatch.setattr(RemoteStorage, "list", list_and_roll_back)
+    if look == "describe":
+        assert late.transactions() == []
+    else:
+        with late.transaction(name=NAME) as store:
+            assert store.mapping.id != ended_id
+            store["b"] = value_of("b")
+        again(repo).engine.existing(NAME).commit()
+        assert content(repo) == ["b"]
+    assert rolled_back
     assert_tidy(repo)
 
 
