@@ -165,6 +165,11 @@ class LazyRuns(Runs):
                 return Found(i, *found[1:])
         return None
 
+    def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
+        # By few requests; a look-up that needs no older run has fetched a little too much.
+        self._fill([_Blocks(run, *run.run.window(key, 0)[:2]) for run in self._lazy for key in keys])
+        return super().lookup_all(keys)
+
     def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
         found = self.lookup(encoded)
         if found is None or found.kind not in packfile.FRAME_OF_REF:

@@ -23,6 +23,8 @@ from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Mapped
 
 _LIGHT = 1 << 20  # bytes
+#: So many bytes of the blocks of each run are looked through at a time for what has changed.
+_CHANGES_WINDOW = 64 << 10
 
 
 class Found(NamedTuple):
@@ -187,6 +189,10 @@ class Runs:
             raise self._corrupt(error) from error
         return None if found is None else Found._make(found)
 
+    def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
+        """Return what `lookup` does for each of many keys."""
+        return [self.lookup(key) for key in keys]
+
     def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
         """Return the value of a key as a view of the mapped file, its checksum compared; None if there is none.
 
@@ -247,8 +253,11 @@ class Runs:
 
     def scan_all(self) -> Iterator[Listed]:
         """Yield all live keys, ascending."""
-        start = b""
-        while page := self.scan(start, None, 4096):
+        return self.scan_between(b"", None)
+
+    def scan_between(self, start: bytes, stop: bytes | None) -> Iterator[Listed]:
+        """Yield the live keys from `start` on, below `stop`, ascending."""
+        while page := self.scan(start, stop, 4096):
             yield from page
             start = page[-1].key + b"\0"
 
@@ -280,6 +289,17 @@ class Runs:
             return [Change._make(item) for run in self._runs for item in run.scan(start, stop, -1, seq)]
         except ValueError as error:
             raise self._corrupt(error) from error
+
+    def changed_keys(self, start: bytes, stop: bytes | None, seq: int) -> Iterator[bytes]:
+        """Yield the keys in a range that have an entry newer than `seq`, tombstones too, ascending, each once."""
+        position: bytes | None = start
+        while position is not None and (stop is None or position < stop):
+            # Up to where the first of these windows ends: behind it, other runs may have keys that come first.
+            ends = [run.window(position, _CHANGES_WINDOW, seq)[2] for run in self._runs]
+            after = min((end for end in ends if end is not None), default=None)
+            bound = after if stop is None or (after is not None and after < stop) else stop
+            yield from sorted({change.key for change in self.changes(position, bound, seq)})
+            position = after
 
     def new_prefixes(self, seq: int) -> list[str]:
         """Return the prefixes that were deleted since `seq`."""

@@ -1,0 +1,128 @@
+"""Which keys differ between two commits: what diff, blame, the log below a path, and merges stand on.
+
+The cost follows what has changed, not what there is. Candidates are the keys of entries that are newer than what both
+commits have in common, tombstones too, and the keys below prefixes that were deleted since; of each the two refs are
+compared. Values are read only where maintenance may have moved one: two refs of equal length and checksum to different
+places.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from txstore.errors import CorruptionError
+from txstore.format import packfile
+from txstore.format.keys import after_prefix, decode_key, directory_prefix
+from txstore.format.packfile import PackName
+from txstore.history.runs import Found, Runs
+from txstore.history.snapshot import Snapshot
+
+#: So many candidates are looked up at a time.
+_PAGE = 1024
+
+
+class Ref(NamedTuple):
+    """Where a live value lies, in words that are the same in every snapshot, and the seq of who wrote it."""
+
+    kind: int  # packfile.REF_PACK or REF_FOREIGN
+    seq: int
+    pack: PackName
+    offset: int
+    length: int
+    checksum: int
+
+
+class KeyChange(NamedTuple):
+    """A key whose value is not the same in two commits; None: it is not there."""
+
+    key: str
+    before: Ref | None
+    after: Ref | None
+
+
+def changed(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot | None = None) -> Iterator[KeyChange]:
+    """Yield the keys below a path whose values differ, in the order of their bytes.
+
+    Without `base`, the older of the two snapshots is an ancestor of the newer one. Else `base` is the newest commit
+    that both have come from, going from parent to parent: not through the other parents of merges, whose entries have
+    seqs of their own. Where the two have nothing in common, it is an empty snapshot, and everything is compared.
+
+    Raises `CorruptionError`.
+    """
+    since = min(before.seq, after.seq) if base is None else base.seq
+    if max(_forgotten(before), _forgotten(after)) > since:
+        since = 0  # what was deleted since then may have left no tombstone
+    prefix = directory_prefix(below)
+    stop = after_prefix(prefix)
+    candidates = _candidates(before, after, since, prefix.encode(), None if stop is None else stop.encode())
+    while page := [*islice(candidates, _PAGE)]:
+        old, new = before.runs.lookup_all(page), after.runs.lookup_all(page)
+        for encoded, found, now in zip(page, old, new, strict=True):
+            was, is_now = _live(found), _live(now)
+            if was is None and is_now is None:
+                continue
+            key = decode_key(encoded)
+            if key is None:
+                raise CorruptionError(after.url, reason=f"{encoded!r} is no key")
+            if was is None or is_now is None or not _is_equal(before.runs, was, after.runs, is_now, key):
+                yield KeyChange(key, _ref(before.runs, was), _ref(after.runs, is_now))
+
+
+def ref_of(snapshot: Snapshot, key: str) -> Ref | None:
+    """Return the ref of a live key, to be compared with those of other snapshots."""
+    return _ref(snapshot.runs, snapshot.lookup(key))
+
+
+def _forgotten(snapshot: Snapshot) -> int:
+    """Return up to which seq tombstones may be missing, because `optimize` has left them out."""
+    return snapshot.seq - (snapshot.slot - snapshot.floor) if snapshot.floor else 0
+
+
+def _candidates(before: Snapshot, after: Snapshot, since: int, start: bytes, stop: bytes | None) -> Iterator[bytes]:
+    """Yield the keys that may differ, ascending, each once."""
+    streams: list[Iterator[bytes]] = []
+    for snapshot, other in ((before, after), (after, before)):
+        recent = snapshot.runs_since(since)
+        streams.append(recent.changed_keys(start, stop, since))
+        # Where `since` is 0, every key that the other has is a candidate by its own entry.
+        streams.append(_keys_in(other, recent.new_prefixes(since) if since else (), start, stop))
+    last = None
+    for key in heapq.merge(*streams):
+        if key != last:
+            last = key
+            yield key
+
+
+def _keys_in(snapshot: Snapshot, prefixes: Iterable[str], start: bytes, stop: bytes | None) -> Iterator[bytes]:
+    """Yield the live keys below any of these prefixes and in a range, ascending."""
+    covered: str | None = None
+    for prefix in sorted(prefixes):
+        if covered is not None and prefix.startswith(covered):
+            continue
+        covered = prefix
+        end = after_prefix(prefix)
+        low = max(start, prefix.encode())
+        ends = [each for each in (stop, None if end is None else end.encode()) if each is not None]
+        yield from (item.key for item in snapshot.runs.scan_between(low, min(ends, default=None)))
+
+
+def _live(found: Found | None) -> Found | None:
+    return found if found is not None and found.kind in packfile.FRAME_OF_REF else None
+
+
+def _ref(runs: Runs, found: Found | None) -> Ref | None:
+    if found is None:
+        return None
+    pack = runs.pack_name(found.run, found.pack)
+    return Ref(found.kind, found.seq, pack, found.offset, found.length, found.checksum)
+
+
+def _is_equal(runs: Runs, found: Found, others: Runs, other: Found, key: str) -> bool:
+    """Tell whether two refs lead to the same bytes. Only where they may, and lie in two places, these are read."""
+    if (found.kind, found.length, found.checksum) != (other.kind, other.length, other.checksum):
+        return False
+    here, there = runs.pack_name(found.run, found.pack), others.pack_name(other.run, other.pack)
+    return (here, found.offset) == (there, other.offset) or runs.stored(key, found) == others.stored(key, other)
