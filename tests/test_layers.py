@@ -33,6 +33,7 @@ TOWER = [
     "engine",
     "maintenance",
     "zarr2",
+    "comparing",
     "transactions",
     "codecs",
     "history",

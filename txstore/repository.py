@@ -10,14 +10,23 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from txstore.comparing.diff import Diff, OpenArray
+from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
-from txstore.errors import CommitNotFoundError, ConflictError, RepositoryNotFoundError, SnapshotExpiredError
+from txstore.errors import (
+    CommitNotFoundError,
+    ConflictError,
+    KeyFormatError,
+    RepositoryNotFoundError,
+    SnapshotExpiredError,
+)
 from txstore.format.constraints import Constraint
 from txstore.format.records import SNAPSHOT
-from txstore.history.commit import MAIN, Commit
+from txstore.history.changes import changed, common_ancestor, parent_of
+from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
-from txstore.history.find import find_commit
+from txstore.history.find import find_commit, find_tagged
 from txstore.history.follow import follow
 from txstore.history.opening import Access
 from txstore.history.snapshot import Snapshot
@@ -296,6 +305,73 @@ class Repository:
         with suppress(CommitNotFoundError):
             return find_commit(self._existing(), commit_id).commit
         return None
+
+    def diff(
+        self,
+        a: Commit | int | str | datetime,
+        b: Commit | int | str | datetime | None = None,
+        *,
+        three_dot: bool = False,
+        branch: str = MAIN,
+    ) -> Diff:
+        """Return what differs between two commits, node by node; of one commit, what it has changed of its parent.
+
+        Nodes that were added, removed, moved or changed; attributes and shapes, before and after; of arrays the regions
+        in which chunks have changed. `.values(path)` reads the elements. What it costs follows what has changed.
+
+        Parameters
+        ----------
+        a, b : Commit, int, str or datetime
+            What `commit` takes, or a tag.
+        three_dot : bool
+            What `b` has changed since both had the same history.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     z = zarr.create_array(store, name="t2m", data=np.zeros(6), chunks=(2,))
+        >>> with repo.transaction() as store:
+        ...     z = zarr.open_array(store, path="t2m")
+        ...     z[3:] = 1
+        ...     z.attrs["units"] = "K"
+        >>> diff = repo.diff(0, 1)
+        >>> [(node.path, node.change, node.regions) for node in diff]
+        [('t2m', 'changed', [(slice(2, 6, None),)])]
+        >>> [(part.before.tolist(), part.after.tolist()) for part in diff.values("t2m")]
+        [([0.0, 0.0], [0.0, 1.0]), ([0.0, 0.0], [1.0, 1.0])]
+        """
+        commits, snapshots = self._existing(), self.engine.snapshots
+        second = self._find(a if b is None else b, branch)
+        first = parent_of(commits, second) if b is None else self._find(a, branch)
+        base = None if first is None else common_ancestor(commits, first, second)
+        if three_dot:
+            first = base
+        before, after = snapshots.of(first), snapshots.of(second)
+        changes = changed(before, after, base=snapshots.of(base))
+        return Diff(
+            before.commit, after.commit, compare(changes, before, after), self._opener(before), self._opener(after)
+        )
+
+    def _find(self, at: Commit | int | str | datetime, branch: str) -> Stored:
+        commits = self._existing()
+        if isinstance(at, Commit):
+            at = at.id
+        with suppress(CommitNotFoundError, KeyFormatError):
+            if isinstance(at, str):
+                return find_tagged(commits, at)
+        return find_commit(commits, at, branch)
+
+    def _opener(self, snapshot: Snapshot) -> OpenArray:
+        def open_array(path: str) -> Any:
+            import zarr
+
+            from txstore.store import TxStore
+
+            return zarr.open_array(TxStore.at(self.engine, snapshot), path=path, mode="r")
+
+        return open_array
 
     def follow(
         self,

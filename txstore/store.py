@@ -18,6 +18,8 @@ from zarr.core.buffer.core import default_buffer_prototype
 
 from txstore import processes
 from txstore._native import chunks
+from txstore.comparing.diff import Diff, OpenArray
+from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError
 from txstore.format.records import SNAPSHOT
@@ -178,6 +180,11 @@ class TxStore(Store, ChunkStore):
         session.may_fork = True
         return cls._of(engine, position, session, read_only=False)
 
+    @classmethod
+    def at(cls, engine: Engine, snapshot: Snapshot) -> Self:
+        """Return a read-only store at a snapshot."""
+        return cls._of(engine, Position.of(engine, snapshot), None, read_only=True)
+
     # --- what it is a view of
 
     @property
@@ -213,9 +220,26 @@ class TxStore(Store, ChunkStore):
     def changes(self) -> Changes:
         """Return what is staged: `set` and `deleted` keys, and `deleted_below`: the paths cleared as a whole.
 
-        `participants` says which process has staged which of the keys.
+        `participants` says which process has staged which of the keys. `diff` says what that is of arrays and groups.
         """
         return self._writer().transaction.changes()
+
+    def diff(self) -> Diff:
+        """Return what is staged against the commit that it is based on, in the words of `Repository.diff`."""
+        transaction = self._writer().transaction
+        base = transaction.base
+
+        def opened(view: Snapshot | None) -> OpenArray:
+            def open_array(path: str) -> Any:
+                import zarr
+
+                store = self if view is None else TxStore.at(self._engine, view)
+                return zarr.open_array(store, path=path, mode="r")
+
+            return open_array
+
+        nodes = compare(transaction.key_changes(), base, transaction)
+        return Diff(base.commit, None, nodes, opened(base), opened(None), is_staged=True)
 
     @property
     def constraints(self) -> Constraints:

@@ -423,8 +423,11 @@ def test_ls_of_what_is_not_there(filled: txstore.Repository) -> None:
 def test_show(filled: txstore.Repository, name: str) -> None:
     commit = filled.commit(0)
     given = {"slot": "0", "id": commit.id, "id prefix": commit.id[:10].upper(), "tag": "v1"}[name]
-    assert run_json("show", filled.url, given) == {**asdict(commit), "time": commit.time.isoformat()}
-    lines = [line.split(maxsplit=1) for line in run("show", filled.url, given).stdout.splitlines()]
+    told = run_json("show", filled.url, given)
+    assert [node["path"] for node in told.pop("changes")] == [node.path for node in filled.diff(0)]
+    assert told == {**asdict(commit), "time": commit.time.isoformat()}
+    text = run("show", filled.url, given).stdout.partition("\n\n")[0]
+    lines = [line.split(maxsplit=1) for line in text.splitlines()]
     shown = {line[0]: line[1].rstrip() for line in lines}
     assert shown["id"] == commit.id
     assert shown["parent"] == "-"

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 import txstore
-from txstore.cli import cli_import, interchange, maintenance, space, transactions
+from txstore.cli import cli_import, history, interchange, maintenance, space, transactions
 from txstore.cli.output import (
     Commands,
     JsonOption,
@@ -33,7 +33,7 @@ from txstore.cli.output import (
     reporting_errors,
     tell,
 )
-from txstore.errors import CommitNotFoundError, TxStoreError
+from txstore.errors import CommitNotFoundError, SnapshotExpiredError, TxStoreError
 from txstore.format.constraints import Constraint
 from txstore.format.keys import ancestors, is_document
 from txstore.format.mapping import Hierarchy
@@ -53,6 +53,7 @@ app.command()(maintenance.backup)
 space.register(app)
 cli_import.register(app)
 interchange.register(app)
+history.register(app)
 
 
 def _version(wanted: bool) -> None:
@@ -152,17 +153,26 @@ def show(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show all that is known of one commit."""
+    """Show all that is known of one commit, and what it has changed."""
     repo = open_repository(path, storage_options)
     found = repo.head() if commit is None else find_commit(repo, commit)
     if found is None:
         raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
     told = commit_as_dict(found)
+    try:
+        changes = repo.diff(found)
+    except SnapshotExpiredError:  # the commit before it is not kept: nothing to compare with
+        changes = None
     if as_json:
-        print_json(told)
+        print_json(told | {"changes": None if changes is None else changes.as_dict()["nodes"]})
         return
     told["time"] = local_time(found.time, seconds=True)
     print_pairs(_pairs(told))
+    tell()
+    for line in (
+        ["what it has changed is not known: its parent is not kept"] if changes is None else str(changes).splitlines()
+    ):
+        tell(line)
 
 
 @app.command()

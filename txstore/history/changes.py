@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from txstore.errors import CorruptionError
-from txstore.format import packfile
+from txstore.errors import CorruptionError, SnapshotExpiredError
+from txstore.format import encoding, packfile
 from txstore.format.keys import after_prefix, decode_key, directory_prefix
 from txstore.format.packfile import PackName
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
 from txstore.history.runs import Found, Runs
 from txstore.history.snapshot import Snapshot
 
@@ -69,6 +71,33 @@ def changed(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot |
                 raise CorruptionError(after.url, reason=f"{encoded!r} is no key")
             if was is None or is_now is None or not _is_equal(before.runs, was, after.runs, is_now, key):
                 yield KeyChange(key, _ref(before.runs, was), _ref(after.runs, is_now))
+
+
+def common_ancestor(commits: Commits, one: Stored, other: Stored) -> Stored | None:
+    """Return the newest commit that both have come from, going from parent to parent; None if none is kept.
+
+    Not through the other parents of merges: see `changed`.
+    """
+    if one.header.branch == other.header.branch:
+        return min(one, other, key=lambda stored: stored.header.slot)
+    lines = commits.ancestors(one), commits.ancestors(other)
+    here, there = next(lines[0], None), next(lines[1], None)
+    while here is not None and there is not None and here.header.id != there.header.id:
+        if here.header.seq >= there.header.seq:
+            here = next(lines[0], None)
+        else:
+            there = next(lines[1], None)
+    return here if there is not None else None
+
+
+def parent_of(commits: Commits, stored: Stored) -> Stored | None:
+    """Return the parent of a commit; None of the first. Raises `SnapshotExpiredError` if it is not kept."""
+    if stored.header.parent_id == encoding.NO_ID:
+        return None
+    parent = next(islice(commits.ancestors(stored), 1, None), None)
+    if parent is None:
+        raise SnapshotExpiredError(f"{stored.commit.branch}@{stored.header.slot - 1}")
+    return parent
 
 
 def ref_of(snapshot: Snapshot, key: str) -> Ref | None:

@@ -6,6 +6,7 @@ No life cycle here: `Transaction` says when this may be written, `Committer` tur
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import threading
 import weakref
@@ -30,9 +31,10 @@ from txstore.format.documents import NODE_DOCUMENTS, Node, below
 from txstore.format.encoding import MalformedError
 from txstore.format.keys import after_prefix, ancestors, document_key, is_document
 from txstore.format.mapping import Hierarchy
-from txstore.format.packfile import Predecessor, Seen
+from txstore.format.packfile import PackName, Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord
 from txstore.format.regions import WHOLE, Region
+from txstore.history.changes import KeyChange, Ref, ref_of
 from txstore.history.commits import Commits
 from txstore.history.packs import Staged, Writer
 from txstore.history.runs import ELSEWHERE, MISSING, Located
@@ -698,6 +700,34 @@ class Staging(Hierarchy):
     def items_staged(self) -> Iterator[tuple[str, Link]]:
         """Yield the keys that are set or deleted, in the order of their bytes."""
         return self.staged.items()
+
+    def key_changes(self) -> Iterator[KeyChange]:
+        """Yield the keys that differ from the base once this is committed, in the order of their bytes."""
+        self._look_at_others()
+        gone = [self.base.keys_below(prefix) for prefix in self.prefixes]
+        last = None
+        for key in heapq.merge(self.staged.between("", None), *gone):
+            if key == last:
+                continue
+            last = key
+            before, link = ref_of(self.base, key), self.staged.get(key)
+            after = None if link is None or link.kind == packfile.FRAME_TOMBSTONE else self._ref(link)
+            if (before is not None or after is not None) and not self._is_as_before(key, before, after, link):
+                yield KeyChange(key, before, after)
+
+    def _ref(self, link: Link) -> Ref:
+        """Return where a staged value lies, in the words of a commit."""
+        pack = PackName(packfile.participants_pack(self.id, self.number_of(link)))
+        offset = packfile.split_offset(link.offset)[1]
+        return Ref(packfile.REF_OF_FRAME[link.kind], self.base.seq + 1, pack, offset, link.length, link.checksum)
+
+    def _is_as_before(self, key: str, before: Ref | None, after: Ref | None, link: Link | None) -> bool:
+        if before is None or after is None or link is None or self.staged.layers(key):
+            return False
+        if (before.kind, before.length, before.checksum) != (after.kind, after.length, after.checksum):
+            return False
+        found = self.base.lookup(key)
+        return found is not None and bytes(self.base.runs.stored(key, found)) == self.read(link)
 
     def label(self, participant: int) -> str:
         """Return who a participant is."""

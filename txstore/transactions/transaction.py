@@ -28,6 +28,7 @@ from txstore.format.mapping import Hierarchy
 from txstore.format.records import SERIALIZABLE
 from txstore.format.regions import Region
 from txstore.history import declarations
+from txstore.history.changes import KeyChange
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
 from txstore.history.runs import Located
@@ -432,6 +433,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.prefixes]
         found["constraints"] = sorted(self._staging.constraints)
         return found
+
+    def key_changes(self) -> Iterator[KeyChange]:
+        """Yield the keys that are staged and differ from the base, in the order of their bytes."""
+        return iter(()) if self.state == "committed" else self._staging.key_changes()
 
     # --- several processes
 

@@ -1,0 +1,62 @@
+"""`txstore diff`, and what `show` says of a commit's changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import Result
+from typer.testing import CliRunner
+
+import txstore
+from txstore.cli.main import app
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def run_json(*arguments: object) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def changed(repo: txstore.Repository) -> txstore.Repository:
+    with repo.transaction("first") as store:
+        zarr.create_array(store, name="x", data=np.arange(6), chunks=(2,))
+        zarr.create_group(store, path="g")
+    with repo.transaction("second") as store:
+        zarr.open_array(store, path="x")[5] = 9
+        store.mapping.delete_dir("g")
+    repo.tags["v1"] = 1
+    return repo
+
+
+def test_diff(changed: txstore.Repository) -> None:
+    text = run("diff", changed.url).stdout
+    assert text.splitlines()[0].startswith("main@0 to main@1: 1 removed, 1 changed")
+    assert text.splitlines()[1:] == ["- g/", "~ x: chunks 1 changed", "    [4:6]"]
+    assert run("diff", changed.url, "v1").stdout == text == run("diff", changed.url, "0", "1").stdout
+    assert run_json("diff", changed.url, "0", "1") == json.loads(json.dumps(changed.diff(0, 1).as_dict()))
+    assert "nothing differs" in run("diff", changed.url, "1", "0", "--three-dot").stdout
+    assert run("diff", changed.url, "7").exit_code == 1
+
+
+def test_show_names_what_was_changed(changed: txstore.Repository) -> None:
+    assert "~ x: chunks 1 changed" in run("show", changed.url).stdout
+    assert [node["path"] for node in run_json("show", changed.url)["changes"]] == ["g", "x"]
+    changed.vacuum(keep=1)
+    assert "is not kept" in run("show", changed.url, "v1").stdout
+    assert run_json("show", changed.url, "v1")["changes"] is None
+
+
+def test_what_a_repository_says_does_not_steer_the_terminal(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        zarr.create_group(store, path="a\x1b[2J")
+    assert "\x1b" not in run("diff", repo.url).stdout
+    assert "a\\x1b[2J" in run("diff", repo.url).stdout

@@ -1,0 +1,1 @@
+"""What differs between two commits, in the words of arrays, groups and attributes."""

@@ -1,0 +1,127 @@
+"""Diff: what differs between two commits, or between a commit and what is staged on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff
+from txstore.comparing.shown import as_html, as_text, counted
+from txstore.errors import NodeNotFoundError
+from txstore.history.commit import Commit
+
+if TYPE_CHECKING:
+    from txstore.comparing.elements import ChunkValues
+
+#: Opens the array at a path of one side, as zarr does.
+OpenArray = Callable[[str], Any]
+
+
+class Diff:
+    """What differs between two commits: `Repository.diff`. Iterating yields a `NodeDiff` for each node, by path.
+
+    Attributes
+    ----------
+    before, after : Commit or None
+        The commits. None: before the first one; as `after`, also what is staged.
+    nodes : list of NodeDiff
+    """
+
+    def __init__(
+        self,
+        before: Commit | None,
+        after: Commit | None,
+        nodes: list[NodeDiff],
+        open_before: OpenArray,
+        open_after: OpenArray,
+        *,
+        is_staged: bool = False,
+    ) -> None:
+        self.before = before
+        self.after = after
+        self.nodes = nodes
+        self.is_staged = is_staged
+        self._open = open_before, open_after
+
+    def __iter__(self) -> Iterator[NodeDiff]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, path: str) -> NodeDiff:
+        """Return what has become of one node. Raises `NodeNotFoundError` if nothing has changed there."""
+        name = path.strip("/")
+        for node in self.nodes:
+            if node.path == name:
+                return node
+        raise NodeNotFoundError(name, "change")
+
+    def _of(self, change: str) -> list[NodeDiff]:
+        return [node for node in self.nodes if node.change == change]
+
+    @property
+    def added(self) -> list[NodeDiff]:
+        return self._of(ADDED)
+
+    @property
+    def removed(self) -> list[NodeDiff]:
+        return self._of(REMOVED)
+
+    @property
+    def moved(self) -> list[NodeDiff]:
+        """Nodes that hold what another held that is no longer there; of a group, those below it, too."""
+        return self._of(MOVED)
+
+    @property
+    def changed(self) -> list[NodeDiff]:
+        return self._of(CHANGED)
+
+    @property
+    def bytes_added(self) -> int:
+        return sum(node.bytes_added for node in self.nodes)
+
+    @property
+    def bytes_dropped(self) -> int:
+        return sum(node.bytes_dropped for node in self.nodes)
+
+    def values(self, path: str) -> Iterator[ChunkValues]:
+        """Yield what has changed of an array, chunk by chunk: `region`, `before`, `after` and the mask `differs`.
+
+        Each chunk is read when it is asked for. Where an array was not there, or was shorter, the value is its fill
+        value, and counts as another. Raises `NodeNotFoundError` if nothing has changed at that path, `ValueError` if
+        it is no array.
+        """
+        from txstore.comparing.elements import changed_values  # late: it imports numpy
+
+        node = self[path]
+        if not any(each is not None and each.kind == "array" for each in (node.before, node.after)):
+            raise ValueError(f"{node.path!r} is no array: only arrays have values")
+        was_at = node.moved_from or node.path
+        open_before, open_after = self._open
+        return changed_values(
+            node.before, node.after, node.chunks, lambda: open_before(was_at), lambda: open_after(node.path)
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a script may want, to be written as JSON."""
+        return {
+            "before": None if self.before is None else self.before.id,
+            "after": None if self.after is None else self.after.id,
+            "bytes_added": self.bytes_added,
+            "bytes_dropped": self.bytes_dropped,
+            "nodes": [node.as_dict() for node in self.nodes],
+        }
+
+    @property
+    def title(self) -> str:
+        return f"{self.before or 'nothing'} to {'what is staged' if self.is_staged else self.after or 'nothing'}"
+
+    def __repr__(self) -> str:
+        return f"<Diff {self.title}: {counted(self.nodes)}>"
+
+    def __str__(self) -> str:
+        return as_text(self.title, self.nodes)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.title, self.nodes)

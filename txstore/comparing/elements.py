@@ -1,0 +1,143 @@
+"""What has changed of an array: regions of elements, and the elements themselves, read chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from txstore.comparing.boxes import joined
+from txstore.format.documents import Described
+from txstore.format.grids import Chunk
+
+_WITH_NAN = "fcmM"  # numpy's kinds
+#: Opens an array of one side, as zarr does.
+OpenArray = Callable[[], Any]
+
+
+class ChunkValues(NamedTuple):
+    """Part of an array that may have changed: what it was, what it is, and the mask of elements that differ."""
+
+    region: tuple[slice, ...]
+    before: npt.NDArray[Any]
+    after: npt.NDArray[Any]
+    differs: npt.NDArray[np.bool_]
+
+
+def regions_of(before: Described | None, after: Described | None, chunks: Collection[Chunk]) -> list[tuple[slice, ...]]:
+    """Return the chunks of an array that have changed as slices of it, neighbours joined."""
+    sides = _arrays(before, after)
+    if not sides:
+        return []
+    if _is_whole(sides):
+        return [tuple(slice(0, extent) for extent in sides[-1].node.shape)]
+    axes = _axes(sides)
+    return [region for box in joined(chunks) if _has_elements(region := _region(axes, box))]
+
+
+def _arrays(*sides: Described | None) -> list[Described]:
+    return [side for side in sides if side is not None and side.kind == "array"]
+
+
+def _is_whole(sides: Sequence[Described]) -> bool:
+    """Tell whether chunks can't be compared one by one: the array is cut another way."""
+    return any(side.node.chunks != sides[0].node.chunks or not _is_comparable(sides) for side in sides)
+
+
+def _is_comparable(sides: Sequence[Described]) -> bool:
+    return len({len(side.node.shape) for side in sides}) == 1
+
+
+def _has_elements(region: tuple[slice, ...]) -> bool:
+    """Tell whether a region has elements: else its chunks lie behind the end of the array."""
+    return all(part.stop > part.start for part in region)
+
+
+def _axes(sides: Sequence[Described]) -> list[Any]:
+    """Return how each axis is cut; of an array that has grown or shrunk, as far as the longer one goes."""
+    grids = [side.grid().axes for side in sides]
+    return [max(along, key=lambda axis: axis.extent) for along in zip(*grids, strict=True)]
+
+
+def _region(axes: Sequence[Any], box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    """Return the elements of a box of chunks."""
+    parts = []
+    for axis, (first, last) in zip(axes, box, strict=True):
+        start, stop = (min(int(axis.start_of(min(at, axis.count))), axis.extent) for at in (first, last))
+        parts.append(slice(start, stop))
+    return tuple(parts)
+
+
+def changed_values(
+    before: Described | None,
+    after: Described | None,
+    chunks: Collection[Chunk],
+    open_before: OpenArray,
+    open_after: OpenArray,
+) -> Iterator[ChunkValues]:
+    """Yield what has changed of an array, chunk by chunk. Raises `ValueError` if it had another number of dimensions.
+
+    `before` and `after` are what is there at its path; at least one is an array.
+    """
+    sides = _arrays(before, after)
+    if not _is_comparable(sides):
+        shapes = [side.node.shape for side in sides]
+        raise ValueError(f"{sides[0].path!r} had shape {shapes[0]}, and has {shapes[1]}: nothing can be compared")
+    arrays = [
+        open_array if side in sides else None for side, open_array in ((before, open_before), (after, open_after))
+    ]
+    return _changed_values(sides, chunks, *arrays)
+
+
+def _changed_values(
+    sides: Sequence[Described], chunks: Collection[Chunk], open_before: OpenArray | None, open_after: OpenArray | None
+) -> Iterator[ChunkValues]:
+    before = None if open_before is None else open_before()
+    after = None if open_after is None else open_after()
+    is_whole = _is_whole(sides)
+    axes = _axes(sides[-1:] if is_whole else sides)
+    for chunk in sides[-1].grid().everything() if is_whole else sorted(set(chunks)):
+        region = _region(axes, [(at, at + 1) for at in chunk])
+        if _has_elements(region):
+            old, new = _read(before, after, region), _read(after, before, region)
+            yield ChunkValues(region, old, new, _differs(old, new, before, after, region))
+
+
+def _inside(array: Any, region: tuple[slice, ...]) -> tuple[slice, ...]:
+    pairs = zip(region, array.shape, strict=True)
+    return tuple(slice(min(part.start, n), min(part.stop, n)) for part, n in pairs)
+
+
+def _relative(inside: tuple[slice, ...], region: tuple[slice, ...]) -> tuple[slice, ...]:
+    pairs = zip(inside, region, strict=True)
+    return tuple(slice(part.start - of.start, part.stop - of.start) for part, of in pairs)
+
+
+def _read(array: Any, other: Any, region: tuple[slice, ...]) -> npt.NDArray[Any]:
+    """Return a region of an array, which may not be there, or end within: the rest is fill value."""
+    source = other if array is None else array
+    shape = tuple(part.stop - part.start for part in region)
+    fill = source.fill_value
+    found = np.full(shape, np.zeros((), source.dtype)[()] if fill is None else fill, source.dtype)
+    if array is not None:
+        inside = _inside(array, region)
+        found[_relative(inside, region)] = array[inside]
+    return found
+
+
+def _differs(
+    old: npt.NDArray[Any], new: npt.NDArray[Any], before: Any, after: Any, region: tuple[slice, ...]
+) -> npt.NDArray[np.bool_]:
+    """Return which elements differ: by value, and NaN is NaN. One that is on one side only does."""
+    if before is None or after is None:
+        return np.ones(old.shape, bool)
+    differs = np.asarray(old != new, bool)
+    if old.dtype.kind in _WITH_NAN and new.dtype.kind in _WITH_NAN:
+        differs &= ~(np.isnan(old) & np.isnan(new))
+    for array in (before, after):
+        is_outside = np.ones(differs.shape, bool)
+        is_outside[_relative(_inside(array, region), region)] = False
+        differs |= is_outside
+    return differs

@@ -1,0 +1,252 @@
+"""What has become of each node between two commits: keys that differ, grouped by the node that they belong to.
+
+What is kept of a chunk is its place in the grid. Values are read when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from txstore.comparing.documents import FieldChange, changed_attributes, changed_fields
+from txstore.format.documents import Described, describe
+from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
+from txstore.format.mapping import Hierarchy
+from txstore.history.changes import KeyChange, Ref
+
+if TYPE_CHECKING:
+    from txstore.format.grids import Chunk
+
+#: What has become of a node.
+ADDED, REMOVED, MOVED, CHANGED = "added", "removed", "moved", "changed"
+
+
+@dataclass
+class NodeDiff:
+    """How one array or group differs.
+
+    Attributes
+    ----------
+    path : str
+        Where it is; of one that was removed, where it was. The root is empty.
+    change : {"added", "removed", "moved", "changed"}
+    kind : str
+        "array" or "group"; "unknown" for what can't be understood, and for keys that belong to no node.
+    moved_from : str or None
+        Where a node was that has moved: all that it holds lies where it did.
+    fields : list of FieldChange
+        Of a node that was there before and is there after: `shape`, `dtype`, `chunks`, `codecs`, `fill_value`, ...
+    attributes : list of FieldChange
+        Attributes, those in nested objects one by one: `path`, `before`, `after`.
+    chunks_added, chunks_removed, chunks_changed : int
+        Stored chunks. A chunk that is not stored is all fill value.
+    bytes_added, bytes_dropped : int
+        Of the values that are new, and of those that are no longer there; of documents, too.
+    keys : list of str
+        Keys that are neither documents nor chunks.
+    """
+
+    path: str
+    change: str
+    kind: str
+    moved_from: str | None = None
+    fields: list[FieldChange] = field(default_factory=list)
+    attributes: list[FieldChange] = field(default_factory=list)
+    chunks_added: int = 0
+    chunks_removed: int = 0
+    chunks_changed: int = 0
+    bytes_added: int = 0
+    bytes_dropped: int = 0
+    keys: list[str] = field(default_factory=list)
+    before: Described | None = field(default=None, repr=False)
+    after: Described | None = field(default=None, repr=False)
+    chunks: list[Chunk] = field(default_factory=list, repr=False)  # places in the grid
+
+    @cached_property
+    def regions(self) -> list[tuple[slice, ...]]:
+        """What has changed of an array, as slices: its chunks, neighbours joined into boxes.
+
+        Chunks behind the end of an array that has shrunk are those of the longer one.
+        """
+        from txstore.comparing.elements import regions_of  # late: it imports numpy
+
+        return regions_of(self.before, self.after, self.chunks)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of an array: after, or before where it was removed."""
+        described = self.after or self.before
+        return described.node.shape if described is not None and described.kind == "array" else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a script may want, to be written as JSON."""
+        told: dict[str, Any] = {"path": self.path, "change": self.change, "kind": self.kind}
+        if self.moved_from is not None:
+            told["moved_from"] = self.moved_from
+        if self.shape is not None:
+            told["shape"] = list(self.shape)
+        told["fields"] = [each.as_dict() for each in self.fields]
+        told["attributes"] = [each.as_dict() for each in self.attributes]
+        if self.kind == "array":
+            told["chunks"] = {
+                "added": self.chunks_added, "removed": self.chunks_removed, "changed": self.chunks_changed,
+            }  # fmt: skip
+            told["regions"] = [[[part.start, part.stop] for part in region] for region in self.regions]
+        told["keys"] = self.keys
+        return told | {"bytes_added": self.bytes_added, "bytes_dropped": self.bytes_dropped}
+
+
+# --- from keys to nodes
+
+
+def compare(changes: Iterable[KeyChange], before: Hierarchy, after: Hierarchy) -> list[NodeDiff]:
+    """Return what has become of the nodes that keys which differ belong to, by path."""
+    nodes = _Nodes(before, after)
+    for change in changes:
+        nodes.of(change.key).add(change)
+    found = sorted(nodes.all(), key=lambda node: node.path)
+    return _joined_by_moves([node.told() for node in found], {node.path: node for node in found})
+
+
+class _Nodes:
+    """Finds the node that a key belongs to: the nearest array above it, or the group right above."""
+
+    def __init__(self, before: Hierarchy, after: Hierarchy) -> None:
+        self._before, self._after = before, after
+        self._nodes: dict[str, _Node] = {}
+        self._described: dict[str, tuple[Described | None, Described | None]] = {}
+        self._array: _Node | None = None  # that of the last key: the next belongs there, too, as a rule
+        self._below = "\0"
+
+    def all(self) -> Iterable[_Node]:
+        return self._nodes.values()
+
+    def of(self, key: str) -> _Node:
+        if self._array is not None and key.startswith(self._below):
+            return self._array
+        if is_document(key):
+            return self._node(node_of_document(key))
+        for path in ancestors(key):
+            if any(each is not None and each.kind == "array" for each in self._describe(path)):
+                return self._node(path)
+        return self._node(key.rpartition("/")[0])
+
+    def _node(self, path: str) -> _Node:
+        node = self._nodes.get(path)
+        if node is None:
+            node = self._nodes[path] = _Node(path, *self._describe(path))
+        if node.is_array:
+            self._array, self._below = node, directory_prefix(path)
+        return node
+
+    def _describe(self, path: str) -> tuple[Described | None, Described | None]:
+        found = self._described.get(path)
+        if found is None:
+            found = describe(self._before.get_view, path), describe(self._after.get_view, path)
+            if not path.rpartition("/")[2].isdecimal():  # else it is a row of chunks, of which there may be many
+                self._described[path] = found
+        return found
+
+
+class _Node:
+    """What was found of one node so far."""
+
+    def __init__(self, path: str, before: Described | None, after: Described | None) -> None:
+        self.path = path
+        self.before, self.after = before, after
+        self.is_array = any(each is not None and each.kind == "array" for each in (before, after))
+        self._skip = len(directory_prefix(path))
+        shapes = [each.node.shape for each in (after, before) if each is not None and each.kind == "array"]
+        self._dimensions = len(shapes[0]) if shapes else 0
+        self.counts = {ADDED: 0, REMOVED: 0, CHANGED: 0}
+        self.bytes_added = self.bytes_dropped = 0
+        self.chunks: list[Chunk] = []
+        self.keys: list[str] = []
+        self._digest = {ADDED: blake2b(digest_size=16), REMOVED: blake2b(digest_size=16)}
+
+    def add(self, change: KeyChange) -> None:
+        key, before, after = change
+        suffix = key[self._skip :]
+        what = ADDED if before is None else REMOVED if after is None else CHANGED
+        self.bytes_dropped += before.length if before is not None else 0
+        self.bytes_added += after.length if after is not None else 0
+        ref = after or before
+        if what != CHANGED and ref is not None:
+            self._digest[what].update(_place(suffix, ref))
+        if is_document(key):
+            return
+        chunk = _index(suffix, self._dimensions) if self.is_array else None
+        if chunk is None:
+            self.keys.append(key)
+        else:
+            self.counts[what] += 1
+            self.chunks.append(chunk)
+
+    @property
+    def change(self) -> str:
+        if self.before is None and self.after is not None:
+            return ADDED
+        return REMOVED if self.before is not None and self.after is None else CHANGED
+
+    def digest(self, what: str) -> bytes:
+        """What two nodes have in common whose keys, all of them, lead to the same places."""
+        return self._digest[what].digest()
+
+    def told(self) -> NodeDiff:
+        described = self.after or self.before
+        is_there = self.before is not None and self.after is not None
+        return NodeDiff(
+            path=self.path,
+            change=self.change,
+            kind="array" if self.is_array else "unknown" if described is None else described.kind,
+            fields=changed_fields(self.before, self.after) if is_there else [],
+            attributes=changed_attributes(self.before, self.after),
+            chunks_added=self.counts[ADDED],
+            chunks_removed=self.counts[REMOVED],
+            chunks_changed=self.counts[CHANGED],
+            bytes_added=self.bytes_added,
+            bytes_dropped=self.bytes_dropped,
+            keys=self.keys,
+            before=self.before,
+            after=self.after,
+            chunks=self.chunks,
+        )
+
+
+def _place(suffix: str, ref: Ref) -> bytes:
+    return f"{suffix}\0{ref.kind} {ref.pack.id.hex()} {ref.offset} {ref.length}\n".encode()
+
+
+def _index(suffix: str, dimensions: int) -> Chunk | None:
+    """Return the place in the grid of a key below an array: `c/0/1`, `c.0.1`, `0.1` or `0/1`; None if it is none."""
+    parts = suffix.replace(".", "/").split("/")
+    if parts[0] == "c":
+        parts = parts[1:]
+    if not dimensions:
+        return () if parts in ([], ["0"]) else None
+    if len(parts) != dimensions or not all(part.isascii() and part.isdecimal() for part in parts):
+        return None
+    return tuple(map(int, parts))
+
+
+def _joined_by_moves(nodes: list[NodeDiff], found: Mapping[str, _Node]) -> list[NodeDiff]:
+    """Say of a node that was added that it has moved, if one that was removed held the same in the same places."""
+    removed: dict[bytes, list[str]] = {}
+    for node in nodes:
+        if node.change == REMOVED:
+            removed.setdefault(found[node.path].digest(REMOVED), []).append(node.path)
+    gone = set()
+    for node in nodes:
+        candidates = removed.get(found[node.path].digest(ADDED), []) if node.change == ADDED else []
+        left = [path for path in candidates if path not in gone]
+        if left:
+            name = node.path.rpartition("/")[2]
+            node.moved_from = next((path for path in left if path.rpartition("/")[2] == name), left[0])
+            gone.add(node.moved_from)
+            node.change = MOVED
+            node.attributes, node.chunks = [], []
+            node.chunks_added = node.bytes_added = 0
+    return [node for node in nodes if node.change != REMOVED or node.path not in gone]
