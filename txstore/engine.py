@@ -10,6 +10,7 @@ from typing import Any
 
 from txstore import processes
 from txstore.errors import (
+    CommitNotFoundError,
     LocksUnavailableError,
     RepositoryNotFoundError,
     SnapshotExpiredError,
@@ -81,9 +82,14 @@ class Engine:
         other.durability = durability
         return other
 
+    def branch(self, name: str) -> str:
+        """Return the id of the branch with a name, by which all below knows it. Raises `CommitNotFoundError`."""
+        if name != MAIN and not self.exists():
+            raise CommitNotFoundError(f"branch {name!r}", hint="there is no repository yet")
+        return self.commits.branches.id_of(name)
+
     def newest(self, branch: str = MAIN) -> Snapshot:
         """Return the head as a base to write on: empty where there is no repository yet."""
-        self.commits.check_branch(branch)
         return self.snapshots.newest(branch) if self.exists() else self.snapshots.of(None)
 
     @cached_property
@@ -163,7 +169,6 @@ class Engine:
             base = self.newest(branch)
             return new_record(base, branch, self.durability, message, properties, name, isolation)
 
-        self.commits.check_branch(branch)
         self.commits.identity.create(durable=self.durability == "fsync")
         while True:
             try:
@@ -240,7 +245,6 @@ class Position:
     ) -> None:
         if at is not None and tag is not None:
             raise ValueError("give at= or tag=, not both")
-        engine.commits.check_branch(branch)
         self._engine = engine
         self._branch = branch
         self._at = at
@@ -251,8 +255,8 @@ class Position:
         self._lock = processes.new_lock()
 
     @classmethod
-    def of(cls, engine: Engine, snapshot: Snapshot) -> Position:
-        position = cls(engine)
+    def of(cls, engine: Engine, snapshot: Snapshot, branch: str) -> Position:
+        position = cls(engine, branch=branch)
         position._snapshot = snapshot
         return position
 
@@ -281,6 +285,11 @@ class Position:
             self._creates = self._creates or self._exact == EMPTY
 
     @property
+    def branch(self) -> str:
+        """The id of the branch that whoever goes on from here goes on with: with a tag, that of its commit."""
+        return self._branch if self._tag is None or self.stored is None else self.stored.header.branch
+
+    @property
     def stored(self) -> Stored | None:
         """The commit, None if there is none, or it was not looked for yet."""
         return None if self._snapshot is None else self._snapshot.stored
@@ -293,7 +302,7 @@ class Position:
         return EMPTY if self.stored is None else (self.stored.header.slot, self.stored.header.id.hex())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._engine, self._branch, self.exact, self._creates)
+        return _restore, (self._engine, self.branch, self.exact, self._creates)
 
     def _find(self) -> Snapshot:
         engine, commits = self._engine, self._engine.commits
@@ -305,9 +314,9 @@ class Position:
             return engine.snapshots.of(None)
         if self._exact is not None:
             slot, commit_id = self._exact
-            stored = commits.read(self._branch, slot)
+            stored = commits.at(self._branch, slot)
             if stored is None or stored.header.id.hex() != commit_id:
-                raise SnapshotExpiredError(f"{self._branch}@{slot} ({commit_id})")
+                raise SnapshotExpiredError(f"{commits.label(self._branch, slot)} ({commit_id})")
             return engine.snapshots.of(stored)
         if self._tag is not None:
             return engine.snapshots.of(find_tagged(commits, self._tag))

@@ -22,6 +22,7 @@ from txstore.errors import (
 )
 from txstore.format.constraints import Constraint
 from txstore.format.records import SNAPSHOT
+from txstore.history.branches import Branches
 from txstore.history.changes import changed, common_ancestor, parent_of
 from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
@@ -198,7 +199,7 @@ class Repository:
 
         if name is not None and lock is not None:
             raise ValueError("a transaction with a name outlives its processes and their locks: use store.lock() in it")
-        first = None
+        first, branch = None, self.engine.branch(branch)
         if name is not None:
             first = self.engine.named(name, branch=branch, message=message, properties=properties, isolation=isolation)
         elif lock is not None:
@@ -230,6 +231,7 @@ class Repository:
 
         `isolation` is as in `transaction`.
         """
+        branch = self.engine.branch(branch)
         return self.engine.begin(branch=branch, message=message, properties=properties, isolation=isolation)
 
     def run(self, fn: Callable[[TxStore], T], *, retries: int = 10, **transaction_arguments: Any) -> T:
@@ -274,13 +276,13 @@ class Repository:
         self, at: int | str | datetime | None = None, *, branch: str = MAIN, tag: str | None = None
     ) -> Snapshot:
         """Return a snapshot as a plain `Mapping[str, bytes]`, for zarr 2 and whoever takes one."""
-        return Position(self.engine, branch=branch, at=at, tag=tag).snapshot()
+        return Position(self.engine, branch=self.engine.branch(branch), at=at, tag=tag).snapshot()
 
     # --- history
 
     def log(self, branch: str = MAIN, *, limit: int | None = None) -> Iterator[Commit]:
         """Yield the commits of a branch, newest first."""
-        head = self._existing().head(branch)
+        head = self._existing().head(self.engine.branch(branch))
         for number, stored in enumerate(self.engine.commits.ancestors(head)):
             if number == limit:
                 return
@@ -288,14 +290,13 @@ class Repository:
 
     def head(self, branch: str = MAIN) -> Commit | None:
         """Return the newest commit, None if there is none yet, be it that nothing was ever written here."""
-        commits = self.engine.commits
-        commits.check_branch(branch)
-        stored = commits.head(branch) if self.exists else None
+        branch = self.engine.branch(branch)
+        stored = self.engine.commits.head(branch) if self.exists else None
         return None if stored is None else stored.commit
 
     def commit(self, at: int | str | datetime, *, branch: str = MAIN) -> Commit:
         """Return the commit that a slot, an id or an aware datetime names."""
-        return find_commit(self._existing(), at, branch).commit
+        return find_commit(self._existing(), at, self.engine.branch(branch)).commit
 
     def resolve(self, commit_id: str) -> Commit | None:
         """Return the commit with this id, None if it was never made: the answer to `CommitUnknownError`.
@@ -356,12 +357,10 @@ class Repository:
 
     def _find(self, at: Commit | int | str | datetime, branch: str) -> Stored:
         commits = self._existing()
-        if isinstance(at, Commit):
-            at = at.id
         with suppress(CommitNotFoundError, KeyFormatError):
             if isinstance(at, str):
                 return find_tagged(commits, at)
-        return find_commit(commits, at, branch)
+        return find_commit(commits, at, self.engine.branch(branch))
 
     def _opener(self, snapshot: Snapshot) -> OpenArray:
         def open_array(path: str) -> Any:
@@ -392,12 +391,30 @@ class Repository:
         `CorruptionError` if the repository is deleted or replaced, `SnapshotExpiredError` if what comes next was
         removed by a vacuum.
         """
-        return follow(self.engine.commits, branch, since, timeout)
+        return follow(self.engine.commits, self.engine.branch(branch), since, timeout)
 
     @property
-    def branches(self) -> list[str]:
+    def branches(self) -> Branches:
+        """The branches: a `MutableMapping` from name to the newest `Commit`; the first one is "main".
+
+        To set one begins a branch behind a commit: a `Commit`, or what `commit` takes. See docs/history.md.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction("add x") as store:
+        ...     x = zarr.create_array(store, name="x", data=np.arange(3))
+        >>> repo.branches["dev"] = repo.head()
+        >>> with repo.transaction("try something", branch="dev") as store:
+        ...     zarr.open_array(store, path="x")[0] = 7
+        >>> [commit.message for commit in repo.log("dev")]
+        ['try something', 'add x']
+        >>> zarr.open_array(repo.snapshot(), path="x", mode="r")[:]
+        array([0, 1, 2])
+        """
         self._existing()
-        return [MAIN]
+        return Branches(self.engine.commits, self.engine.snapshots)
 
     @property
     def tags(self) -> Tags:
@@ -753,8 +770,9 @@ class Repository:
         """
         self._existing()
         made = optimize(
-            self.engine.commits, self.engine.snapshots, branch=branch, durable=self._durable, progress=progress
-        )
+            self.engine.commits, self.engine.snapshots, branch=self.engine.branch(branch), durable=self._durable,
+            progress=progress,
+        )  # fmt: skip
         return None if made is None else made.commit
 
     def vacuum(
@@ -782,14 +800,14 @@ class Repository:
         """
         self._existing()
         return vacuum(
-            self.engine.commits, self.engine.snapshots, branch=branch, keep=keep, older_than=older_than,
-            dry_run=dry_run,
+            self.engine.commits, self.engine.snapshots, branch=self.engine.branch(branch), keep=keep,
+            older_than=older_than, dry_run=dry_run,
         )  # fmt: skip
 
     def usage(self, *, branch: str = MAIN) -> Usage:
         """Return how many bytes are live, history, staged, and needed by nothing; and the live ones by array."""
         self._existing()
-        return usage(self.engine.commits, self.engine.snapshots, branch)
+        return usage(self.engine.commits, self.engine.snapshots, self.engine.branch(branch))
 
     @property
     def _durable(self) -> bool:

@@ -77,7 +77,7 @@ class TxStore(Store, ChunkStore):
     create : bool
         False: the same is raised for a store to write to. So a misspelled path makes no second repository.
     branch : str
-        So far every repository has one branch, "main".
+        The name of the branch that is read, or committed to.
     at : int, str or datetime, optional
         A slot, a commit id (or its first digits), or an aware datetime: the newest commit that is not later.
     tag : str, optional
@@ -131,6 +131,7 @@ class TxStore(Store, ChunkStore):
                 raise ValueError("storage_options and sources belong to the Repository: give them to it")
             engine = url_or_repository.engine.with_durability(durability)
         read_only = read_only or at is not None or tag is not None
+        branch = engine.branch(branch)
         position = Position(engine, branch=branch, at=at, tag=tag, creates=create and not read_only)
         position.settle()
         self._set_up(engine, position, None if read_only else Session(engine, position, branch=branch), read_only)
@@ -162,12 +163,15 @@ class TxStore(Store, ChunkStore):
         first: Transaction | None = None,
         isolation: str = SNAPSHOT,
     ) -> Self:
-        """Return a writable store at the head: what `Repository.transaction` returns. `first` is its transaction."""
+        """Return a writable store at the head: what `Repository.transaction` returns.
+
+        `branch` is the id of one, `first` the store's transaction.
+        """
         if first is None:
             position = Position(engine, branch=branch, creates=True)
             position.settle()
         else:
-            position = Position.of(engine, first.base)
+            position = Position.of(engine, first.base, branch)
         session = Session(
             engine,
             position,
@@ -183,7 +187,8 @@ class TxStore(Store, ChunkStore):
     @classmethod
     def at(cls, engine: Engine, snapshot: Snapshot) -> Self:
         """Return a read-only store at a snapshot."""
-        return cls._of(engine, Position.of(engine, snapshot), None, read_only=True)
+        branch = MAIN if snapshot.stored is None else snapshot.stored.header.branch
+        return cls._of(engine, Position.of(engine, snapshot, branch), None, read_only=True)
 
     # --- what it is a view of
 
@@ -290,8 +295,7 @@ class TxStore(Store, ChunkStore):
     def latest(self) -> TxStore:
         """Return a new store at the newest commit, which sees nothing of what is staged here."""
         if self._session is None:
-            branch = MAIN if self._position.stored is None else self._position.stored.header.branch
-            position = Position(self._engine, branch=branch)
+            position = Position(self._engine, branch=self._position.branch)
             position.settle()
             return self._of(self._engine, position, None, read_only=True)
         session = self._session
@@ -353,9 +357,8 @@ class TxStore(Store, ChunkStore):
             return self._of(self._engine, self._position, self._session, read_only=read_only)
         if read_only:
             return self._of(self._engine, self._position, None, read_only=True)
-        stored = self._position.stored
-        branch = MAIN if stored is None else stored.header.branch
-        if stored is None:
+        branch = self._position.branch
+        if self._position.stored is None:
             return self.begin(self._engine, branch=branch, message=None, properties=None)
         session = Session(self._engine, self._position, branch=branch)
         return self._of(self._engine, self._position, session, read_only=False)

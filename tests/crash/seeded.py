@@ -158,7 +158,7 @@ EDITS = [
     Edit("history.commits:Commits._break_below", "header.slot - header.pending", "header.slot", "overtaken"),
     Edit(
         "history.commits:Commits.pending",
-        "return max(0, header.slot - max(vouched, self._durable_slot))",
+        "return max(0, header.slot - max(vouched, self._durable_slot(branch)))",
         "return 0",
         "scratch",
     ),
@@ -195,7 +195,7 @@ EDITS = [
     Edit("transactions.shared:Tail._check_head", "or not any(head)", "", "named"),
     Edit(
         "transactions.named:_begin",
-        "commits.make_durable(None if record.base is None else commits.read(record.branch, record.base[0]))",
+        "commits.make_durable(None if record.base is None else commits.at(record.branch, record.base[0]))",
         "commits.identity.make_durable()",
         "named on scratch",
     ),
@@ -231,14 +231,14 @@ EDITS = [
     Edit("maintenance.vacuum:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
-        "lowest = self._limited(head, floor)",
-        "lowest = floor",
+        "*self._slots_pinned(branch, slots, pinned[branch])",
+        "*()",
         "late reader",
     ),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
-        "slot < lowest and path not in needed.paths",
-        "slot < lowest",
+        "found_slot < lowest and path not in needed.paths",
+        "found_slot < lowest",
         "vacuumed around",
     ),
     Edit(
@@ -249,14 +249,14 @@ EDITS = [
     ),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
-        "with contextlib.suppress(MissingPackError):\n            needed.add(stored)",
+        "with contextlib.suppress(MissingPackError):\n                        needed.add(found)",
         "pass",
         "late reader",
     ),
     Edit(
         "maintenance.reachable:kept_commits",
-        "tag.commit_id not in seen and tag.branch == branch",
-        "False",
+        "[find_tagged(commits, name) for name in commits.tags()]",
+        "[]",
         "vacuumed around",
     ),
     Edit(
@@ -265,7 +265,7 @@ EDITS = [
         "pass",
         "vacuumed",
     ),
-    Edit("history.commits:Commits.is_kept", "return self._is_tagged(header)", "return False", "vacuumed around"),
+    Edit("history.commits:Commits.is_kept", "self._is_held(stored) or", "False and", "vacuumed around"),
     Edit("history.commits:Commits.is_kept", "self.floor(header.branch) <= header.slot", "True", "vacuumed"),
     Edit(
         "history.commits:Commits.head",
@@ -273,7 +273,7 @@ EDITS = [
         "True",
         "vacuumed around",
     ),
-    Edit("history.commits:Commits.write_tag", "header.slot < self.floor(header.branch) and", "False and", "late tag"),
+    Edit("history.commits:Commits.write_tag", "not self._stays(stored, but_tag=name)", "False", "late tag"),
     Edit("history.slots:Publisher.publish", "self._check_floor(stored)", "pass", "sleeper"),
     Edit("history.slots:Publisher._check_floor", "self.commits.give_back(stored)", "pass", "sleeper"),
     Edit(

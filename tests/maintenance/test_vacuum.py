@@ -769,7 +769,7 @@ def test_what_is_left_in_part_is_asked_for(open_repo):
         Path(repo.url, f"commits/main/{slot:010}").unlink(missing_ok=True)  # whose runs the others need
     for slot in range(12):
         asking = Asking()
-        other.engine.snapshots.pins.hold(asking, slot + 1)
+        other.engine.snapshots.pins("main").hold(asking, slot + 1)
         repo.vacuum()
         del asking
     repo.vacuum()

@@ -50,6 +50,7 @@ def _ignore(*_: object) -> None:
 def watch(repo: txstore.Repository) -> Watched:
     watched = Watched(repo.engine.storage)
     repo.engine.storage = repo.engine.commits.storage = watched  # type: ignore[assignment]
+    repo.engine.commits.branches._storage = watched  # type: ignore[assignment]
     repo.engine.commits.identity._storage = watched  # type: ignore[assignment]
     repo.engine.snapshots._packs._storage = watched  # type: ignore[assignment]
     return watched

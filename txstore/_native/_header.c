@@ -12,7 +12,7 @@
  * THE BYTES (docs/format.md, "Header")
  *
  *     fixed fields        120 bytes
- *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9
+ *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9; 11 and 12 are rare
  *
  *     runs                for each: entry length | entry | seq | offset | length | entries | highest seq
  *     entry of a run      kind 1: u8 | id 16 | slot | branch          kind 2: u8 | id 16          numbers are varints
@@ -33,7 +33,7 @@
 
 enum { FIXED_BYTES = 120, ID_BYTES = 16, FIELD_BYTES = 6, NAME_BYTES = 100 };
 enum { HEADER_COMMIT = 1, CHECKSUM_CRC32C = 1, PACK_COMMIT_FILE = 1, PACK_DATA = 2 };
-enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, TYPES };
+enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, TYPES, FORK, MERGED };
 enum { STATISTICS_KNOWN = 5, RUN_NUMBERS = 5 };
 enum { MAX_RUNS = 1024, MAX_SECTIONS = 1024 }; /* as in format/commitfile.py: a header that lists more is not plain */
 
@@ -128,7 +128,7 @@ is_name(span text)
     return 1;
 }
 
-/* Only of the commit's own branch, whose name is given as bytes and as object. */
+/* Most are of the commit's own branch, which is given as bytes and as object. */
 static PyObject *
 pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
 {
@@ -139,22 +139,28 @@ pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
     entry.at += 1 + ID_BYTES;
     uint64_t slot = 0;
     if (kind == PACK_COMMIT_FILE) {
-        if (!read_varint(&entry, &slot) || !is_name(branch) || entry.end - entry.at != branch.end - branch.at ||
-            memcmp(entry.at, branch.at, (size_t)(branch.end - branch.at)) != 0)
+        if (!read_varint(&entry, &slot) || !is_name(entry))
             return NULL;
+        if (entry.end - entry.at == branch.end - branch.at &&
+            memcmp(entry.at, branch.at, (size_t)(branch.end - branch.at)) == 0)
+            Py_INCREF(branch_object);
+        else
+            branch_object = text_of(entry);
     } else if (kind != PACK_DATA || entry.at != entry.end)
         return NULL;
-    else
+    else {
         branch_object = Py_None;
+        Py_INCREF(branch_object);
+    }
     PyObject *fields = PyTuple_New(3), *id_object = bytes_of(id, ID_BYTES);
     PyObject *slot_object = PyLong_FromUnsignedLongLong(slot);
-    if (fields == NULL || id_object == NULL || slot_object == NULL) {
+    if (fields == NULL || id_object == NULL || slot_object == NULL || branch_object == NULL) {
         Py_XDECREF(fields);
+        Py_XDECREF(branch_object);
         Py_XDECREF(id_object);
         Py_XDECREF(slot_object);
         return NULL;
     }
-    Py_INCREF(branch_object);
     PyTuple_SET_ITEM(fields, 0, id_object);
     PyTuple_SET_ITEM(fields, 1, branch_object);
     PyTuple_SET_ITEM(fields, 2, slot_object);
@@ -276,7 +282,7 @@ find_fields(span from, span fields[TYPES])
             return 0;
         uint64_t type = load(from.at, 2), length = load(from.at + 2, 4);
         from.at += FIELD_BYTES;
-        if (length > (uint64_t)(from.end - from.at))
+        if (length > (uint64_t)(from.end - from.at) || type == FORK || type == MERGED)
             return 0;
         if (type < TYPES)
             fields[type] = (span){from.at, from.at + length};

@@ -47,6 +47,7 @@ MAX_HEADER = 64 << 20
 MAX_RUNS = MAX_SECTIONS = 1024
 
 _BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING, _CONSTRAINTS = range(1, 11)
+_FORK, _MERGED = 11, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,25 @@ class DataPack:
 
     name: PackName
     end: int  # of the frames that count
+
+
+class CommitName(NamedTuple):
+    """Which commit is meant, wherever it lies: nothing else has this hash."""
+
+    branch: str  # its id
+    slot: int
+    id: bytes
+    hash: bytes  # of its header
+
+    def encode(self) -> bytes:
+        return self.id + self.hash + encode_varint(self.slot) + self.branch.encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> CommitName:
+        reader = Reader(data)
+        commit_id, header_hash, slot = reader.take(16), reader.take(16), reader.varint()
+        check_numbers(("slot", slot, MAX_COUNT))
+        return cls(reader.branch(), slot, commit_id, header_hash)
 
 
 class Section(NamedTuple):
@@ -119,6 +139,8 @@ class Header:
     required: int = 0
     optional: int = 0
     constraints: Mapping[str, Any] = field(default_factory=dict)  # by name: what `constraints` writes of them
+    fork: str | None = None  # the id of the parent's branch, where it is another: the first commit of a branch
+    merged: CommitName | None = None  # the other parent of a merge
 
     @property
     def name(self) -> PackName:
@@ -148,7 +170,11 @@ class Header:
             self.slot, self.seq, self.floor, self.time,
         )  # fmt: skip
         properties = _encode_json(self.properties)
-        last = _encode_fields((_CONSTRAINTS, _encode_json(self.constraints)))
+        last = _encode_fields(
+            (_CONSTRAINTS, _encode_json(self.constraints)),
+            (_FORK, b"" if self.fork is None else self.fork.encode()),
+            (_MERGED, b"" if self.merged is None else self.merged.encode()),
+        )
         packs = b"".join(map(_encode_data_pack, self.packs))
         if native is not None:
             return fixed + native.encode(
@@ -217,6 +243,8 @@ class Header:
             packs=tuple(_decode_data_packs(typed.get(_PACKS, b""))),
             pending=pending,
             constraints=json_object(typed.get(_CONSTRAINTS, b"{}")) if required & FEATURE_CONSTRAINTS else {},
+            fork=Reader(typed[_FORK]).branch() if _FORK in typed else None,
+            merged=CommitName.decode(typed[_MERGED]) if _MERGED in typed else None,
         )  # fmt: skip
 
 

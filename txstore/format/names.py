@@ -16,12 +16,15 @@ LOCKS = "locks"
 PINS = "locks/pins"
 PACKS = "packs"
 TAGS = "tags"
+BRANCHES = "branches"
+#: The id of the first branch, which is also its name. Those of others are 32 hexadecimal digits.
+MAIN = "main"
 DIRECTORIES = (STAGING, "commits", "commits/main", "floor", "floor/main", "heads", PACKS, TAGS, LOCKS)
 
 QUARANTINE = "quarantine"
 FLOOR = "floor"
 #: All that lies at the top of a repository.
-TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, *(name.partition("/")[0] for name in DIRECTORIES)})
+TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, BRANCHES, *(name.partition("/")[0] for name in DIRECTORIES)})
 
 NEW = ".new"
 #: What the name of a lease ends with (`leases`): it is beside what is held.
@@ -35,10 +38,41 @@ _ORPHAN = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{8})?")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 _LOCK_FILE = re.compile(r"chunks|(member|stripe)-[0-9]{2,4}")
 
+# Windows opens devices instead, whatever follows a dot.
+_DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))})
+
 # What file managers, file systems and editors leave in any directory.
 _LITTER = frozenset({".DS_Store", ".directory", ".localized", "Thumbs.db", "desktop.ini"})
 _LITTER_BEGINS = ("._", ".nfs", ".fuse_hidden", ".smbdelete", ".~lock.", ".#", "#")
 _LITTER_ENDS = ("~", ".swp", ".swo")
+
+
+def is_branch_id(branch: str) -> bool:
+    """Tell whether what the commits of a branch are found by can be this."""
+    return branch == MAIN or _ID.fullmatch(branch) is not None
+
+
+def check_branch_name(name: str) -> str:
+    """Return the name of a branch, or raise `KeyFormatError`. It becomes a file name anywhere."""
+    check_name("branch", name)
+    if name.endswith(".") or name.lower().partition(".")[0] in _DEVICES:
+        raise KeyFormatError(f"branch {name!r}: some file systems can't take this name: choose another")
+    if _ID.fullmatch(name.lower()):
+        raise KeyFormatError(f"branch {name!r}: this looks like the id of a commit: choose another name")
+    return name
+
+
+def branch_path(name: str) -> str:
+    """The record of a branch. Names that differ in case alone have one path: no two of them can be created."""
+    return f"{BRANCHES}/{name.lower()}"
+
+
+def is_branch_file(file: str) -> bool:
+    """Tell whether a file of `branches/` is the record of one."""
+    try:
+        return check_branch_name(file) == file.lower() != MAIN
+    except KeyFormatError:
+        return False
 
 
 def commits_directory(branch: str) -> str:
@@ -55,6 +89,14 @@ def commit_path(branch: str, slot: int) -> str:
 
 def is_commit_path(path: str) -> bool:
     return path.startswith("commits/")
+
+
+def parse_commit_path(path: str) -> tuple[str, int] | None:
+    """Return branch and slot of the path of a commit file; None for any other path."""
+    top, _, rest = path.partition("/")
+    branch, _, name = rest.partition("/")
+    slot = parse_slot(name)
+    return (branch, slot) if top == "commits" and slot is not None and is_branch_id(branch) else None
 
 
 def parse_slot(name: str) -> int | None:
@@ -172,12 +214,14 @@ def belongs(path: str) -> bool:
         return parse_data_pack(folder, name) is not None if name else _FOLDER.fullmatch(folder) is not None
     if top == TAGS:
         return is_name(rest)
+    if top == BRANCHES:
+        return is_branch_file(rest)
     if top == STAGING:
         return _is_staged(rest)
     if top == LOCKS:
         return path in (COMMIT_LOCK, STAGING_LOCK, PINS) or _LOCK_FILE.fullmatch(rest) is not None
     branch, _, name = rest.partition("/")
-    if branch != "main" or top not in ("commits", FLOOR, "heads"):
+    if not is_branch_id(branch) or top not in ("commits", FLOOR, "heads"):
         return False
     is_commit = top == "commits" and is_orphan(name)
     return not name or is_commit or (top != "heads" and parse_slot(name) is not None)

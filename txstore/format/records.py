@@ -10,15 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from txstore.errors import KeyFormatError
-from txstore.format.commitfile import REQUIRED_FEATURES_KNOWN
+from txstore.format import names
+from txstore.format.commitfile import REQUIRED_FEATURES_KNOWN, CommitName
 from txstore.format.encoding import (
+    MAX_COUNT,
     MAX_TIME,
     VERSION,
     MalformedError,
     NewerFormatError,
     Reader,
+    check_numbers,
     checked,
     crc32c,
+    encode_varint,
     json_object,
     with_checksum,
 )
@@ -31,6 +35,7 @@ HINT = struct.Struct("<8sQ16sQQIII")
 HINT_SIZE = 64
 assert HINT.size == 60
 TAG = struct.Struct("<8sQ16s")
+BRANCH = struct.Struct("<8s16s16s16sB")
 
 #: What a transaction may be checked for: what it writes, or also what it reads.
 SNAPSHOT, SERIALIZABLE = ISOLATIONS = "snapshot", "serializable"
@@ -84,6 +89,54 @@ class Tag:
         fixed = checked("tag", data, max(len(data), TAG.size + 4), b"TXSTTAG1")
         _, slot, commit_id = TAG.unpack(fixed[: TAG.size])
         return cls(Reader(fixed, TAG.size).branch(), slot, commit_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The record of a branch other than the first: its name, its id, and where it begins.
+
+    `lineage` says in which branch the commits before its own lie, the nearest first: in each up to this slot. So that
+    is known whatever becomes of the other branches.
+    """
+
+    name: str
+    id: str
+    commit_id: bytes  # of the fork point, in the branch and slot that the lineage begins with
+    hash: bytes  # of its header
+    lineage: tuple[tuple[str, int], ...]
+
+    @property
+    def fork(self) -> CommitName:
+        branch, slot = self.lineage[0]
+        return CommitName(branch, slot, self.commit_id, self.hash)
+
+    def encode(self) -> bytes:
+        name = self.name.encode()
+        fixed = BRANCH.pack(b"TXSTBRN1", bytes.fromhex(self.id), self.commit_id, self.hash, len(name))
+        lineage = ((slot, branch.encode()) for branch, slot in self.lineage)
+        behind = (encode_varint(slot) + encode_varint(len(branch)) + branch for slot, branch in lineage)
+        return with_checksum(b"".join([fixed, name, *behind]))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Branch:
+        fixed = checked("branch", data, max(len(data), BRANCH.size + 4), b"TXSTBRN1")
+        _, branch_id, commit_id, header_hash, length = BRANCH.unpack(fixed[: BRANCH.size])
+        reader = Reader(fixed, BRANCH.size)
+        try:
+            name = names.check_branch_name(reader.text(length))
+        except KeyFormatError as error:
+            raise MalformedError(str(error)) from error
+        lineage: list[tuple[str, int]] = []
+        while not reader.at_end:
+            slot, branch = reader.varint(), reader.text(reader.varint())
+            # Each begins above where the one that it has forked from is left: so nobody goes round in a circle.
+            check_numbers(("slot", slot, lineage[-1][1] - 1 if lineage else MAX_COUNT))
+            if not names.is_branch_id(branch):
+                raise MalformedError(f"{branch!r} is the id of no branch")
+            lineage.append((branch, slot))
+        if not lineage:
+            raise MalformedError("the record of a branch does not say where it begins")
+        return cls(name, branch_id.hex(), commit_id, header_hash, tuple(lineage))
 
 
 #: How a slot is taken at most once: on a local disk; by a promise that nobody else writes; in all other known ways.

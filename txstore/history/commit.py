@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from txstore.format import encoding, names
-from txstore.format.commitfile import Footer, Header
+from txstore.format.commitfile import CommitName, Footer, Header
 from txstore.format.records import Hint
 
-MAIN = "main"
+MAIN = names.MAIN
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -23,12 +23,16 @@ class Commit:
     ----------
     id, parent : str
         32 hexadecimal digits; the parent of the first commit is None.
+    branch : str
+        The name of the branch that it was made on.
     slot, seq : int
         Its place in the branch, and its number among its ancestors.
     time : datetime
         Aware, in UTC, later than the parent's.
     statistics : dict
         `keys_set`, `keys_deleted`, `prefixes_deleted`, `bytes_set` (of the values), `arrays` (touched).
+    merged : str or None
+        The id of the other commit that a merge has as its parent.
     """
 
     id: str
@@ -41,6 +45,7 @@ class Commit:
     message: str
     properties: Mapping[str, Any]
     statistics: Mapping[str, int]
+    merged: str | None = None
 
     def __str__(self) -> str:
         return f"{self.branch}@{self.slot}"
@@ -53,10 +58,16 @@ class Stored:
     header: Header
     footer: Footer
     hash: bytes
+    branch_name: Callable[[str], str] = field(default=str, compare=False, repr=False)  # by id: as people see it
 
     @property
     def path(self) -> str:
         return names.commit_path(self.header.branch, self.header.slot)
+
+    @property
+    def name(self) -> CommitName:
+        """What another commit, or a branch, says of this one."""
+        return CommitName(self.header.branch, self.header.slot, self.header.id, self.hash)
 
     @property
     def next(self) -> tuple[int, int, int]:
@@ -67,10 +78,11 @@ class Stored:
     def commit(self) -> Commit:
         h = self.header
         return Commit(
-            id=h.id.hex(), branch=h.branch, slot=h.slot, seq=h.seq,
+            id=h.id.hex(), branch=self.branch_name(h.branch), slot=h.slot, seq=h.seq,
             parent=None if h.parent_id == encoding.NO_ID else h.parent_id.hex(),
             time=EPOCH + timedelta(microseconds=h.time),
             author=h.author, message=h.message, properties=h.properties, statistics=h.statistics.as_dict(),
+            merged=None if h.merged is None else h.merged.id.hex(),
         )  # fmt: skip
 
     def follows(self, below: Stored | None) -> bool:

@@ -1,4 +1,7 @@
-"""The history of a repository: slots, heads, tags. Commits are read here, and slots are taken here."""
+"""The history of a repository: slots, heads, tags. Commits are read here, and slots are taken here.
+
+A branch is named by its id here, as it is everywhere below the facade: `branch_names` knows the names.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from txstore.errors import (
     WrongFileTypeError,
 )
 from txstore.format import commitfile, encoding, names, records
-from txstore.format.commitfile import Footer, Header
+from txstore.format.commitfile import CommitName, Footer, Header
 from txstore.format.keys import check_name
-from txstore.format.records import Hint, Tag
+from txstore.format.records import Hint, Tag, TransactionRecord
+from txstore.history.branch_names import BranchNames
 from txstore.history.commit import MAIN, Stored
 from txstore.history.identity import Identity
 from txstore.history.packs import PackWriter, Writer
@@ -51,11 +55,12 @@ class Commits:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.identity = Identity(storage)
+        self.branches = BranchNames(storage)
         self.is_tidy = False  # what dead processes had staged was looked for
-        self._newest: Stored | None = None  # the head that was found last
-        self._durable_slot = -1  # known to be durable, with all slots below it
+        self._newest: dict[str, Stored] = {}  # of each branch, the head that was found last
+        self._durable_slots: dict[str, int] = {}  # of each branch: known to be durable, with all slots below it
         self.warned_of = 0  # the time, ahead of the clock, that a commit was warned to be of
-        self._is_copy = False  # its files were durable elsewhere; here nobody has synced them
+        self._copied: set[str] = set()  # branches whose files were durable elsewhere; here nobody has synced them
 
     def new_pack(self, transaction: bytes, number: int) -> Writer:
         """Return a pack of a transaction to be written; that of number 0 becomes the commit file."""
@@ -75,6 +80,37 @@ class Commits:
         except FileNotFoundError:
             return None
         return self.decode(path, branch, slot, tail, size)
+
+    def at(self, branch: str, slot: int) -> Stored | None:
+        """Return the commit in a slot of a branch, or of those that it has forked from, None if there is none."""
+        return self.read(self.branches.owner(branch, slot), slot)
+
+    def parent(self, stored: Stored) -> Stored | None:
+        """Return what is in the slot that a commit's parent had, be it that or not."""
+        header = stored.header
+        return self.read(header.fork or header.branch, header.slot - 1) if header.slot else None
+
+    def named(self, name: CommitName) -> Stored | None:
+        """Return the commit that a branch or a merge names, None if it is not there."""
+        stored = self.read(name.branch, name.slot)
+        return stored if stored is not None and stored.name == name else None
+
+    def fork_point(self, branch: str) -> Stored | None:
+        """Return the commit that a branch begins behind; None of the first branch."""
+        fork = self.branches.fork(branch)
+        if fork is None:
+            return None
+        stored = self.named(fork)
+        if stored is None:
+            self.check_living(branch)
+            path = names.branch_path(self.branches.name_of(branch))
+            reason = f"the commit that it begins behind is gone: {fork.id.hex()}, slot {fork.slot}"
+            raise CorruptionError(path, reason=reason)
+        return stored
+
+    def label(self, branch: str, slot: int) -> str:
+        """Return how people call a slot of a branch."""
+        return f"{self.branches.name_of(branch)}@{slot}"
 
     def decode(self, path: str, branch: str, slot: int, tail: bytes, size: int) -> Stored:
         """Return the commit in a file of `size` bytes of which the last are `tail`. Raises `CorruptionError`."""
@@ -99,13 +135,12 @@ class Commits:
             raise CorruptionError(path, reason="this commit belongs to another repository, branch or slot")
         if header.id != footer.pack_id:
             raise CorruptionError(path, reason="header and footer name different commits")
-        return Stored(header, footer, commitfile.header_hash(encoded))
+        return Stored(header, footer, commitfile.header_hash(encoded), self.branches.name_of)
 
     def head(self, branch: str = MAIN) -> Stored | None:
-        """Return the newest commit, None if there is none yet."""
-        self.check_branch(branch)
-        newest = self._newest
-        found = self._follow_hint(branch, newest) or self._search(branch, newest)
+        """Return the newest commit, None if there is none yet; of a branch without its own, that it begins behind."""
+        newest = self._newest.get(branch)
+        found = self._follow_hint(branch, newest) or self._search(branch, newest) or self.fork_point(branch)
         for _ in range(_SEARCHES):
             while True:
                 above = self.read(branch, 0 if found is None else found.header.slot + 1)
@@ -115,15 +150,17 @@ class Commits:
             # I10: below the floor there are gaps. A search may have been overtaken by a vacuum, a hint written late.
             if not self.is_below_floor(branch, -1 if found is None else found.header.slot):
                 break
-            found = self._search(branch, newest)
+            found = self._search(branch, newest) or self.fork_point(branch)
         else:
             raise CorruptionError(names.floor_directory(branch), reason="it names a slot that is above all commits")
         # `newest` is what was known when the search began: another thread may have found a newer one since.
         if newest is not None and (found is None or found.header.slot < newest.header.slot):
+            self.check_living(branch)
             # I4: what was there is not missing but lost.
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
-        self._newest = found
+        if found is not None:
+            self._newest[branch] = found
         return found
 
     def _follow_hint(self, branch: str, newest: Stored | None) -> Stored | None:
@@ -143,15 +180,15 @@ class Commits:
             is_here = hint.place == place != 0
             is_durable = is_here and hint.durable
             is_of_boot = is_here and hint.boot == self.storage.boot() != 0
-            self._is_copy = hint.place not in (0, place)
+            (self._copied.discard if hint.place in (0, place) else self._copied.add)(branch)
             if (
                 found is None
                 or found.header.id != hint.commit_id
                 or not (is_durable or is_of_boot or self._is_whole(found, newest))
             ):
                 return None
-        if is_durable and found is not None and hint.slot > self._durable_slot and self.is_durable(hint):
-            self._durable_slot = hint.slot
+        if is_durable and found is not None and hint.slot > self._durable_slot(branch) and self.is_durable(hint):
+            self._durable_slots[branch] = hint.slot
         return found
 
     def read_hint(self, branch: str) -> Hint:
@@ -178,7 +215,8 @@ class Commits:
     def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
         """Tell whether a slot is missing. In a copy any may be: what commits vouch for was true of the original."""
         header, slots = stored.header, set(self.slots(stored.header.branch))
-        first = header.floor if known is None else max(header.floor, known.header.slot)
+        fork = self.branches.fork(header.branch)
+        first = max(header.floor, -1 if known is None else known.header.slot, 0 if fork is None else fork.slot + 1)
         return any(slot not in slots for slot in range(first, header.slot))
 
     def _is_whole(self, stored: Stored, known: Stored | None) -> bool:
@@ -190,7 +228,7 @@ class Commits:
         It is if they are there down to one that was durable before its child was made. A commit that was synced vouches
         for all below it but those that it calls pending (I1); one made with `durability="none"` vouches for nothing.
         """
-        if self._is_copy and self._has_gaps(stored, known):
+        if stored.header.branch in self._copied and self._has_gaps(stored, known):
             return stored.header.slot
         vouched = 0  # what lies below this slot was durable when a commit was made that we have met
         floor = 0
@@ -199,10 +237,12 @@ class Commits:
             floor = max(floor, header.floor)
             if header.slot <= floor:
                 return None  # a vacuum, which is durable before it deletes anything, may have removed what was below
-            below = self.read(header.branch, header.slot - 1) if header.slot else None
+            below = self.parent(stored)
             if not stored.follows(below):
                 is_removed = below is None and self.is_below_floor(header.branch, header.slot - 1)
                 return None if is_removed else header.slot
+            if header.fork:
+                return None  # what a branch begins behind was made durable before there was the branch
             if header.synced:
                 vouched = max(vouched, header.slot - header.pending)
             if below is None or below.header.slot < vouched:
@@ -210,21 +250,18 @@ class Commits:
             stored = below
         return None
 
-    def check_branch(self, branch: str) -> None:
-        """Raise `CommitNotFoundError` unless there is, or can be, such a branch."""
-        if branch != MAIN:
-            raise CommitNotFoundError(f"branch {branch!r}", hint="so far a repository has one branch, 'main'")
-
     def slots(self, branch: str) -> list[int]:
-        """Return the slots that hold a file, in no order."""
+        """Return the slots of a branch's own that hold a file, in no order."""
         return self._slots_in(names.commits_directory(branch))
 
     def _slots_in(self, directory: str) -> list[int]:
         return [slot for slot in map(names.parse_slot, self.storage.list(directory)) if slot is not None]
 
     def floor(self, branch: str) -> int:
-        """Return the lowest slot that every vacuum so far has kept."""
-        return max(self._slots_in(names.floor_directory(branch)), default=0)
+        """Return the lowest slot that every vacuum so far has kept; of a new branch, that of what it begins behind."""
+        raised = self._slots_in(names.floor_directory(branch))
+        fork = None if raised else self.branches.fork(branch)
+        return max(raised, default=0) if fork is None else fork.slot
 
     def is_below_floor(self, branch: str, slot: int) -> bool:
         """Tell whether a vacuum has given up a slot, or what was there before the first one (-1)."""
@@ -232,11 +269,15 @@ class Commits:
         return floor > 0 and slot < floor
 
     def is_kept(self, stored: Stored) -> bool:
-        """Tell whether a commit is one that no vacuum has given up: not below the floor, or tagged."""
+        """Tell whether a commit is one that no vacuum has given up.
+
+        It is not below the floor of a branch that there is, or it is tagged, or a branch begins behind it, or a commit
+        that is kept has merged it.
+        """
         header = stored.header
-        if self.floor(header.branch) <= header.slot:
+        if self.floor(header.branch) <= header.slot and self.branches.is_living(header.branch):
             return True
-        return self._is_tagged(header)
+        return self._is_held(stored) or self._is_merged(stored)
 
     def ancestors(self, stored: Stored | None) -> Iterator[Stored]:
         """Yield a commit and those before it that are kept, newest first.
@@ -251,11 +292,13 @@ class Commits:
             header = stored.header
             if header.slot <= floor:
                 return
-            stored = self.read(header.branch, header.slot - 1)
+            stored = self.parent(stored)
             if stored is None and (floor := self.floor(header.branch)) >= header.slot:
                 return  # a vacuum has overtaken us
+            if header.fork:  # from here on, that branch says what is kept: nothing else, if it was deleted
+                floor = self.floor(header.fork) if self.branches.is_living(header.fork) else header.slot
             if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
-                path = names.commit_path(header.branch, header.slot - 1)
+                path = names.commit_path(header.fork or header.branch, header.slot - 1)
                 raise CorruptionError(path, reason=f"this is not the parent that slot {header.slot} names")
 
     # --- tags, and the floor
@@ -287,10 +330,10 @@ class Commits:
         content = Tag(header.branch, header.slot, header.id).encode()
         path = names.tag_path(check_name("tag", name))
         self.storage.write_once(path, content, durable=True)
-        if header.slot < self.floor(header.branch) and not self._is_tagged(header, but=name):
+        if not self._stays(stored, but_tag=name):
             # A vacuum may have looked for tags before this one was there.
             self.delete_tag(name)
-            raise SnapshotExpiredError(f"{header.branch}@{header.slot}")
+            raise SnapshotExpiredError(self.label(header.branch, header.slot))
 
     def delete_tag(self, name: str) -> None:
         """Delete a tag, durably. Raises `CommitNotFoundError` if there is none, `OSError`."""
@@ -301,13 +344,90 @@ class Commits:
         # A tag that came back after a power loss would name a commit that a vacuum may have deleted.
         self.storage.sync_directory(names.TAGS)
 
-    def _is_tagged(self, header: Header, *, but: str | None = None) -> bool:
-        return any(tag.commit_id == header.id for name, tag in self.tags().items() if name != but)
+    def _stays(self, stored: Stored, *, but_tag: str | None = None, but_branch: str | None = None) -> bool:
+        """Tell whether a commit is kept whatever becomes of one name that it has."""
+        header = stored.header
+        if header.slot >= self.floor(header.branch) and self.branches.is_living(header.branch):
+            return True
+        return self._is_held(stored, but_tag=but_tag, but_branch=but_branch)
+
+    def _is_held(self, stored: Stored, *, but_tag: str | None = None, but_branch: str | None = None) -> bool:
+        """Tell whether a commit is tagged, or a branch begins behind it."""
+        commit_id = stored.header.id
+        if any(tag.commit_id == commit_id for name, tag in self.tags().items() if name != but_tag):
+            return True
+        return any(record.commit_id == commit_id for name, record in self.branches.all().items() if name != but_branch)
+
+    def _is_merged(self, stored: Stored) -> bool:
+        """Tell whether a commit that is kept has merged this one."""
+        living = [MAIN, *(record.id for record in self.branches.all().values())]
+        heads = [head for head in map(self.head, living) if head is not None]
+        return any(child.header.merged == stored.name for head in heads for child in self.ancestors(head))
+
+    # --- branches
+
+    def create_branch(self, name: str, stored: Stored) -> str:
+        """Begin a branch behind a commit, durably; return its id. Raises `ValueError` if the name is given."""
+        self.branches.check_free(name)
+        header = stored.header
+        if header.branch in self._copied or header.slot > self._durable_slot(header.branch):
+            self.make_durable(stored)  # I1: the branch is
+        created = self.branches.create(name, stored.name).id
+        if not self._stays(stored, but_branch=name):
+            self.branches.delete(name)  # as a tag
+            raise SnapshotExpiredError(self.label(header.branch, header.slot))
+        return created
+
+    def delete_branch(self, name: str) -> None:
+        """Delete a branch, durably. Its commits stay until a vacuum.
+
+        Raises `CommitNotFoundError` if there is none, `ValueError` if a transaction with a name is open on it.
+        """
+        branch = self.branches.id_of(name)
+        for record in self.recorded():
+            if record.branch == branch and record.name is not None:
+                raise ValueError(f"transaction {record.name!r} is open on branch {name!r}: commit it, or roll it back")
+        with self.storage.lock(names.COMMIT_LOCK):  # nobody commits to it meanwhile
+            self.branches.delete(name)
+
+    def rename_branch(self, name: str, new: str) -> None:
+        """Give a branch another name. Raises `CommitNotFoundError` if there is none, `ValueError` if that is given."""
+        with self.storage.lock(names.COMMIT_LOCK):
+            self.branches.rename(name, new)
+
+    def check_living(self, branch: str) -> None:
+        """Raise `CommitNotFoundError` if a branch has been deleted."""
+        if branch != MAIN and not self.branches.is_living(branch):
+            hint = "it was deleted meanwhile: what is staged for it can still be read, but not be committed"
+            raise CommitNotFoundError(f"branch {self.branches.name_of(branch)!r}", hint=hint)
+
+    def recorded(self) -> Iterator[TransactionRecord]:
+        """Yield the records of transactions that are open: what has a name outlives its processes."""
+        files = self.storage.list(names.STAGING)
+        transactions = set(map(names.parse_record, files)) - {None}
+        # A record that was renamed while they were listed may be missing from the list; what was staged is there.
+        transactions |= {staged[0] for staged in map(names.parse_staging, files) if staged is not None}
+        for record in map(self._record, filter(None, transactions)):
+            if record is not None:
+                yield record
+
+    def _record(self, transaction: bytes) -> TransactionRecord | None:
+        """Return the record of a transaction; None if it has just ended, has none, or died while it was written."""
+        # The first again: between two looks, it may have been unsealed.
+        for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
+            with contextlib.suppress(FileNotFoundError, encoding.MalformedError):
+                return TransactionRecord.decode(self.storage.read(path))
+        return None
+
+    def branch_directories(self) -> list[str]:
+        """Return the ids of the branches that have commits of their own, deleted ones too."""
+        return sorted(filter(names.is_branch_id, self.storage.list("commits")))
 
     def write_floor(self, stored: Stored) -> None:
         """Say that what lies below the floor of a vacuum's commit, which is durable, goes now. Raises `OSError`."""
         header = stored.header
         content = Tag(header.branch, header.slot, header.id).encode()
+        self.storage.make_directory(names.floor_directory(header.branch), durable=True)
         self.storage.sync_directory(names.FLOOR)  # whoever made the branch's directory may not have done so
         with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
             self.storage.write_once(names.floor_path(header.branch, header.floor), content, durable=True)
@@ -324,36 +444,46 @@ class Commits:
 
     # --- taking a slot
 
-    def pending(self, parent: Stored | None) -> int:
-        """Return how many commits, `parent` and those right below it, are not known to be durable."""
-        if parent is None:
+    def _durable_slot(self, branch: str) -> int:
+        """Return up to which slot a branch is known to be durable."""
+        known = self._durable_slots.get(branch)
+        if known is None:  # what it begins behind was made so before there was the branch
+            fork = self.branches.fork(branch)
+            known = self._durable_slots[branch] = -1 if fork is None else fork.slot
+        return known
+
+    def pending(self, branch: str, parent: Stored | None) -> int:
+        """Return how many commits of a branch, `parent` and those right below, are not known to be durable."""
+        if parent is None or parent.header.branch != branch:
             return 0
         header = parent.header
         vouched = header.slot - header.pending - 1 if header.synced else -1
-        return max(0, header.slot - max(vouched, self._durable_slot))
+        return max(0, header.slot - max(vouched, self._durable_slot(branch)))
 
-    def is_fit_parent(self, parent: Stored | None) -> bool:
+    def is_fit_parent(self, branch: str, parent: Stored | None) -> bool:
         """Tell whether a durable commit may be made on top without `make_durable` (I1).
 
-        Names may be pending: the sync of the directory that makes the new name durable does so for all below it.
+        Names may be pending: the sync of the directory that makes the new name durable does so for all below it. That
+        of the directory itself is made durable for the first commit of a branch.
         """
-        if self._is_copy:
+        if branch in self._copied or parent is None or parent.header.branch != branch:
             return False
-        pending = self.pending(parent)
-        return parent is not None and (not pending or (parent.header.synced and pending <= MAX_PENDING))
+        pending = self.pending(branch, parent)
+        return not pending or (parent.header.synced and pending <= MAX_PENDING)
 
-    def make_durable(self, newest: Stored | None) -> None:
+    def make_durable(self, newest: Stored | None, branch: str | None = None) -> None:
         """Make a commit and all before it durable, and that there is a repository, where that is not known (I1).
 
         Commits made with `durability="none"` are synced file by file, down to the first that was made durable: its
-        committer did the same for those below it. Raises `OSError`.
+        committer did the same for those below it. `branch`: the one that is to be committed to. Raises `OSError`.
         """
+        branch = branch or (MAIN if newest is None else newest.header.branch)
         self.identity.create(durable=True)  # of a copy, empty directories may be missing
         self.identity.make_durable()
-        if self._is_copy:
+        if self._copied:
             self._sync_all()
         for stored in self.ancestors(newest):
-            if stored.header.synced or stored.header.slot <= self._durable_slot:
+            if stored.header.synced or stored.header.slot <= self._durable_slot(stored.header.branch):
                 break
             try:
                 self._sync_files(stored)
@@ -361,13 +491,17 @@ class Commits:
                 if not self.is_below_floor(stored.header.branch, stored.header.slot):
                     raise
                 break  # a vacuum, which is durable, has removed it
-        self.storage.sync_directory(names.commits_directory(MAIN if newest is None else newest.header.branch))
-        self._is_copy = False
+        for each in dict.fromkeys([branch, branch if newest is None else newest.header.branch]):
+            self.storage.sync_directory(names.commits_directory(each))
+        self._copied.clear()
         if newest is not None:
-            self._durable_slot = max(self._durable_slot, newest.header.slot)
+            slot = max(self._durable_slot(newest.header.branch), newest.header.slot)
+            self._durable_slots[newest.header.branch] = slot
 
     def _sync_all(self) -> None:
-        for directory in [*self.pack_folders(), names.TAGS, names.commits_directory(MAIN)]:
+        of_commits = map(names.commits_directory, self.branch_directories())
+        of_branches = [names.BRANCHES] if self.branches.files() else []
+        for directory in [*self.pack_folders(), names.TAGS, *of_branches, *of_commits]:
             with contextlib.suppress(WrongFileTypeError):  # no directory, so that nothing of ours is in it
                 for path in self.paths_in(directory):
                     with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
@@ -408,7 +542,7 @@ class Commits:
                 self._move_aside(there)
                 self.take_slot(source, stored)
                 return
-        self._newest = stored
+        self._newest[header.branch] = stored
 
     def not_taken(self, header: Header, error: OSError) -> Exception:
         """Return what to raise for a slot that is still free after the file was offered to it."""
@@ -442,7 +576,7 @@ class Commits:
 
     def give_back(self, stored: Stored) -> None:
         """Empty a slot below the floor, which this process has just taken, and which nobody follows."""
-        self._newest = None
+        self._newest.pop(stored.header.branch, None)
         self.storage.delete(stored.path)
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
@@ -461,7 +595,7 @@ class Commits:
             self.storage.sync_directory(names.commits_directory(branch))
         except OSError as error:
             raise CommitUnknownError(stored.header.id.hex(), reason="syncing the directory failed") from error
-        self._durable_slot = max(self._durable_slot, stored.header.slot)
+        self._durable_slots[branch] = max(self._durable_slot(branch), stored.header.slot)
         with contextlib.suppress(OSError, encoding.MalformedError):
             if self.read_hint(branch).commit_id == stored.header.id:  # else it has moved on, and should not go back
                 self.write_hint(stored, durable=True)

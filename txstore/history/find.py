@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from operator import index
@@ -9,75 +10,107 @@ from typing import SupportsIndex
 
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.format import names
-from txstore.history.commit import EPOCH, MAIN, Stored
+from txstore.format.commitfile import CommitName
+from txstore.history.commit import EPOCH, MAIN, Commit, Stored
 from txstore.history.commits import Commits
 
 
-def find_commit(commits: Commits, at: SupportsIndex | str | datetime, branch: str = MAIN) -> Stored:
-    """Return the commit by slot, by id (or its first 4 digits or more), or the newest at a date.
+def find_commit(commits: Commits, at: Commit | SupportsIndex | str | datetime, branch: str = MAIN) -> Stored:
+    """Return the commit by slot, by id (or its first 4 digits or more), or the newest at a date; or what a `Commit` is.
 
+    Slots and dates are those of one branch, and of what it has forked from; an id is looked for in all of them.
     Raises `CommitNotFoundError` if there is none, `ValueError` for a naive datetime.
     """
-    commits.check_branch(branch)
+    if isinstance(at, Commit):
+        return _of_commit(commits, at, branch)
     if isinstance(at, datetime):
         return _at_time(commits, at, branch, _existing_head(commits, branch))
     if isinstance(at, str):
-        return _by_id(commits, at, _existing_head(commits, branch))
+        return _by_id(commits, at, branch)
     if isinstance(at, bool) or not isinstance(at, SupportsIndex):
         raise TypeError(f"at= takes a slot, a commit id or a datetime, not {type(at).__name__}")
     slot = index(at)
-    stored = commits.read(branch, slot) if slot >= 0 else None
+    stored = commits.at(branch, slot) if slot >= 0 else None
     if stored is None:
         head = _existing_head(commits, branch)
-        floor = max(head.header.floor, commits.floor(branch))
-        if 0 <= slot < floor:
-            raise SnapshotExpiredError(f"{branch}@{slot}")
-        raise CommitNotFoundError(f"slot {slot}", hint=f"branch {branch!r} has slots {floor} to {head.header.slot}")
+        older = commits.branches.owner(branch, 0)  # where the first commit was made
+        floor = commits.floor(older) if older != branch else max(head.header.floor, commits.floor(branch))
+        if 0 <= slot <= head.header.slot and (slot < floor or commits.branches.owner(branch, slot) != branch):
+            raise SnapshotExpiredError(commits.label(branch, slot))
+        shown = commits.branches.name_of(branch)
+        raise CommitNotFoundError(f"slot {slot}", hint=f"branch {shown!r} has slots {floor} to {head.header.slot}")
     return stored
+
+
+def _of_commit(commits: Commits, commit: Commit, branch: str) -> Stored:
+    """Return what a commit was made of that somebody was told of: its branch may have another name by now."""
+    with contextlib.suppress(CommitNotFoundError):
+        branch = commits.branches.id_of(commit.branch)
+    stored = commits.at(branch, commit.slot)
+    if stored is not None and stored.header.id.hex() == commit.id:
+        return stored
+    try:
+        return _by_id(commits, commit.id, branch)
+    except CommitNotFoundError as error:
+        if commit.slot < commits.floor(branch):
+            raise SnapshotExpiredError(str(commit)) from error
+        raise
 
 
 def _existing_head(commits: Commits, branch: str) -> Stored:
     head = commits.head(branch)
     if head is None:
-        raise CommitNotFoundError(f"branch {branch!r}", hint="this repository has no commits yet")
+        shown = commits.branches.name_of(branch)
+        raise CommitNotFoundError(f"branch {shown!r}", hint="this repository has no commits yet")
     return head
 
 
-def _by_id(commits: Commits, commit_id: str, head: Stored) -> Stored:
+def _by_id(commits: Commits, commit_id: str, branch: str) -> Stored:
     wanted = commit_id.lower()
-    found: list[Stored] = []
-    for stored in _kept(commits, head) if len(wanted) >= 4 else ():
+    found: dict[bytes, Stored] = {}
+    for stored in _kept(commits, branch) if len(wanted) >= 4 else ():
         if stored.header.id.hex().startswith(wanted):
-            found.append(stored)
+            found[stored.header.id] = stored
             if len(wanted) == 32:
                 break
     if len(found) == 1:
-        return found[0]
+        return found.popitem()[1]
     hint = "several commits begin like this: give more digits" if found else "there is no such commit; see repo.log()"
     raise CommitNotFoundError(f"commit {commit_id!r}", hint=hint)
 
 
-def _kept(commits: Commits, head: Stored) -> Iterator[Stored]:
-    """Yield the commits that are kept: down to the floor, then the tagged ones below it."""
-    lowest = head.header.slot
-    for stored in commits.ancestors(head):
-        lowest = stored.header.slot
-        yield stored
-    below = {tag.slot for tag in commits.tags().values() if tag.branch == head.header.branch and tag.slot < lowest}
-    for slot in sorted(below, reverse=True):
-        if (tagged := commits.read(head.header.branch, slot)) is not None:
-            yield tagged
+def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
+    """Yield the commits that are kept: of each branch down to the floor, then the tagged ones; those of one first."""
+    met: set[CommitName] = set()
+    _existing_head(commits, branch)
+    others = sorted(record.id for record in commits.branches.all().values())
+    for each in dict.fromkeys([branch, MAIN, *others]):
+        for stored in commits.ancestors(commits.head(each)):
+            if stored.name in met:
+                break  # and so are those before it
+            met.add(stored.name)
+            yield stored
+    tagged = [(tag.branch, tag.slot) for tag in commits.tags().values()]
+    begun = [(record.fork.branch, record.fork.slot) for record in commits.branches.all().values()]
+    for place in sorted({*tagged, *begun} - {(name.branch, name.slot) for name in met}, reverse=True):
+        if (stored_there := commits.read(*place)) is not None:
+            yield stored_there
 
 
 def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Stored:
     if at.tzinfo is None:
         raise ValueError(f"{at.isoformat()} has no time zone: add one, for example at.astimezone() for local time")
     wanted = round((at - EPOCH) / timedelta(microseconds=1))
+    branch, fork = head.header.branch, commits.branches.fork(head.header.branch)
     floor = max(head.header.floor, commits.floor(branch))
+    if fork is not None and floor == fork.slot:  # its own are all there
+        before = commits.fork_point(branch)
+        if before is not None and before.header.time > wanted:
+            return _at_time(commits, at, fork.branch, before)
     low, high, found = floor, head.header.slot, None
     while low <= high:  # times ascend with the slots
         middle = (low + high) // 2
-        stored = commits.read(branch, middle)
+        stored = commits.at(branch, middle)
         if stored is None and commits.is_below_floor(branch, middle):
             low = floor = commits.floor(branch)  # a vacuum has overtaken us
             continue
@@ -88,7 +121,7 @@ def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Store
         else:
             high = middle - 1
     if found is None and floor:
-        raise SnapshotExpiredError(f"{branch} at {at.isoformat()}")
+        raise SnapshotExpiredError(f"{commits.branches.name_of(branch)} at {at.isoformat()}")
     if found is None:
         raise CommitNotFoundError(f"commit at {at.isoformat()}", hint="the first commit is later; see repo.log()")
     return found
@@ -99,7 +132,7 @@ def first_since(commits: Commits, head: Stored, time: int) -> int:
     low, high = head.header.floor, head.header.slot
     while low < high:  # times ascend with the slots
         middle = (low + high) // 2
-        stored = commits.read(head.header.branch, middle)
+        stored = commits.at(head.header.branch, middle)
         if stored is not None and stored.header.time >= time:
             high = middle
         else:

@@ -41,7 +41,6 @@ def follow(
     timeout: float | None = None,
 ) -> Generator[Commit, None, None]:
     """Yield every commit after `since`, in order, and wait for the next: `Repository.follow`."""
-    commits.check_branch(branch)
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"timeout={timeout!r}: give seconds, 0 or more, or None to wait for ever")
     # Here, not at the first next(): what is committed from now on counts.
@@ -61,7 +60,7 @@ def _beginning(commits: Commits, branch: str, since: Commit | int | str | dateti
         return None if head is None else _place(head)
     place = _place(find_commit(commits, since.slot if isinstance(since, Commit) else since, branch))
     if isinstance(since, Commit) and place.id.hex() != since.id:
-        hint = f"slot {since.slot} of branch {branch!r} holds another commit; see repo.log()"
+        hint = f"slot {since.slot} of branch {commits.branches.name_of(branch)!r} holds another commit; see repo.log()"
         raise CommitNotFoundError(f"commit {since.id}", hint=hint)
     head = commits.head(branch)  # it is not below what was found before
     if head is None or (place.slot >= head.header.slot and place != _place(head)):
@@ -93,13 +92,15 @@ def _next(commits: Commits, branch: str, last: _Place | None) -> Stored | None:
         if not commits.identity.exists() or commits.head(branch) is None:
             return None
         return _read(commits, branch, 0)
-    above = commits.read(branch, last.slot + 1)
-    if above is not None and commits.is_below_floor(branch, last.slot + 1):
-        raise SnapshotExpiredError(f"{branch}@{last.slot + 1}")  # there may be gaps, and what is not of the history
+    above = commits.at(branch, last.slot + 1)
+    if above is not None and _is_given_up(commits, branch, last.slot + 1):
+        # There may be gaps, and what is not of the history.
+        raise SnapshotExpiredError(commits.label(branch, last.slot + 1))
     if above is not None and above.header.parent_id == last.id:
         return above
     head = commits.head(branch)
     if head is not None and _place(head) == last:
+        commits.check_living(branch)
         return None
     if head is None or head.header.slot <= last.slot:
         raise _replaced(branch, last.slot)
@@ -111,12 +112,16 @@ def _next(commits: Commits, branch: str, last: _Place | None) -> Stored | None:
 
 def _read(commits: Commits, branch: str, slot: int) -> Stored:
     """Read a commit at or below the head."""
-    stored = commits.read(branch, slot)
-    if commits.is_below_floor(branch, slot):
-        raise SnapshotExpiredError(f"{branch}@{slot}")
+    stored = commits.at(branch, slot)
+    if _is_given_up(commits, branch, slot):
+        raise SnapshotExpiredError(commits.label(branch, slot))
     if stored is not None:
         return stored
     raise CorruptionError(names.commit_path(branch, slot), reason="the file is missing")
+
+
+def _is_given_up(commits: Commits, branch: str, slot: int) -> bool:
+    return commits.is_below_floor(commits.branches.owner(branch, slot), slot)
 
 
 def _place(stored: Stored) -> _Place:

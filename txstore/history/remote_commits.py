@@ -49,7 +49,8 @@ class RemoteCommits(Commits):
         super().__init__(storage)
         self.is_tidy = True  # what dead processes have left there is the vacuum's: to look for it takes requests
         self._hints = _HintWriter(self)
-        self._listed: tuple[bytes, float | None] | None = None  # the commit last met in a listing, and its time there
+        # Of each branch, the commit last met in a listing, and its time there.
+        self._listed: dict[str, tuple[bytes, float | None]] = {}
 
     def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
         return ObjectWriter(self.storage, transaction, number, self.identity.id)
@@ -62,20 +63,21 @@ class RemoteCommits(Commits):
     # --- the head
 
     def head(self, branch: str = MAIN) -> Stored | None:
-        self.check_branch(branch)
-        newest = self._newest
-        known = newest or self._hinted(branch)
+        newest = self._newest.get(branch)
+        known = newest if newest is not None and newest.header.branch == branch else self._hinted(branch)
         found = self._look_above(branch, known) if known is not None else None
         if found is None:
-            found = self._search(branch, None)
+            found = self._search(branch, None) or self.fork_point(branch)
         if newest is not None and (
             found is None
             or found.header.slot < newest.header.slot
             or (found.header.slot == newest.header.slot and found.header.id != newest.header.id)
         ):
+            self.check_living(branch)
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
-        self._newest = found
+        if found is not None:
+            self._newest[branch] = found
         return found
 
     def _look_above(self, branch: str, known: Stored) -> Stored | None:
@@ -100,7 +102,7 @@ class RemoteCommits(Commits):
             return self._search(branch, None)  # somebody has given it back, or a vacuum has overtaken us
         if top == slot + 1 and not stored.follows(known):
             return known  # an orphan
-        self._listed = stored.header.id, slots[top].modified
+        self._listed[branch] = stored.header.id, slots[top].modified
         return stored
 
     @staticmethod
@@ -115,9 +117,11 @@ class RemoteCommits(Commits):
         """
         if listed.size != known.footer.file_length:
             return False
-        if self._listed is None or self._listed[0] != known.header.id:
-            self._listed = known.header.id, listed.modified
-        return self._listed[1] == listed.modified
+        branch = known.header.branch
+        met = self._listed.get(branch)
+        if met is None or met[0] != known.header.id:
+            met = self._listed[branch] = known.header.id, listed.modified
+        return met[1] == listed.modified
 
     def _has_id(self, known: Stored) -> bool:
         """Tell whether a slot holds a known commit."""
@@ -179,13 +183,13 @@ class RemoteCommits(Commits):
 
     # --- durability: the server's
 
-    def pending(self, parent: Stored | None) -> int:
+    def pending(self, branch: str, parent: Stored | None) -> int:
         return 0
 
-    def is_fit_parent(self, parent: Stored | None) -> bool:
+    def is_fit_parent(self, branch: str, parent: Stored | None) -> bool:
         return parent is not None
 
-    def make_durable(self, newest: Stored | None) -> None:
+    def make_durable(self, newest: Stored | None, branch: str | None = None) -> None:
         self.identity.create(durable=True)
 
     def settle(self, stored: Stored) -> None:
@@ -224,22 +228,22 @@ class _HintWriter:
     def __init__(self, commits: RemoteCommits) -> None:
         self._commits = commits
         self._lock = processes.new_lock()
-        self._offered: tuple[Stored, bytes] | None = None
+        self._offered: dict[str, tuple[Stored, bytes]] = {}  # by branch
         self._thread: threading.Thread | None = None  # None: nothing is being written, and nothing is going to be
         self._last = -HINT_PERIOD
         processes.watch(self)
         _writers.add(self)
 
     def after_fork_in_child(self) -> None:
-        self._offered = self._thread = None  # they are the parent's
+        self._offered, self._thread = {}, None  # they are the parent's
 
     def offer(self, stored: Stored, tail: bytes) -> None:
         with self._lock:
-            self._offered = stored, tail
+            self._offered[stored.header.branch] = stored, tail
 
     def start(self) -> None:
         with self._lock:
-            if self._offered is None or (self._thread is not None and self._thread.is_alive()):
+            if not self._offered or (self._thread is not None and self._thread.is_alive()):
                 return
             self._thread = threading.Thread(target=self._run, name="txstore hint", daemon=True)
             try:
@@ -254,16 +258,17 @@ class _HintWriter:
             thread.join(timeout)
 
     def _run(self) -> None:
-        while (offered := self._next()) is not None:
-            self._write(*offered)
+        while offered := self._next():
+            for stored, tail in offered:
+                self._write(stored, tail)
 
-    def _next(self) -> tuple[Stored, bytes] | None:
+    def _next(self) -> list[tuple[Stored, bytes]]:
         wait = self._last + HINT_PERIOD - time.monotonic()
         if wait > 0:
             threading.main_thread().join(wait)  # the last hint is not put off when the process ends
         with self._lock:
-            offered, self._offered = self._offered, None
-            if offered is None:
+            offered, self._offered = list(self._offered.values()), {}
+            if not offered:
                 self._thread = None
         return offered
 

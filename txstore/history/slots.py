@@ -22,7 +22,7 @@ from txstore.errors import (
     TxStoreError,
 )
 from txstore.format import commitfile, encoding, names, packfile
-from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
+from txstore.format.commitfile import CommitName, DataPack, Footer, Header, RunName, Section, Statistics
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.find import first_since
@@ -52,6 +52,7 @@ class Contents(NamedTuple):
     floor: int = 0  # at least the parent's
     required: int = 0  # features that a reader has to know, besides those of the parent
     constraints: Mapping[str, Any] | None = None  # None: those of the parent
+    merged: CommitName | None = None  # the other parent of a merge
 
 
 class Plan(Protocol):
@@ -123,6 +124,8 @@ class Publisher:
         """
         if head is not None:
             self._compare_clocks(head)
+            if head.header.branch != self.branch:  # the first commit of a branch
+                self.storage.make_directory(names.commits_directory(self.branch), durable=self.durable)
         self.writer.finish(self.end)
         if self.durable and self.end > SYNC_BEFORE_LOCK:
             self._sync()
@@ -155,7 +158,7 @@ class Publisher:
             return
         self.commits.warned_of = head.header.time  # once: those that follow are dated a microsecond later
         # Those above the first one are dated as they are because of it.
-        first = self.commits.read(self.branch, first_since(self.commits, head, now)) or head
+        first = self.commits.at(head.header.branch, first_since(self.commits, head, now)) or head
         ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
         warnings.warn(
             f"{self.storage.url}: commit {commit} ({commit.id[:12]}) by {commit.author} is dated "
@@ -177,6 +180,7 @@ class Publisher:
         # others have committed before it is let in: then it has only the last commit left to look at.
         with self.storage.lock(names.COMMIT_LOCK, plan.catch_up):
             while True:
+                self.commits.check_living(self.branch)
                 head = plan.catch_up()
                 if self.durable:
                     self._prepare_parent(head.stored)
@@ -202,6 +206,8 @@ class Publisher:
                     raise
                 break
             self._check_floor(stored)
+            if not self.storage.lock_excludes_all:  # else nobody could delete it meanwhile
+                self.commits.check_living(self.branch)
             # Others find the new head sooner.
             self.commits.write_hint(stored, durable=False)
 
@@ -236,7 +242,7 @@ class Publisher:
             if above.follows(stored):
                 return
             self.offered = False
-        raise SnapshotExpiredError(f"{self.branch}@{stored.header.slot - 1}")
+        raise SnapshotExpiredError(self.commits.label(self.branch, stored.header.slot - 1))
 
     def _may_be_published(self, stored: Stored) -> bool:
         try:
@@ -254,14 +260,17 @@ class Publisher:
 
     def _prepare_parent(self, parent: Stored | None) -> None:
         """Make the commit that this one follows durable, as far as the syncs of the two committers don't (I1)."""
-        if not self.commits.is_fit_parent(parent):
+        if not self.commits.is_fit_parent(self.branch, parent):
             try:
-                self.commits.make_durable(parent)
+                self.commits.make_durable(parent, self.branch)
             except OSError as error:
                 raise SyncFailedError(error) from error
 
     def _write_header(self, parent: Stored | None, contents: Contents) -> Stored:
         slot, seq, floor = (0, 1, 0) if parent is None else parent.next
+        fork = None if parent is None or parent.header.branch == self.branch else parent.name
+        if fork is not None:  # what lies below is another branch's to keep
+            floor = fork.slot
         required = contents.required | (0 if parent is None else parent.header.required)
         constraints = contents.constraints
         if constraints is None:
@@ -282,11 +291,13 @@ class Publisher:
             sections=contents.sections,
             runs=contents.runs,
             packs=tuple([pack for pack, _ in self.packs]),
-            pending=self.commits.pending(parent) if self.durable else 0,
+            pending=self.commits.pending(self.branch, parent) if self.durable else 0,
             floor=max(floor, contents.floor),
             required=required | (commitfile.FEATURE_CONSTRAINTS if constraints else 0),
             constraints=constraints,
             optional=0 if self.durable else commitfile.FEATURE_NOT_SYNCED,
+            fork=None if fork is None else fork.branch,
+            merged=contents.merged,
         )
         try:
             header.check_bounds()
@@ -299,7 +310,7 @@ class Publisher:
         footer = Footer(len(encoded), offset, total, header.id, encoding.crc32c(encoded))
         self.writer.write_at(offset, encoded + footer.encode())
         self.writer.finish(total)
-        return Stored(header, footer, commitfile.header_hash(encoded))
+        return Stored(header, footer, commitfile.header_hash(encoded), self.commits.branches.name_of)
 
 
 def align(offset: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -15,7 +14,7 @@ from txstore.format.constraints import Constraint
 from txstore.format.keys import decode_key, encode_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName
-from txstore.history.commit import Commit, Stored
+from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import decode as decode_constraints
 from txstore.history.packs import Missing, Pack, PackSource
@@ -212,8 +211,8 @@ class Snapshots:
         self._sources = sources
         self._packs = open_packs(commits.storage)
         self.is_ranged = self._packs.is_ranged
-        self.pins = Pins(commits.storage.open_pins)
-        self._last: weakref.ref[Snapshot] | None = None  # what nobody reads any more is not to be pinned
+        self._pins = {MAIN: Pins(commits.storage.open_pins)}
+        self._last: dict[str, weakref.ref[Snapshot]] = {}  # by branch. What nobody reads any more is not to be pinned
         self._warm = _Warm()
 
     def of(self, stored: Stored | None, *, check: bool = True) -> Snapshot:
@@ -221,23 +220,35 @@ class Snapshots:
 
         Without `check` that is found out by whoever reads.
         """
-        last = None if self._last is None else self._last()
+        branch = MAIN if stored is None else stored.header.branch
+        reference = self._last.get(branch)
+        last = None if reference is None else reference()
         if last is not None and _id(last.stored) == _id(stored):
-            self.pins.renew()
+            self._renew()
             return last
         packs: PackSource = self._packs if stored is None else _PacksOfCommit(self, stored)
         opened = NONE_KNOWN if stored is None else self._opened(stored.header.runs, last)
         snapshot = Snapshot(stored, packs, self._commits.storage.url, self._sources, opened, self._warm)
         # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
-        self.pins.hold(snapshot, snapshot.seq)
+        self.pins(branch).hold(snapshot, snapshot.seq)
         if stored is not None and check:
             try:
                 self.check_kept(stored)
             except BaseException:
                 del snapshot, packs  # its pin goes now, not when whoever catches this forgets it
                 raise
-        self._last = weakref.ref(snapshot)
+        self._last[branch] = weakref.ref(snapshot)
         return snapshot
+
+    def pins(self, branch: str) -> Pins:
+        """Return what this process reads of a branch."""
+        found = self._pins.get(branch)
+        # In one step: another thread may be about to do the same.
+        return found or self._pins.setdefault(branch, Pins(self._commits.storage.open_pins, branch))
+
+    def _renew(self) -> None:
+        for pins in list(self._pins.values()):
+            pins.renew()
 
     def _opened(self, names: Sequence[RunName], last: Snapshot | None) -> Known:
         """Return which of a commit's runs are open. Those that came with it, which have other names here, are not.
@@ -261,20 +272,9 @@ class Snapshots:
                 if _id(expired) == _id(head):
                     raise
 
-    def oldest(self, branch: str) -> Snapshot | None:
-        """Return the oldest commit that is kept: from there on, all stay for as long as the snapshot lives."""
-        while True:
-            floor = self._commits.floor(branch)
-            stored = self._commits.read(branch, floor)
-            if stored is not None:
-                with contextlib.suppress(SnapshotExpiredError):
-                    return self.of(stored)
-            elif self._commits.floor(branch) == floor:
-                return None
-
     def get(self, name: PackName, missing: Missing | None = None) -> Pack:
         """Open a pack; in a forked child, pin first what the parent had pinned."""
-        self.pins.renew()
+        self._renew()
         return self._packs.get(name, missing)
 
     def check_kept(self, stored: Stored) -> None:

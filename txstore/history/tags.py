@@ -25,7 +25,7 @@ class Tags(MutableMapping[str, Commit]):
             raise KeyError(name) from error
 
     def __setitem__(self, name: str, commit: Commit | str | int) -> None:
-        stored = find_commit(self._commits, commit.id if isinstance(commit, Commit) else commit)
+        stored = find_commit(self._commits, commit)
         pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
         try:
             self._commits.write_tag(name, stored)

@@ -1,9 +1,9 @@
 """What this process still reads, so that a vacuum leaves it alone.
 
 Whoever reads a commit, or bases a transaction on it, holds a shared byte lock of the file `locks/pins`: of the byte
-whose number is the seq. One lock a process is enough, on the lowest. It ends with the process, however that ends, and
-needs no write permission. Where there are no such locks nothing is pinned: what a vacuum removes then is an error to
-its readers, never a missing key.
+whose number is the seq. One lock a process is enough for each branch, on the lowest. It ends with the process, however
+that ends, and needs no write permission. Where there are no such locks nothing is pinned: what a vacuum removes then is
+an error to its readers, never a missing key.
 """
 
 from __future__ import annotations
@@ -14,15 +14,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from txstore import processes
+from txstore.format.names import MAIN
 from txstore.locks.kernel_locks import ByteLocks
 from txstore.processes import opening
 
 if TYPE_CHECKING:
     from txstore._native import local
 
+#: So many bytes are of one branch. Seqs above that count as the last one: then more is kept than need be.
+SPAN = 1 << 40
+_SPANS = 1 << 22
+
 _PAUSE = 0.0001  # seconds
 #: Which seq is locked, if an interrupt came between the two that it takes to say so.
 _UNSURE: Final = -1
+
+
+def span_of(branch: str) -> int:
+    """Return the byte that stands for seq 0 of a branch. Two branches may have one: then each is kept for both."""
+    return 0 if branch == MAIN else (1 + int(branch, 16) % (_SPANS - 1)) * SPAN
 
 
 class _Held(weakref.ref[object]):
@@ -38,7 +48,7 @@ class _Held(weakref.ref[object]):
 
 
 class Pins:
-    """The pins of one process on one repository. Safe in threads, after a fork, and wherever a thread is interrupted.
+    """The pins of one process on one branch of a repository. Safe in threads, after a fork, and at interrupts.
 
     `open_file` returns a descriptor of the file, None if there is none to be had, now or ever.
     """
@@ -48,8 +58,9 @@ class Pins:
     #: know whether he has it.
     _turn: object = None
 
-    def __init__(self, open_file: Callable[[], local.Descriptor | None]) -> None:
+    def __init__(self, open_file: Callable[[], local.Descriptor | None], branch: str = MAIN) -> None:
         self._open_file = open_file
+        self._first = span_of(branch)
         self._descriptor: local.Descriptor | None = None
         self._bytes: ByteLocks | None = None
         self._held: set[_Held] = set()
@@ -62,7 +73,7 @@ class Pins:
     def hold(self, thing: object, seq: int) -> None:
         """Pin a seq for as long as `thing` lives. Then, not before, look whether the commit is still kept."""
         held = _Held(thing, _release)
-        held.seq, held.pins = seq, weakref.ref(self)
+        held.seq, held.pins = min(seq, SPAN - 1), weakref.ref(self)
         self._held.add(held)
         self._in_turn(self._settle)
         self._settle_what_is_gone()
@@ -75,6 +86,7 @@ class Pins:
 
     def lowest(self, below: int) -> int | None:
         """Return the lowest seq below `below` that a living process has pinned, this one included."""
+        below = min(below, SPAN)
         found: list[int | None] = []
         self._in_turn(lambda: found.append(self._lowest(below)))
         self._settle_what_is_gone()
@@ -160,7 +172,7 @@ class Pins:
             with opening:
                 self._descriptor = self._open_file()
                 if self._descriptor is not None:
-                    self._bytes = ByteLocks(self._descriptor.fileno(), 0)
+                    self._bytes = ByteLocks(self._descriptor.fileno(), self._first)
         return self._bytes
 
     def after_fork_in_child(self) -> None:

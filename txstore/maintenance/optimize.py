@@ -72,8 +72,8 @@ def small_or_wasteful(uses: Mapping[PackName, PackUse]) -> set[PackName]:
     return {use.name for use in chosen}
 
 
-def below(floor: int) -> Choice:
-    """Choose the commit files below a slot, which are to be deleted, and data packs that are small beside the others.
+def below(branch: str, floor: int) -> Choice:
+    """Choose a branch's commit files below a slot, which are to be deleted, and data packs small beside the others.
 
     A data pack is taken along while it has at most twice the live bytes of those chosen before it together, so each
     value is copied a number of times that is logarithmic in all there is.
@@ -81,7 +81,7 @@ def below(floor: int) -> Choice:
 
     def choose(uses: Mapping[PackName, PackUse]) -> set[PackName]:
         used = sorted((use for use in uses.values() if use.values), key=lambda use: use.live)
-        chosen = {use.name for use in used if use.name.branch is not None and use.name.slot < floor}
+        chosen = {use.name for use in used if use.name.branch == branch and use.name.slot < floor}
         total = sum(uses[name].live for name in chosen)
         for use in used:
             if chosen and use.name.branch is None and use.live <= 2 * total:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from txstore.errors import WrongFileTypeError
 from txstore.format import names
-from txstore.format.commitfile import RunName
+from txstore.format.commitfile import CommitName, RunName
 from txstore.format.packfile import PackName, packs_begin
-from txstore.history.commit import Stored
+from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.find import find_tagged
 from txstore.history.ranged_packs import open_packs
 from txstore.history.ranged_runs import open_run, open_runs
 from txstore.history.runs import Runs, names_of
+from txstore.locks.pins import Pins
 
 
 class Reachable:
@@ -49,17 +50,49 @@ class Reachable:
             yield found.pack(number)
 
 
-def kept_commits(commits: Commits, branch: str, head: Stored, floor: int) -> Iterator[Stored]:
-    """Yield the commits from the head down to a floor, and the tagged ones below it."""
-    seen = set()
-    for stored in commits.ancestors(head):
-        if stored.header.slot < floor:
-            break
-        seen.add(stored.header.id)
-        yield stored
-    for name, tag in commits.tags().items():
-        if tag.commit_id not in seen and tag.branch == branch:
-            yield find_tagged(commits, name)
+def living_branches(commits: Commits) -> list[str]:
+    """Return the ids of the branches that there are, the first one first."""
+    return [MAIN, *dict.fromkeys(record.id for record in commits.branches.all().values())]
+
+
+def kept_commits(commits: Commits, floors: Mapping[str, int]) -> Iterator[Stored]:
+    """Yield every commit that is kept, once: each branch down to its floor, and what has a name below.
+
+    That is: what is tagged, what a branch begins behind, and what a commit that is kept has merged. `floors` are those
+    of branches of which it is not the floor as it is now. Who makes one of these of another, or of a pin, looks
+    afterwards whether it was kept, so they are looked for in this order (I10).
+    """
+    met: set[CommitName] = set()
+    tagged = [find_tagged(commits, name) for name in commits.tags()]
+    living = living_branches(commits)
+    begun = [stored for stored in map(commits.fork_point, living) if stored is not None]
+    for branch in living:
+        head = commits.head(branch)
+        if head is None or head.header.branch != branch:
+            continue
+        floor = floors[branch] if branch in floors else max(head.header.floor, commits.floor(branch))
+        for stored in commits.ancestors(head):
+            if stored.header.slot < floor or stored.header.branch != branch:
+                break
+            met.add(stored.name)
+            yield stored
+            if (merged := stored.header.merged) is not None:
+                begun += [found for found in [commits.named(merged)] if found is not None]
+    for stored in (*tagged, *begun):
+        if stored.name not in met:
+            met.add(stored.name)
+            yield stored
+
+
+def hold_all(commits: Commits, pins: Callable[[str], Pins], holder: object) -> dict[str, int]:
+    """Pin what is kept of every branch for as long as `holder` lives; return their floors."""
+    while True:
+        floors = {branch: commits.floor(branch) for branch in living_branches(commits)}
+        for branch, floor in floors.items():
+            if (stored := commits.at(branch, floor)) is not None:
+                pins(branch).hold(holder, stored.header.seq)
+        if all(floors.get(branch) == commits.floor(branch) for branch in living_branches(commits)):
+            return floors
 
 
 def data_packs(commits: Commits) -> Iterable[str]:

@@ -77,7 +77,7 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
         floor = expiring(commits, snapshots, branch=header.branch, **wanted)
         # Half of it: the commits of a fold move the floor on by one or two more than the number of those between folds.
         if floor - header.floor >= STEP // 2 and _is_worth_it(commits, made, floor):
-            optimize(commits, snapshots, branch=header.branch, durable=durable, choose=below(floor))
+            optimize(commits, snapshots, branch=header.branch, durable=durable, choose=below(header.branch, floor))
             vacuum(commits, snapshots, branch=header.branch, **wanted)
     except (TxStoreError, OSError) as error:
         # The commit is made. Whoever makes one 64 commits later tries again.

@@ -15,7 +15,15 @@ from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.runs import names_of
 from txstore.history.snapshot import Snapshot, Snapshots
-from txstore.maintenance.reachable import Reachable, StagedPacks, data_packs, kept_commits, sizes_of
+from txstore.maintenance.reachable import (
+    Reachable,
+    StagedPacks,
+    data_packs,
+    hold_all,
+    kept_commits,
+    living_branches,
+    sizes_of,
+)
 
 
 @dataclass(slots=True)
@@ -64,27 +72,27 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     """Measure. See `Repository.usage`."""
     storage = commits.storage
     found = Usage()
-    oldest = snapshots.oldest(branch)  # held, so that no vacuum deletes what is counted
+    needed = Reachable(commits)
+    hold_all(commits, snapshots.pins, needed)  # so that no vacuum deletes what is counted
     # Listed before the head is looked for: of a commit that is made meanwhile, the packs are still staged.
-    directory = names.commits_directory(branch)
-    files = [*data_packs(commits), *commits.paths_in(directory)]
+    files = list(data_packs(commits))
+    for each in commits.branch_directories():
+        files += commits.paths_in(names.commits_directory(each))
     staged: list[str] = []
     with contextlib.suppress(PermissionError):  # it is none of the business of who may only read
         staged = storage.list(names.STAGING)
     committing = StagedPacks(staged)
-    head = None if oldest is None else commits.head(branch)
-    needed = Reachable(commits)
-    referred = _Referred(commits, needed, commits.floor(branch))
+    head = commits.head(branch)
+    referred = _Referred(commits, needed)
     if head is not None:
         snapshot = snapshots.of(head)
         found.arrays = _arrays(snapshot)
         found.live = sum(array.bytes for array in found.arrays.values())
-        for stored in kept_commits(commits, branch, head, commits.floor(branch)):
+        for stored in kept_commits(commits, {}):
             needed.add(stored)
             referred.add(stored)
     sizes = sizes_of(commits, files)
-    found.overwritten = referred.overwritten(branch, sizes)
-    del oldest
+    found.overwritten = referred.overwritten(sizes)
     for path, size in sizes.items():
         if path in needed.paths:
             found.history += size
@@ -102,10 +110,10 @@ _FRAME, _ALIGNED_FRAME = packfile.FRAME_SIZE + packfile.PREDECESSOR.size + 7, pa
 class _Referred:
     """The values that kept commits have, by the file that they lie in."""
 
-    def __init__(self, commits: Commits, needed: Reachable, floor: int) -> None:
+    def __init__(self, commits: Commits, needed: Reachable) -> None:
         self._commits = commits
         self._needed = needed
-        self._floor = floor
+        self._floors = {branch: commits.floor(branch) for branch in living_branches(commits)}
         self._offsets: dict[str, array[int]] = {}
         self._lengths: dict[str, array[int]] = {}  # of frames, at most
         self._ends: dict[str, int] = {}  # of frames
@@ -125,7 +133,8 @@ class _Referred:
         """Yield the runs of a commit, as they are to be read together, that tell what no kept commit before it has."""
         header = stored.header
         runs = names_of(header.runs, header.name)
-        if header.slot <= self._floor:
+        # Of a branch that was deleted, only what has another name is kept.
+        if header.slot <= self._floors.get(header.branch, header.slot):
             yield runs
             return
         for name in runs:
@@ -133,16 +142,16 @@ class _Referred:
             if name.pack == header.name and (name.seq == header.seq or header.packs):
                 yield [name]
 
-    def overwritten(self, branch: str, sizes: Mapping[str, int]) -> int:
-        return sum(self._overwritten_in(branch, path, sizes.get(path, 0)) for path in self._needed.paths)
+    def overwritten(self, sizes: Mapping[str, int]) -> int:
+        return sum(self._overwritten_in(path, sizes.get(path, 0)) for path in self._needed.paths)
 
-    def _overwritten_in(self, branch: str, path: str, size: int) -> int:
+    def _overwritten_in(self, path: str, size: int) -> int:
         import numpy as np  # late: who asks for something else does not wait for it
 
         end = self._ends.get(path)
         if end is None and names.is_commit_path(path):  # given up, but the file is needed
-            slot = names.parse_slot(path.rpartition("/")[2])
-            stored = None if slot is None else self._commits.read(branch, slot)
+            place = names.parse_commit_path(path)
+            stored = None if place is None else self._commits.read(*place)
             end = 0 if stored is None else _end_of_frames(stored)
         frames = 0
         if path in self._offsets:  # several runs may refer to one value

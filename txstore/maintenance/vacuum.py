@@ -15,16 +15,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from txstore.errors import CorruptionError, WrongFileTypeError
-from txstore.format import encoding, names, packfile
-from txstore.format.records import TransactionRecord
-from txstore.history.commit import Stored
+from txstore.errors import CommitNotFoundError, CorruptionError, WrongFileTypeError
+from txstore.format import names, packfile
+from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.packs import MissingPackError
 from txstore.history.slots import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
-from txstore.maintenance.reachable import Reachable, StagedPacks, data_packs, kept_commits, sizes_of
+from txstore.locks.pins import SPAN
+from txstore.maintenance.reachable import (
+    Reachable,
+    StagedPacks,
+    data_packs,
+    kept_commits,
+    living_branches,
+    sizes_of,
+)
 from txstore.storage.interface import Storage
 from txstore.transactions.reclaim import reclaim_staging
 
@@ -83,7 +90,7 @@ def expiring(
 ) -> int:
     """Return how far a vacuum would raise the floor."""
     head = commits.head(branch)
-    if head is None:
+    if head is None or head.header.branch != branch:
         return 0
     before = None if older_than is None else _microseconds(older_than, commits.storage)
     return _Vacuum(commits, snapshots, branch=branch, dry_run=True).wanted(head, keep, before)
@@ -118,9 +125,11 @@ class _Vacuum:
         head = self.commits.head(self.branch)
         if head is None:
             return VacuumReport(0, 0, len(staged), staged_size, staged_size, self.dry_run)
-        floor_before = self.commits.floor(self.branch)
-        floor = self.wanted(head, keep, before)
-        if not self.dry_run:
+        floor_before = floor = self.commits.floor(self.branch)
+        has_own = head.header.branch == self.branch
+        if has_own:
+            floor = self.wanted(head, keep, before)
+        if not self.dry_run and has_own:
             if floor > head.header.floor:
                 self.commits.make_durable(head)  # before anybody has to wait for us
                 self.floor = floor
@@ -129,15 +138,20 @@ class _Vacuum:
             if head.header.floor > floor_before:
                 self.commits.make_durable(head)  # one that was interrupted may not have come to that
                 self.commits.write_floor(head)
-        doomed = self._doomed(floor)
+        doomed, empty = self._doomed(floor)
         size = sum(sizes_of(self.commits, doomed).values())
         if not self.dry_run:
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
             for i in range(0, len(doomed), self.storage.deleted_together):
                 with contextlib.suppress(WrongFileTypeError):  # a directory of such a name: `verify` tells
                     self.storage.delete(*doomed[i : i + self.storage.deleted_together])
-        tagged = {tag.slot for tag in self.commits.tags().values() if floor_before <= tag.slot < floor}
-        expired = floor - floor_before - len(tagged)
+            for directory in empty:
+                self.storage.remove_directory(directory)
+        fork = self.commits.branches.fork(self.branch)
+        first = floor_before if fork is None else max(floor_before, fork.slot + 1)
+        named = {(tag.branch, tag.slot) for tag in self.commits.tags().values()}
+        named |= {(record.fork.branch, record.fork.slot) for record in self.commits.branches.all().values()}
+        expired = sum((self.branch, slot) not in named for slot in range(first, floor))
         count, size = len(doomed) + len(staged), size + staged_size
         return VacuumReport(floor, expired, count, size, staged_size, self.dry_run)
 
@@ -163,26 +177,14 @@ class _Vacuum:
 
     def _bases(self) -> Iterator[int]:
         """Yield the slots that recorded transactions are based on: what has a name outlives its processes."""
-        files = self.storage.list(names.STAGING)
-        transactions = set(map(names.parse_record, files)) - {None}
-        # A record that was renamed while they were listed may be missing from the list; what was staged is there.
-        transactions |= {staged[0] for staged in map(names.parse_staging, files) if staged is not None}
-        for record in map(self._record, filter(None, transactions)):
-            if record is not None and record.branch == self.branch:
+        for record in self.commits.recorded():
+            if record.branch == self.branch:
                 yield 0 if record.base is None else record.base[0]
-
-    def _record(self, transaction: bytes) -> TransactionRecord | None:
-        """Return the record of a transaction; None if it has just ended, has none, or died while it was written."""
-        # The first again: between two looks, it may have been unsealed.
-        for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
-            with contextlib.suppress(FileNotFoundError, encoding.MalformedError):
-                return TransactionRecord.decode(self.storage.read(path))
-        return None
 
     def _pinned(self, head: Stored, below: int) -> int:
         """Return the lowest slot that a living process reads or bases a transaction on; `below` if none is lower."""
         difference = head.header.seq - head.header.slot  # both grow by one with each commit
-        seq = self.snapshots.pins.lowest(below + difference)
+        seq = self.snapshots.pins(self.branch).lowest(below + difference)
         return below if seq is None else max(0, seq - difference)
 
     # --- the commit that raises it
@@ -210,52 +212,71 @@ class _Vacuum:
 
     # --- what goes
 
-    def _doomed(self, floor: int) -> list[str]:
+    def _doomed(self, floor: int) -> tuple[list[str], list[str]]:
+        """Return the paths of files, and of directories that are empty without them."""
         while True:
+            floors = self._floors()
             try:
-                return list(self._unreachable(floor))
-            except CorruptionError:
+                return self._unreachable(floor)
+            except (CommitNotFoundError, CorruptionError):
                 # Another vacuum may have gone further meanwhile, and have deleted what we were about to look at.
-                if not self.commits.is_below_floor(self.branch, floor):
+                if self._floors() == floors and not self.commits.is_below_floor(self.branch, floor):
                     raise
-                floor = self.commits.floor(self.branch)
+                floor = max(floor, self.commits.floor(self.branch))
 
-    def _unreachable(self, floor: int) -> Iterator[str]:
-        """Yield the paths of files that nothing kept needs.
+    def _floors(self) -> dict[str, int]:
+        return {branch: self.commits.floor(branch) for branch in living_branches(self.commits)}
+
+    def _unreachable(self, floor: int) -> tuple[list[str], list[str]]:
+        """Find what nothing kept needs, on any branch.
 
         A commit's data packs get their names in `packs/` before it is made, and keep those below `.staging/` until
-        after: whoever looks at `packs/`, then `.staging/`, then the head has seen one of the three.
+        after: whoever looks at `packs/`, then `.staging/`, then the heads has seen one of the three. What is a branch's
+        is listed before the branches: what is there of none has been deleted.
         """
         candidates = list(data_packs(self.commits))
         staged = StagedPacks(self.storage.list(names.STAGING))
-        head = self.commits.head(self.branch)
-        assert head is not None
-        lowest = self._limited(head, floor)
+        directories = self.commits.branch_directories()
+        pinned = {branch: self.snapshots.pins(branch).lowest(SPAN) for branch in {MAIN, *directories}}
+        bases = list(self.commits.recorded())
         needed = Reachable(self.commits)
-        for stored in kept_commits(self.commits, self.branch, head, floor):
+        for stored in kept_commits(self.commits, {self.branch: floor}):
             needed.add(stored)
-        for stored in self._down_from(floor, lowest):
-            # Whoever asks for one that is gone pins it until told so: then it may be there in part.
-            with contextlib.suppress(MissingPackError):
-                needed.add(stored)
-        for path in candidates:
-            if path not in needed.paths and path not in staged:
-                yield path
-        directory = names.commits_directory(self.branch)
-        for file in self.storage.list(directory):
-            slot = names.parse_slot(file)
-            path = f"{directory}/{file}"
-            if names.is_orphan(file) or (slot is not None and slot < lowest and path not in needed.paths):
-                yield path  # an orphan that was moved aside: nobody was ever told of it
-        directory = names.floor_directory(self.branch)
-        for file in self.storage.list(directory):
-            slot = names.parse_slot(file)
-            if slot is not None and slot < self.commits.floor(self.branch):
-                yield f"{directory}/{file}"
+        living = {branch: self.commits.floor(branch) for branch in living_branches(self.commits)}
+        living[self.branch] = floor
+        doomed, empty = [], []
+        for branch in directories:
+            slots = sorted(self.commits.slots(branch))
+            kept_from = living.get(branch, slots[-1] + 1 if slots else 0)
+            lowest = min(
+                [kept_from, *self._slots_pinned(branch, slots, pinned[branch])]
+                + [0 if each.base is None else each.base[0] for each in bases if each.branch == branch]
+            )
+            for slot in slots:
+                if lowest <= slot < kept_from and (found := self.commits.read(branch, slot)) is not None:
+                    # Whoever asks for one that is gone pins it until told so: then it may be there in part.
+                    with contextlib.suppress(MissingPackError):
+                        needed.add(found)
+            for path in self.commits.paths_in(names.commits_directory(branch)):
+                found_slot = names.parse_slot(path.rpartition("/")[2])
+                # An orphan that was moved aside: nobody was ever told of it.
+                if found_slot is None or (found_slot < lowest and path not in needed.paths):
+                    doomed.append(path)
+            raised = self.commits.paths_in(names.floor_directory(branch))
+            if branch in living:
+                highest = max(raised, default="")  # their names are of one length, but of numbers beyond all bounds
+                doomed += [path for path in raised if path != highest]
+            elif lowest == kept_from:
+                doomed += [*raised, names.hint_path(branch)]
+                empty += [names.commits_directory(branch), names.floor_directory(branch)]
+        doomed += [path for path in candidates if path not in needed.paths and path not in staged]
+        return doomed, empty
 
-    def _down_from(self, floor: int, lowest: int) -> Iterator[Stored]:
-        """Yield the commits below the floor that somebody pinned just before it was raised."""
-        for slot in sorted(slot for slot in self.commits.slots(self.branch) if lowest <= slot < floor):
-            stored = self.commits.read(self.branch, slot)
-            if stored is not None:
-                yield stored
+    def _slots_pinned(self, branch: str, slots: list[int], seq: int | None) -> Iterator[int]:
+        """Yield the lowest slot of a branch that a living process reads, if any."""
+        for slot in slots if seq is not None else ():
+            with contextlib.suppress(CorruptionError):
+                stored = self.commits.read(branch, slot)
+                if stored is not None and seq is not None:
+                    yield max(0, seq - (stored.header.seq - slot))  # both grow by one with each commit
+                    return

@@ -196,7 +196,7 @@ class Session:
         transaction = self.engine.join(joining.transaction, joining.repository_id, block=self.is_block)
         transaction.rely_on(self._handed_out)
         self._learned = -1
-        self.position = Position.of(self.engine, transaction.base)
+        self.position = Position.of(self.engine, transaction.base, self.branch)
         return transaction
 
     @_call
@@ -640,7 +640,7 @@ class Session:
             self._handed_out = dict.fromkeys(self._handed_out)
             self._learned = 0
         with self._lock:
-            self._transaction, self.position = None, Position.of(self.engine, new)
+            self._transaction, self.position = None, Position.of(self.engine, new, self.branch)
 
 
 def _newer(new: Snapshot, seq: int) -> Runs | None:

@@ -157,6 +157,9 @@ class Storage(Protocol):
     def delete(self, *paths: str) -> None:
         """Delete files, in any order; nothing happens where one does not exist."""
 
+    def remove_directory(self, path: str) -> None:
+        """Delete an empty directory; nothing happens where it is not empty, or does not exist."""
+
     def watch(self, path: str) -> int:
         """Return a descriptor that is readable once a name has appeared in a directory, for `_native.watch.drain`.
 

@@ -268,6 +268,10 @@ class LocalStorage:
             with contextlib.suppress(FileNotFoundError):
                 self._tree.delete(path)
 
+    def remove_directory(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            self._tree.delete_directory(path)
+
     def watch(self, path: str) -> int:
         with self._tree.open_directory(path) as directory:
             return watch.open_watch(f"/proc/self/fd/{directory}")

@@ -188,6 +188,9 @@ class RemoteStorage:
         if remote:
             self.objects.delete([*remote, *leases])
 
+    def remove_directory(self, path: str) -> None:
+        """There are none."""
+
     def watch(self, path: str) -> int:
         raise OSError("an object store tells nobody what was created: look again from time to time")
 

@@ -178,7 +178,7 @@ class Committer:
         head = self.snapshots.newest(self.branch, found)
         if head.floor > max(self.base.slot, 0):
             # I10: what was deleted since may no longer be known to have been.
-            raise SnapshotExpiredError(f"{self.branch}@{self.base.slot}")
+            raise SnapshotExpiredError(self.commits.label(self.branch, self.base.slot))
         self.writes = self.writes or self._writes()
         conflicts.check(self.writes, self.base, head, checked.seq)
         self.head = head

@@ -70,7 +70,7 @@ def _begin(commits: Commits, record: TransactionRecord, name: str) -> SharedTran
     durable = record.durability == "fsync"
     if durable:
         # I1: a record that is durable refers to its base. Both may have been made without.
-        commits.make_durable(None if record.base is None else commits.read(record.branch, record.base[0]))
+        commits.make_durable(None if record.base is None else commits.at(record.branch, record.base[0]))
     shared = SharedTransaction.publish(commits, record)
     try:
         commits.storage.write_once(names.named_path(name), record.id.hex().encode(), durable=durable)
@@ -148,7 +148,7 @@ def transactions(commits: Commits) -> Iterator[NamedTransaction]:
         except (FileNotFoundError, TransactionStateError):
             continue
         try:
-            described = _describe(name, shared)
+            described = _describe(commits, name, shared)
         except FileNotFoundError:  # a pack was listed, and is gone
             if shared.is_there():
                 raise
@@ -157,12 +157,12 @@ def transactions(commits: Commits) -> Iterator[NamedTransaction]:
             yield described
 
 
-def _describe(name: str, shared: SharedTransaction) -> NamedTransaction:
+def _describe(commits: Commits, name: str, shared: SharedTransaction) -> NamedTransaction:
     record = shared.record
     return NamedTransaction(
         name=name,
         id=record.id.hex(),
-        branch=record.branch,
+        branch=commits.branches.name_of(record.branch),
         owner=record.owner,
         time=_EPOCH + timedelta(microseconds=record.time),
         message=record.message or "",

@@ -1,0 +1,469 @@
+"""Branches: names for ids, begun behind a commit; what is committed to one, no other sees."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.maintenance.upkeep import content, put, tree
+from tests.transactions.faults import watch
+from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, SnapshotExpiredError
+
+
+def commit(repo: txstore.Repository, values: dict[str, bytes], branch: str = "main") -> txstore.Commit:
+    with repo.begin(branch=branch) as transaction:
+        transaction.update(values)
+    return repo.head(branch)
+
+
+def on(repo: txstore.Repository, branch: str = "main", **at: object) -> dict[str, bytes]:
+    return {key: bytes(value) for key, value in repo.mapping(branch=branch, **at).items()}
+
+
+@pytest.fixture
+def forked(repo) -> txstore.Repository:
+    """Five commits; dev begins behind the third of them."""
+    for slot in range(5):
+        commit(repo, {"a": b"%d" % slot})
+    repo.branches["dev"] = 2
+    return repo
+
+
+def branch_id(repo: txstore.Repository, name: str = "dev") -> str:
+    return repo.engine.branch(name)
+
+
+# --- what a branch is
+
+
+def test_a_repository_has_one_branch(repo):
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        repo.branches  # noqa: B018
+    head = commit(repo, {"a": b"1"})
+    assert dict(repo.branches) == {"main": head}
+    assert not Path(repo.url, "branches").exists()
+
+
+def test_a_new_branch_is_one_small_file(forked):
+    before = tree(forked)
+    forked.branches["more"] = forked.head()
+    added = {path: content for path, content in tree(forked).items() if path not in before}
+    assert list(added) == ["branches/more"]
+    assert added["branches/more"] <= 4096
+
+
+def test_each_branch_has_its_own_commits(forked):
+    assert forked.branches["dev"] == forked.commit(2)
+    assert forked.head("dev") == forked.commit(2)
+    first = commit(forked, {"a": b"dev", "b": b"1"}, "dev")
+    second = commit(forked, {"b": b"2"}, "dev")
+    assert (first.branch, first.slot, first.seq, first.parent) == ("dev", 3, 4, forked.commit(2).id)
+    assert (second.slot, second.parent, str(second)) == (4, first.id, "dev@4")
+    assert on(forked) == {"a": b"4"}
+    assert on(forked, "dev") == {"a": b"dev", "b": b"2"}
+    assert [str(each) for each in forked.log("dev")] == ["dev@4", "dev@3", "main@2", "main@1", "main@0"]
+    assert [str(each) for each in forked.log()] == [f"main@{slot}" for slot in (4, 3, 2, 1, 0)]
+    other = txstore.Repository(forked.url)
+    assert list(other.branches) == ["main", "dev"]
+    assert on(other, "dev") == on(forked, "dev")
+    assert other.head("dev") == second
+
+
+def test_what_both_have_in_the_same_slot_is_not_mixed_up(forked):
+    commit(forked, {"a": b"dev"}, "dev")
+    assert forked.commit(3).seq == forked.commit(3, branch="dev").seq
+    assert forked.commit(3).id != forked.commit(3, branch="dev").id
+    assert on(forked, at=3) == {"a": b"3"}
+    assert on(forked, "dev", at=3) == {"a": b"dev"}
+    assert on(forked, "dev", at=1) == {"a": b"1"}  # of what it has forked from
+    with pytest.raises(CommitNotFoundError, match="branch 'dev' has slots 0 to 3"):
+        forked.commit(4, branch="dev")
+
+
+def test_a_branch_begins_where_one_says(forked):
+    made = [forked.commit(slot) for slot in range(5)]
+    forked.tags["v1"] = 1
+    ways = {"a": made[1], "b": 1, "c": made[1].id, "d": made[1].id[:8], "e": made[1].time, "f": forked.tags["v1"]}
+    for name, at in ways.items():
+        forked.branches[name] = at
+        assert forked.branches[name] == made[1]
+
+
+def test_a_branch_of_a_branch(forked):
+    commit(forked, {"b": b"1"}, "dev")
+    commit(forked, {"b": b"2"}, "dev")
+    forked.branches["deep"] = forked.commit(3, branch="dev")
+    commit(forked, {"c": b"1"}, "deep")
+    assert [str(each) for each in forked.log("deep")] == ["deep@4", "dev@3", "main@2", "main@1", "main@0"]
+    assert on(txstore.Repository(forked.url), "deep") == {"a": b"2", "b": b"1", "c": b"1"}
+    assert [str(forked.commit(slot, branch="deep")) for slot in range(5)] == [
+        "main@0", "main@1", "main@2", "dev@3", "deep@4",
+    ]  # fmt: skip
+    del forked.branches["dev"]
+    other = txstore.Repository(forked.url)
+    assert on(other, "deep") == {"a": b"2", "b": b"1", "c": b"1"}
+    assert on(other, "deep", at=1) == {"a": b"1"}
+
+
+def test_dates_before_the_fork_are_those_of_what_it_has_forked_from(forked):
+    first = commit(forked, {"b": b"1"}, "dev")
+    for slot in range(3):
+        made = forked.commit(slot)
+        assert forked.commit(made.time, branch="dev") == made
+    assert forked.commit(forked.commit(4).time, branch="dev") == forked.commit(2)
+    assert forked.commit(first.time, branch="dev") == first
+    with pytest.raises(CommitNotFoundError):
+        forked.commit(forked.commit(0).time - timedelta(seconds=1), branch="dev")
+
+
+def test_an_id_is_found_on_any_branch(forked):
+    made = commit(forked, {"b": b"1"}, "dev")
+    other = txstore.Repository(forked.url)
+    assert other.commit(made.id) == other.commit(made.id[:10]) == other.resolve(made.id) == made
+    assert other.commit(forked.head().id, branch="dev") == forked.head()
+    assert other.commit(made) == made
+    forked.tags["there"] = made
+    assert other.tags["there"] == made
+    assert on(other, tag="there") == on(forked, "dev")
+
+
+def test_two_transactions_on_a_new_branch(forked):
+    one, other = forked.begin(branch="dev"), forked.begin(branch="dev")
+    one["x"], other["y"] = b"1", b"2"
+    one.commit()
+    other.commit()
+    assert on(forked, "dev") == {"a": b"2", "x": b"1", "y": b"2"}
+
+
+def test_conflicts_are_those_of_one_branch(forked):
+    mine, theirs = forked.begin(branch="dev"), forked.begin()
+    mine["a"], theirs["a"] = b"mine", b"theirs"
+    theirs.commit()
+    mine.commit()
+    one, other = forked.begin(branch="dev"), forked.begin(branch="dev")
+    one["a"], other["a"] = b"1", b"2"
+    one.commit()
+    with pytest.raises(txstore.ConflictError):
+        other.commit()
+    other.rollback()
+
+
+@pytest.mark.parametrize("durability", ["fsync", "none"])
+def test_a_transaction_with_a_name(open_repo, durability):
+    repo = open_repo(durability=durability)
+    commit(repo, {"a": b"1"})
+    repo.branches["dev"] = repo.head()
+    store = repo.transaction(name="job", branch="dev")
+    store["b"] = b"2"
+    assert repo.transactions()[0].branch == "dev"
+    with pytest.raises(ValueError, match="transaction 'job' is open on branch 'dev'"):
+        del repo.branches["dev"]
+    other = txstore.Repository(repo.url).transaction(name="job")
+    assert other["b"] == b"2"
+    del other
+    store.commit()
+    assert on(repo, "dev") == {"a": b"1", "b": b"2"}
+    assert on(repo) == {"a": b"1"}
+
+
+# --- all that takes branch= takes it
+
+
+def test_stores_and_what_goes_on_from_them(forked):
+    with txstore.TxStore(forked.url, branch="dev") as store:
+        store["x"] = b"1"
+    assert forked.head("dev").slot == 3
+    reader = txstore.TxStore(forked.url, branch="dev", read_only=True)
+    assert reader["x"] == b"1"
+    commit(forked, {"x": b"2"}, "dev")
+    assert reader["x"] == b"1"
+    assert reader.latest()["x"] == b"2"
+    writer = forked.snapshot(branch="dev").with_read_only(False)
+    writer["x"] = b"3"
+    assert (writer.commit().branch, writer.latest()["x"]) == ("dev", b"3")
+    writer["x"] = b"4"
+    writer.rollback()
+    assert writer["x"] == b"3"
+    assert forked.run(lambda store: store["x"], branch="dev") == b"3"
+
+
+def test_a_handle_on_a_branch_without_commits_stays_on_it(forked):
+    reader = forked.snapshot(branch="dev")
+    writer = reader.with_read_only(False)
+    writer["x"] = b"1"
+    assert writer.commit().branch == "dev"
+    assert reader.latest()["x"] == b"1"
+    assert on(forked) == {"a": b"4"}
+
+
+def test_pickles(forked):
+    reader = pickle.dumps(forked.snapshot(branch="dev"))
+    writer = forked.transaction(branch="dev")
+    writer["x"] = b"1"
+    code = (
+        "import pickle, sys\n"
+        "reader, writer = pickle.load(sys.stdin.buffer), pickle.load(sys.stdin.buffer)\n"
+        "writer['y'] = reader['a']\n"
+        "assert 'x' in writer and 'x' not in reader\n"
+        "assert reader.latest()['a'] == b'2'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], input=reader + pickle.dumps(writer), check=True)
+    assert writer.commit().branch == "dev"
+    assert on(forked, "dev") == {"a": b"2", "x": b"1", "y": b"2"}
+
+
+def test_following_a_branch(forked):
+    with pytest.raises(CommitNotFoundError):
+        forked.follow("other")
+    following = forked.follow("dev", timeout=0)
+    assert list(following) == []
+    following = forked.follow("dev", timeout=10)
+    made = [commit(forked, {"x": b"1"}, "dev"), commit(forked, {"x": b"2"}, "dev")]
+    commit(forked, {"x": b"3"})
+    assert [next(following), next(following)] == made
+    assert [str(each) for each in forked.follow("dev", since=-1, timeout=0)] == [
+        "main@0", "main@1", "main@2", "dev@3", "dev@4",
+    ]  # fmt: skip
+    assert list(forked.follow("dev", since=made[0], timeout=0)) == made[1:]
+    del forked.branches["dev"]
+    with pytest.raises(CommitNotFoundError, match=r"branch 'dev'.*deleted meanwhile"):
+        next(following)
+
+
+def test_zarr_arrays_on_two_branches(repo):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(6), chunks=(2,))
+    repo.branches["dev"] = repo.head()
+    with repo.transaction(branch="dev") as store:
+        x = zarr.open_array(store, path="x")
+        x.append(np.arange(6, 9))
+    with repo.transaction() as store:
+        zarr.open_array(store, path="x")[0] = 100
+    assert zarr.open_array(repo.snapshot(branch="dev"), path="x", mode="r")[:].tolist() == list(range(9))
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == [100, 1, 2, 3, 4, 5]
+
+
+# --- names
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "-x", "ü", "x" * 101, "a b", "con", "NUL.txt", "x.", "0" * 32])
+def test_a_name_that_a_file_system_or_an_object_store_can_not_take(forked, name):
+    before = tree(forked)
+    with pytest.raises(KeyFormatError):
+        forked.branches[name] = 0
+    with pytest.raises((KeyError, KeyFormatError)):
+        forked.branches[name]
+    with pytest.raises(CommitNotFoundError):
+        forked.begin(branch=name)
+    assert name not in forked.branches
+    assert tree(forked) == before
+
+
+@pytest.mark.parametrize("name", ["main", "Main", "dev", "DEV"])
+def test_a_name_that_is_given(forked, name):
+    before = tree(forked)
+    with pytest.raises(ValueError, match="exists" if name.islower() else "differs in case alone"):
+        forked.branches[name] = 0
+    with pytest.raises(ValueError, match="exists" if name.islower() else "differs in case alone"):
+        forked.branches["more"] = 0
+        forked.branches.rename("more", name)
+    del forked.branches["more"]
+    assert {**tree(forked), **before} == before
+
+
+def test_the_first_branch_can_not_be_deleted_or_renamed(forked):
+    before = tree(forked)
+    with pytest.raises(ValueError, match="'main' is the first one"):
+        del forked.branches["main"]
+    with pytest.raises(ValueError, match="'main' is the first one"):
+        forked.branches.rename("main", "other")
+    for name in ("other", "Dev"):
+        with pytest.raises(KeyError):
+            del forked.branches[name]
+        with pytest.raises(KeyError):
+            forked.branches.rename(name, "more")
+    assert tree(forked) == before
+
+
+def test_a_name_may_be_given_again(forked):
+    old = commit(forked, {"x": b"old"}, "dev")
+    reader = forked.snapshot(branch="dev")
+    del forked.branches["dev"]
+    with pytest.raises(CommitNotFoundError, match=r"'dev'.*there is no such branch"):
+        forked.head("dev")
+    forked.branches["dev"] = 4
+    new = commit(forked, {"x": b"new"}, "dev")
+    assert (old.slot, new.slot) == (3, 5)
+    assert reader["x"] == b"old"
+    other = txstore.Repository(forked.url)
+    assert on(other, "dev") == {"a": b"4", "x": b"new"}
+    assert (other.head("dev"), other.head("dev").branch) == (new, "dev")
+
+
+def test_who_has_a_renamed_branch_goes_on(forked):
+    writer = forked.transaction(branch="dev")
+    writer["x"] = b"1"
+    txstore.Repository(forked.url).branches.rename("dev", "Experiment")
+    assert list(forked.branches) == ["main", "Experiment"]
+    writer.commit()
+    assert on(forked, "Experiment") == {"a": b"2", "x": b"1"}
+    assert forked.head("Experiment").branch == "Experiment"
+    forked.branches.rename("Experiment", "experiment")
+    assert list(forked.branches) == ["main", "experiment"]
+    with pytest.raises(CommitNotFoundError, match="but 'experiment'"):
+        forked.head("Experiment")
+
+
+def test_a_rename_that_was_interrupted_is_done_again(forked):
+    calls = watch(forked)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    calls.before["delete"] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        forked.branches.rename("dev", "later")
+    calls.before.clear()
+    assert forked.branches["dev"] == forked.branches["later"]
+    commit(forked, {"x": b"1"}, "dev")
+    assert forked.branches["dev"].id == forked.branches["later"].id
+    forked.branches.rename("dev", "later")
+    assert list(forked.branches) == ["main", "later"]
+
+
+def test_of_two_processes_that_create_a_name_one_wins(forked):
+    code = (
+        "import sys, txstore\n"
+        "repo = txstore.Repository(sys.argv[1])\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try:\n"
+        "    repo.branches['raced'] = int(sys.argv[2])\n"
+        "    print('won')\n"
+        "except ValueError as error:\n"
+        "    assert 'exists' in str(error), error\n"
+        "    print('lost')\n"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, forked.url, str(slot)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for slot in range(4)
+    ]
+    for each in started:
+        assert each.stdout.readline() == "ready\n"
+    for each in started:
+        each.stdin.write("\n")
+        each.stdin.flush()
+    said = [each.communicate(timeout=60)[0] for each in started]
+    assert sorted(said) == ["lost\n"] * 3 + ["won\n"]
+    assert forked.branches["raced"].slot == said.index("won\n")
+
+
+def test_a_name_that_another_creates_meanwhile(forked):
+    calls = watch(forked)
+    rival = txstore.Repository(forked.url)
+
+    def overtake(path: str, *_: object) -> None:
+        if path == "branches/raced":
+            calls.before.clear()
+            rival.branches["raced"] = 1
+
+    calls.before["write_once"] = overtake
+    with pytest.raises(ValueError, match="branch 'raced' exists"):
+        forked.branches["raced"] = 0
+    assert forked.branches["raced"].slot == 1
+
+
+# --- deleting
+
+
+def test_what_was_staged_on_a_branch_that_is_deleted_is_kept(forked):
+    commit(forked, {"y": b"1"}, "dev")
+    store = forked.transaction(branch="dev")
+    store["x"] = b"1"
+    txstore.Repository(forked.url).branches.pop("dev")
+    for _ in range(2):
+        with pytest.raises(CommitNotFoundError, match=r"branch 'dev'.*deleted meanwhile.*can still be read"):
+            store.commit()
+        assert store["x"] == b"1"
+    assert forked.engine.commits.slots(store._session.branch) == [3]
+    store._session.end("")
+
+
+def test_a_branch_that_is_deleted_just_before_the_rename(forked):
+    """Whoever deletes it waits for the commit: so it is made, or refused."""
+    calls, rival, order = watch(forked), txstore.Repository(forked.url, commit_timeout=0), []
+
+    def delete(*_: object) -> None:
+        calls.before.clear()
+        with pytest.raises(txstore.CommitTimeoutError):
+            del rival.branches["dev"]
+        order.append("waited")
+
+    calls.before["rename_noreplace"] = delete
+    commit(forked, {"x": b"1"}, "dev")
+    assert order == ["waited"]
+    del rival.branches["dev"]
+
+
+def test_records_that_are_damaged_or_lie(forked):
+    path = Path(forked.url, "branches/dev")
+    record = path.read_bytes()
+    for at in range(len(record)):
+        path.write_bytes(record[:at] + bytes([record[at] ^ 1]) + record[at + 1 :])
+        with pytest.raises(CorruptionError):
+            txstore.Repository(forked.url).head("dev")
+        assert txstore.Repository(forked.url).head() == forked.head()  # it is no business of another branch
+    path.write_bytes(record)
+    os.link(path, Path(forked.url, "branches/other"))
+    with pytest.raises(CorruptionError, match="the record of branch 'dev'"):
+        txstore.Repository(forked.url).head("other")
+    Path(forked.url, "branches/other").unlink()
+
+
+def test_what_is_no_record_is_passed_over(forked):
+    for name in ("Upper", "x.", ".hidden", "0" * 32, "main"):
+        Path(forked.url, "branches", name).write_bytes(b"whatever")
+    assert list(txstore.Repository(forked.url).branches) == ["main", "dev"]
+    for name in ("Upper", "x.", ".hidden", "0" * 32, "main"):
+        Path(forked.url, "branches", name).unlink()
+
+
+# --- what it costs
+
+
+def test_one_branch_costs_nothing(repo):
+    """Nothing is asked of names of branches, wherever a commit is made, found or read."""
+    put(repo, {"a": b"1"})
+    calls = watch(repo)
+    other = txstore.Repository(repo.url)
+    watched = watch(other)
+    put(repo, {"a": b"2"})
+    repo.head(), content(repo), list(repo.log())
+    put(other, {"a": b"3"})
+    assert not [call for call in (*calls.calls, *watched.calls) if "branches" in str(call)]
+
+
+def test_a_fork_from_a_commit_that_was_given_up(forked):
+    old = forked.commit(0)
+    forked.vacuum(keep=1)
+    before = tree(forked)
+    for at in (0, old):
+        with pytest.raises(SnapshotExpiredError):
+            forked.branches["late"] = at
+    with pytest.raises(CommitNotFoundError):
+        forked.branches["late"] = old.id
+    assert tree(forked) == before

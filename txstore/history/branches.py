@@ -1,0 +1,80 @@
+"""The branches of a repository, as a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from datetime import datetime
+
+from txstore.errors import CommitNotFoundError
+from txstore.history.commit import MAIN, Commit
+from txstore.history.commits import Commits
+from txstore.history.find import find_commit
+from txstore.history.snapshot import Snapshots
+
+
+class Branches(MutableMapping[str, Commit]):
+    """The branches of a repository by their names, and the newest commit of each.
+
+    A branch begins behind a commit, and moves on with each that is committed to it. Of one without commits of its own,
+    the newest is that it begins behind. Names that differ in case alone can't be given both.
+    """
+
+    def __init__(self, commits: Commits, snapshots: Snapshots) -> None:
+        self._commits = commits
+        self._snapshots = snapshots
+
+    def __getitem__(self, name: str) -> Commit:
+        try:
+            branch = self._commits.branches.id_of(name)
+        except CommitNotFoundError as error:
+            raise KeyError(name) from error
+        head = self._commits.head(branch)
+        if head is None:
+            raise CommitNotFoundError(f"branch {name!r}", hint="this repository has no commits yet")
+        return head.commit
+
+    def __setitem__(self, name: str, commit: Commit | int | str | datetime) -> None:
+        """Begin a branch behind a commit, durably. A branch is not set anew: it moves by committing.
+
+        Raises `ValueError` if the name is given, `KeyFormatError` if there can be no such name, `CommitNotFoundError`,
+        and `SnapshotExpiredError` for a commit that a vacuum has given up.
+        """
+        self._commits.branches.check_free(name)
+        stored = find_commit(self._commits, commit)
+        pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the branch
+        try:
+            self._commits.create_branch(name, stored)
+        finally:
+            del pinned
+
+    def __delitem__(self, name: str) -> None:
+        """Delete a branch, durably. What only it has goes with the next vacuum.
+
+        Raises `ValueError` for the first branch, and if a transaction with a name is open on this one.
+        """
+        try:
+            self._commits.delete_branch(name)
+        except CommitNotFoundError as error:
+            raise KeyError(name) from error
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a branch another name, durably. Whoever reads or writes it goes on.
+
+        Raises `KeyError` if there is none, `ValueError` for the first branch or if the new name is given.
+        """
+        try:
+            self._commits.rename_branch(name, new)
+        except CommitNotFoundError as error:
+            raise KeyError(name) from error
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in list(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([MAIN, *sorted(self._commits.branches.all())])
+
+    def __len__(self) -> int:
+        return 1 + len(self._commits.branches.all())
+
+    def __repr__(self) -> str:
+        return f"<Branches {', '.join(self)}>"
