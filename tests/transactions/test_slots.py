@@ -116,7 +116,7 @@ def orphan(repo: txstore.Repository) -> Path:
     Path(repo.url, names.hint_path("main")).unlink()
     put(txstore.Repository(repo.url), "new parent")
     slots[1].write_bytes(content)
-    repo.engine.commits._newest = None  # power loss ends every process that knew of the lost ones
+    repo.engine.commits._newest.clear()  # power loss ends every process that knew of the lost ones
     return slots[1]
 
 
