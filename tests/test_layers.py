@@ -30,6 +30,7 @@ TOWER = [
     "store",
     "pipeline",
     "sessions",
+    "merging",
     "engine",
     "maintenance",
     "zarr2",

@@ -58,6 +58,22 @@ class ConflictError(TxStoreError):
         super().__init__(f"{reason}: {shown_keys(self.keys)}. {advice}")
 
 
+class MergeConflictError(TxStoreError):
+    """Both sides of a merge have changed something that can't be put together: nothing was changed.
+
+    `conflicts` are `txstore.merging.conflicts.Conflict`, each with the path, the kind, and what the sides have.
+    """
+
+    def __init__(self, conflicts: Sequence[object]) -> None:
+        self.conflicts = tuple(conflicts)
+        shown = "; ".join(map(str, self.conflicts[:5]))
+        more = f"; and {len(self.conflicts) - 5} more" if len(self.conflicts) > 5 else ""
+        super().__init__(
+            f"{shown}{more}. Nothing was changed. Merge again with resolve={{path: 'ours', 'theirs' or a function of a "
+            "conflict}; this error's `conflicts` have what each side says"
+        )
+
+
 class Violation(NamedTuple):
     """Where a commit would break a constraint."""
 

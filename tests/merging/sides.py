@@ -1,0 +1,75 @@
+"""Two sides that have changed a base, as the merge sees them, and what comes of it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import zarr
+from zarr.core.buffer import cpu
+
+import txstore
+from txstore.format.mapping import Hierarchy
+from txstore.merging.conflicts import Answer, Answers
+from txstore.merging.three_way import Plan, Side, merge
+
+Step = Callable[[txstore.TxStore], object]
+
+
+class Changed(NamedTuple):
+    after: bytes | None
+
+
+def changes(base: Hierarchy, view: Hierarchy) -> dict[str, Changed]:
+    """Return what differs, by comparing all."""
+    before, after = dict(base), dict(view)
+    return {key: Changed(after.get(key)) for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+
+
+class Merged(NamedTuple):
+    plan: Plan
+    content: dict[str, bytes]
+
+    def array(self, path: str = "x") -> Any:
+        return zarr.open_array(_memory(self.content), path=path, mode="r")
+
+    def values(self, path: str = "x") -> list[Any]:
+        found: list[Any] = np.asarray(self.array(path)[...]).tolist()
+        return found
+
+
+def _memory(content: Mapping[str, bytes]) -> zarr.storage.MemoryStore:
+    return zarr.storage.MemoryStore({key: cpu.Buffer.from_bytes(value) for key, value in content.items()})
+
+
+def merged(
+    directory: Path,
+    base: Step,
+    ours: Step,
+    theirs: Step,
+    resolve: Mapping[str, Answer] | None = None,
+    *,
+    is_strict: bool = False,
+) -> Merged:
+    """Merge what `theirs` makes of a base into what `ours` makes of it."""
+    repo = txstore.Repository(tempfile.mkdtemp(dir=directory) + "/data.tx", durability="none")
+    with repo.transaction() as store:
+        base(store)
+    common = repo.mapping()
+    other = txstore.Repository(shutil.copytree(repo.url, f"{repo.url}.theirs"), durability="none")
+    for each, step in ((repo, ours), (other, theirs)):
+        with each.transaction() as store:
+            step(store)
+    head, there = repo.mapping(), other.mapping()
+    plan = merge(
+        common, Side(head, changes(common, head)), Side(there, changes(common, there)), Answers(resolve),
+        is_strict=is_strict,
+    )  # fmt: skip
+    content = dict(head) | plan.values | {key: there[key] for key in plan.taken}
+    for key in [*plan.deleted, *(key for path in plan.deleted_below for key in head.keys_below(path))]:
+        del content[key]
+    return Merged(plan, content)

@@ -1,0 +1,278 @@
+"""The three-way merge, rule by rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.merging.sides import Step, merged
+
+
+def create(n: int = 8, path: str = "x", **options: Any) -> Step:
+    def step(store: txstore.TxStore) -> None:
+        data = np.arange(n, dtype="i4")
+        zarr.create_array(store, name=path, data=data, chunks=(4,), **{"fill_value": 0, **options})
+
+    return step
+
+
+def put(where: Any, value: Any, path: str = "x") -> Step:
+    return lambda store: zarr.open_array(store, path=path).__setitem__(where, value)
+
+
+def attributes(path: str = "x", **values: Any) -> Step:
+    return lambda store: zarr.open(store, path=path).attrs.update(values)
+
+
+def resize(n: int, path: str = "x") -> Step:
+    return lambda store: zarr.open_array(store, path=path).resize((n,))
+
+
+def append(values: Any, path: str = "x") -> Step:
+    return lambda store: zarr.open_array(store, path=path).append(np.array(values, "i4"))
+
+
+def delete(path: str = "x") -> Step:
+    def step(store: txstore.TxStore) -> None:
+        del zarr.open_group(store)[path]
+
+    return step
+
+
+def all_of(*steps: Step) -> Step:
+    def step(store: txstore.TxStore) -> None:
+        for each in steps:
+            each(store)
+
+    return step
+
+
+def empty(store: txstore.TxStore) -> None:
+    zarr.create_array(store, name="x", shape=(8,), chunks=(4,), dtype="i4", fill_value=0)
+
+
+def root(store: txstore.TxStore) -> None:
+    zarr.create_group(store)
+
+
+BASE = all_of(root, create())
+
+
+def test_what_one_side_has_changed_is_taken(tmp_path):
+    found = merged(tmp_path, BASE, put(0, 10), put(4, 14))
+    assert found.values() == [10, 1, 2, 3, 14, 5, 6, 7]
+    assert (found.plan.taken, found.plan.values, found.plan.deleted) == (["x/c/1"], {}, [])
+
+
+def test_elements_of_one_chunk(tmp_path):
+    found = merged(tmp_path, BASE, put(0, 10), put(1, 11))
+    assert found.values() == [10, 11, 2, 3, 4, 5, 6, 7]
+    assert list(found.plan.values) == ["x/c/0"]
+
+
+def test_equal_changes(tmp_path):
+    assert merged(tmp_path, BASE, put(0, 10), put(0, 10)).plan.is_empty
+
+
+def test_equal_elements_beside_others(tmp_path):
+    assert merged(tmp_path, BASE, put(slice(0, 2), 10), put(slice(0, 3), 10)).values()[:4] == [10, 10, 10, 3]
+
+
+def test_strictly_equal_changes_conflict(tmp_path):
+    found = merged(tmp_path, BASE, put(0, 10), put(0, 10), is_strict=True)
+    assert [(each.kind, each.region) for each in found.plan.conflicts] == [("elements", (slice(0, 1),))]
+
+
+def test_an_element_that_both_have_changed(tmp_path):
+    (conflict,) = merged(tmp_path, BASE, put(slice(4, 7), 10), put(slice(5, 8), 20)).plan.conflicts
+    assert (conflict.path, conflict.kind, conflict.region) == ("x", "elements", (slice(5, 7),))
+    assert [side().tolist() for side in (conflict.base, conflict.ours)] == [[5, 6], [10, 10]]
+    assert conflict.mask().tolist() == [True, True]
+    assert "'x'[5:7]" in str(conflict)
+    assert "5:7" in conflict._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("ours", [4, 10, 10, 20]),
+        ("theirs", [4, 20, 20, 20]),
+        (lambda conflict: conflict.ours() + conflict.theirs(), [4, 30, 30, 20]),
+    ],
+)
+@pytest.mark.parametrize("path", ["x", ""])
+def test_answers_for_elements(tmp_path, answer, expected, path):
+    found = merged(tmp_path, BASE, put(slice(5, 7), 10), put(slice(5, 8), 20), {path: answer})
+    assert found.values()[4:] == expected
+    assert not found.plan.conflicts
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3, "i4"), np.zeros(2, "f8"), "nonsense"])
+def test_an_answer_of_a_wrong_shape_or_dtype(tmp_path, wrong):
+    with pytest.raises(ValueError, match=r"shape \(2,\) and dtype int32"):
+        merged(tmp_path, BASE, put(slice(5, 7), 10), put(slice(5, 8), 20), {"x": lambda _: wrong})
+
+
+def test_an_unknown_answer(tmp_path):
+    with pytest.raises(ValueError, match="'mine'"):
+        merged(tmp_path, BASE, put(0, 1), put(1, 1), {"x": "mine"})
+
+
+def test_a_chunk_that_became_fill_value(tmp_path):
+    """zarr deletes it: that is a change of its elements."""
+    found = merged(tmp_path, BASE, put(0, 10), put(slice(1, 4), 0))
+    assert found.values()[:4] == [10, 0, 0, 0]
+
+
+def test_both_make_it_fill_value(tmp_path):
+    found = merged(tmp_path, BASE, put(slice(0, 2), 0), put(slice(2, 4), 0))
+    assert found.plan.deleted == ["x/c/0"]
+    assert found.values() == [0, 0, 0, 0, 4, 5, 6, 7]
+
+
+def test_attributes_key_by_key(tmp_path):
+    base = all_of(BASE, attributes(units="K", nested={"a": 1, "b": 2}, gone=1))
+
+    def drop(store: txstore.TxStore) -> None:
+        del zarr.open(store, path="x").attrs["gone"]
+
+    found = merged(
+        tmp_path, base, all_of(attributes(units="C", nested={"a": 1, "b": 3}), drop),
+        attributes(title="t", nested={"a": 5, "b": 2, "c": 1}),
+    )  # fmt: skip
+    assert dict(found.array().attrs) == {"units": "C", "nested": {"a": 5, "b": 3, "c": 1}, "title": "t"}
+
+
+def test_an_attribute_that_both_have_changed(tmp_path):
+    (conflict,) = merged(tmp_path, BASE, attributes(units="K"), attributes(units="C")).plan.conflicts
+    assert (conflict.kind, conflict.fields) == ("document", ("attributes.units",))
+    assert conflict.theirs()["attributes"] == {"units": "C"}
+    assert conflict.base()["attributes"] == {}
+
+
+def test_answers_for_documents(tmp_path):
+    def both(conflict: Any) -> Any:
+        document = conflict.ours()
+        document["attributes"]["units"] += conflict.theirs()["attributes"]["units"]
+        return document
+
+    found = merged(tmp_path, BASE, attributes(units="K", mine=1), attributes(units="C"), {"x": "theirs"})
+    assert dict(found.array().attrs) == {"units": "C", "mine": 1}
+    found = merged(
+        tmp_path, root, all_of(create(), attributes(units="K")), all_of(create(), attributes(units="C")), {"x": both}
+    )
+    assert found.array().attrs["units"] == "KC"
+
+
+def test_growth_attributes_and_chunks(tmp_path):
+    """Where Icechunk reports ZarrMetadataDoubleUpdate."""
+    found = merged(tmp_path, BASE, all_of(append([8, 9]), put(0, 10)), all_of(attributes(units="K"), put(5, 15)))
+    assert found.values() == [10, 1, 2, 3, 4, 15, 6, 7, 8, 9]
+    assert found.array().attrs["units"] == "K"
+
+
+def test_equal_growth(tmp_path):
+    found = merged(tmp_path, BASE, all_of(resize(12), put(8, 1)), all_of(resize(12), put(11, 2)))
+    assert found.values() == [*range(8), 1, 0, 0, 2]
+
+
+def test_both_have_appended(tmp_path):
+    (conflict,) = merged(tmp_path, BASE, append([8]), append([8, 9])).plan.conflicts
+    assert (conflict.path, conflict.kind) == ("x", "append")
+    assert conflict.theirs()["shape"] == [10]
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("ours", [8]), ("theirs", [18, 19])])
+def test_one_side_has_the_whole_node(tmp_path, answer, expected):
+    found = merged(tmp_path, BASE, all_of(append([8]), put(0, 10)), append([18, 19]), {"x": answer})
+    assert found.values()[8:] == expected
+    assert found.values()[0] == (10 if answer == "ours" else 0)
+    with pytest.raises(ValueError, match="Only a side"):
+        merged(tmp_path, root, all_of(create(), append([8])), all_of(create(), append([8, 9])), {"x": lambda _: None})
+
+
+def test_growth_along_different_axes(tmp_path):
+    def flat(store: txstore.TxStore) -> None:
+        zarr.create_array(store, name="x", data=np.ones((2, 2), "i4"), chunks=(2, 2), fill_value=0)
+
+    def grow(shape: tuple[int, int]) -> Step:
+        return lambda store: zarr.open_array(store, path="x").resize(shape)
+
+    found = merged(tmp_path, flat, all_of(grow((3, 2)), put((2, 0), 5)), all_of(grow((2, 3)), put((0, 2), 6)))
+    assert found.values() == [[1, 1, 6], [1, 1, 0], [5, 0, 0]]
+
+
+def test_codecs_beside_chunks(tmp_path):
+    again = all_of(delete(), create(compressors=None))
+    assert [each.kind for each in merged(tmp_path, BASE, again, put(0, 1)).plan.conflicts] == ["structure"]
+    assert [each.kind for each in merged(tmp_path, BASE, create(9, "y"), again).plan.conflicts] == []
+
+
+def test_shrinking_beside_chunks(tmp_path):
+    assert [each.kind for each in merged(tmp_path, BASE, resize(4), put(0, 1)).plan.conflicts] == []
+    found = merged(tmp_path, BASE, resize(4), put(5, 1))
+    assert [each.kind for each in found.plan.conflicts] == ["structure"]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("change", [put(0, 10), attributes(units="K")])
+def test_deleted_here_and_changed_there(tmp_path, swap, change):
+    sides = (delete(), change)
+    found = merged(tmp_path, BASE, *(reversed(sides) if swap else sides))
+    assert [(each.path, each.kind) for each in found.plan.conflicts] == [("x", "deleted")]
+    assert found.plan.is_empty
+
+
+def test_a_group_that_was_deleted_with_something_new_below(tmp_path):
+    base = all_of(root, lambda store: zarr.create_group(store, path="g"), create(path="g/x"))
+    found = merged(tmp_path, base, delete("g"), create(path="g/y"), {"g": "theirs"})
+    assert found.values("g/x") == found.values("g/y") == list(range(8))
+
+
+def test_deleted_by_both(tmp_path):
+    assert merged(tmp_path, BASE, delete(), delete()).plan.is_empty
+
+
+def test_deleted_by_theirs(tmp_path):
+    found = merged(tmp_path, BASE, create(path="y"), delete())
+    assert (found.plan.deleted_below, found.plan.deleted) == (["x"], [])
+    assert not [key for key in found.content if key.startswith("x/")]
+
+
+def test_created_by_both(tmp_path):
+    found = merged(tmp_path, root, all_of(empty, put(0, 10)), all_of(empty, put(1, 11), put(7, 17)))
+    assert found.values() == [10, 11, 0, 0, 0, 0, 0, 17]
+    found = merged(tmp_path, root, create(), create(compressors=None))
+    assert [each.kind for each in found.plan.conflicts] == ["structure"]
+
+
+def test_a_value_that_is_none_of_zarrs(tmp_path):
+    def set_to(value: bytes) -> Step:
+        return lambda store: store.__setitem__("notes/today", value)
+
+    found = merged(tmp_path, set_to(b"0"), set_to(b"1"), set_to(b"2"))
+    assert [(each.kind, each.path, each.theirs()) for each in found.plan.conflicts] == [("value", "notes/today", b"2")]
+    assert (
+        merged(tmp_path, set_to(b"0"), set_to(b"1"), set_to(b"2"), {"notes": "theirs"}).content["notes/today"] == b"2"
+    )
+    both = {"notes": lambda conflict: conflict.ours() + conflict.theirs()}
+    assert merged(tmp_path, set_to(b"0"), set_to(b"1"), set_to(b"2"), both).content["notes/today"] == b"12"
+
+
+def test_format_2(tmp_path):
+    base = all_of(lambda store: zarr.create_group(store, zarr_format=2), create(zarr_format=2))
+    found = merged(
+        tmp_path, base, all_of(attributes(a=1), put(0, 10)), all_of(attributes(b=2), put(1, 11), append([8]))
+    )
+    assert found.values() == [10, 11, *range(2, 9)]
+    assert dict(found.array().attrs) == {"a": 1, "b": 2}
+
+
+def test_shards(tmp_path):
+    base = all_of(root, create(16, shards=(8,)))
+    found = merged(tmp_path, base, put(0, 10), put(7, 17))
+    assert found.values()[:8] == [10, 1, 2, 3, 4, 5, 6, 17]

@@ -1,0 +1,121 @@
+"""What a merge can't settle by itself, for whoever asked for it to look at and to answer."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+#: What answers a conflict: a side, or a function that returns elements or a document.
+Answer: TypeAlias = "str | Callable[[Conflict], Any]"
+SIDES = ("ours", "theirs")
+
+#: What can be in conflict, and what it says.
+KINDS = {
+    "elements": "both have changed elements of a chunk differently",
+    "chunk": "both have changed a chunk whose elements can't be told apart",
+    "document": "both have changed fields of a metadata document differently",
+    "value": "both have changed a value differently",
+    "append": "both have appended, or resized it, along one axis",
+    "structure": "one has changed what chunks mean or which there are, the other chunks, or that too",
+    "deleted": "one has deleted the node, the other has changed what is at it or below it",
+    "constraint": "both have declared a constraint differently, or one has dropped it",
+}
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Something that both sides of a merge have changed, and that can't be put together.
+
+    Attributes
+    ----------
+    path : str
+        Of the array or group; of a value that is none of Zarr's, its key.
+    kind : str
+        "elements", "chunk", "document", "value", "append", "structure", "deleted" or "constraint".
+    key : str
+        Where it is stored; for "append", "structure" and "deleted", where a whole node is in conflict, its path.
+    region : tuple of slice, optional
+        Of "elements": the smallest box of the array that has all of them.
+    fields : tuple of str
+        Of "document": those in conflict, such as "attributes.units".
+    """
+
+    path: str
+    kind: str
+    key: str
+    region: tuple[slice, ...] | None = None
+    fields: tuple[str, ...] = ()
+    _sides: Mapping[str, Callable[[], Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def base(self) -> Any:
+        """Return what both began with: the elements of the region, a document as a dict, a value as bytes; or None."""
+        return self._side("base")
+
+    def ours(self) -> Any:
+        """Return the same at the target of the merge."""
+        return self._side("ours")
+
+    def theirs(self) -> Any:
+        """Return the same in what is merged."""
+        return self._side("theirs")
+
+    def mask(self) -> npt.NDArray[np.bool_] | None:
+        """Return which elements of the region are in conflict; None for what has no elements."""
+        found: npt.NDArray[np.bool_] | None = self._side("mask")
+        return found
+
+    @property
+    def is_of_node(self) -> bool:
+        """Whether a node as a whole is in conflict: the answer is a side."""
+        return self.kind in ("append", "structure", "deleted")
+
+    def _side(self, name: str) -> Any:
+        side = self._sides.get(name)
+        return None if side is None else side()
+
+    def __str__(self) -> str:
+        return f"{self.path or '/'!r}{self._place()}: {KINDS[self.kind]}"
+
+    def _place(self) -> str:
+        if self.region is not None:
+            return f"[{', '.join(f'{along.start}:{along.stop}' for along in self.region)}]"
+        return f" ({', '.join(self.fields)})" if self.fields else ""
+
+    def _repr_html_(self) -> str:
+        return table_of([self])
+
+
+def table_of(conflicts: list[Conflict]) -> str:
+    """Return conflicts as an HTML table."""
+    rows = "".join(
+        f"<tr><td>{html.escape(each.path or '/')}</td><td>{html.escape(each._place().strip())}</td>"
+        f"<td>{html.escape(KINDS[each.kind])}</td></tr>"
+        for each in conflicts
+    )
+    return f"<table><thead><tr><th>path</th><th>where</th><th>conflict</th></tr></thead><tbody>{rows}</tbody></table>"
+
+
+class Answers:
+    """What `resolve=` says: a side or a function by path, for all at and below it. The nearest one counts."""
+
+    def __init__(self, resolve: Mapping[str, Answer] | None) -> None:
+        self._answers = {}
+        for path, answer in (resolve or {}).items():
+            if not (callable(answer) or answer in SIDES):
+                raise ValueError(f"resolve[{path!r}] is 'ours', 'theirs' or a function, not {answer!r}")
+            self._answers[path.strip("/")] = answer
+
+    def of(self, conflict: Conflict) -> Answer | None:
+        path = conflict.path
+        while True:
+            if path in self._answers:
+                return self._answers[path]
+            if not path:
+                return None
+            path = path.rpartition("/")[0]

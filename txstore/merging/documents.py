@@ -1,0 +1,122 @@
+"""Metadata documents, merged field by field: attributes key by key, shapes axis by axis. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from txstore.format.encoding import MalformedError, json_value
+
+
+class _Absent:
+    """In place of a field that is not there; `None` is a value that JSON knows."""
+
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT: Final = _Absent()
+
+#: Fields whose names are names of documents, and what is in them is these: consolidated metadata of formats 3 and 2.
+_CONSOLIDATED = ("consolidated_metadata", "metadata")
+
+
+class MergedDocument(NamedTuple):
+    """What became of a document; of the fields in `conflicts`, it has those of the side that was chosen."""
+
+    content: bytes
+    conflicts: tuple[str, ...]  # fields, "attributes.units"; "" is the document as a whole
+
+
+def merge_documents(
+    key: str, base: bytes | None, ours: bytes, theirs: bytes, *, prefers: str = "ours", is_strict: bool = False
+) -> MergedDocument:
+    """Merge two versions of a document. `prefers` is whose field is taken where both have changed it differently.
+
+    With `is_strict`, what both have changed is a conflict, be it equal.
+    """
+    if ours == theirs and not is_strict:
+        return MergedDocument(ours, ())
+    try:
+        sides = [None if side is None else json_value(side) for side in (base, ours, theirs)]
+    except MalformedError:
+        return MergedDocument(ours if prefers == "ours" else theirs, ("",))
+    merge = _Merge(prefers, is_strict)
+    merged = merge.document(key.rpartition("/")[2], ABSENT if sides[0] is None else sides[0], sides[1], sides[2])
+    for side, content in ((sides[1], ours), (sides[2], theirs)):
+        if merged == side and _is_same(merged, side):
+            return MergedDocument(content, tuple(merge.conflicts))
+    return MergedDocument(json.dumps(merged, indent=2).encode(), tuple(merge.conflicts))
+
+
+class _Merge:
+    """One merge. Its methods return what became of a value, and note the fields in conflict."""
+
+    def __init__(self, prefers: str, is_strict: bool) -> None:
+        self.conflicts: list[str] = []
+        self._prefers = prefers
+        self._is_strict = is_strict
+
+    def document(self, name: str, base: Any, ours: Any, theirs: Any, where: str = "") -> Any:
+        if not isinstance(ours, dict) or not isinstance(theirs, dict):
+            return self._whole(base, ours, theirs, where)
+        if name == ".zattrs":
+            return self._nested(base, ours, theirs, where)
+        return self._fields(base, ours, theirs, where, self._field_of_document)
+
+    def _field_of_document(self, name: str, base: Any, ours: Any, theirs: Any, where: str) -> Any:
+        if name == "attributes":
+            return self._nested(base, ours, theirs, where)
+        if name == "shape":
+            return self._shape(base, ours, theirs, where)
+        if name in _CONSOLIDATED and isinstance(ours, dict) and isinstance(theirs, dict):
+            return self._fields(base, ours, theirs, where, self._consolidated)
+        return self._whole(base, ours, theirs, where)
+
+    def _consolidated(self, name: str, base: Any, ours: Any, theirs: Any, where: str) -> Any:
+        if name == "metadata" and isinstance(ours, dict) and isinstance(theirs, dict):
+            return self._fields(base, ours, theirs, where, self._consolidated)
+        return self.document(name.rpartition("/")[2], base, ours, theirs, where)
+
+    def _nested(self, base: Any, ours: Any, theirs: Any, where: str) -> Any:
+        if not isinstance(ours, dict) or not isinstance(theirs, dict):
+            return self._whole(base, ours, theirs, where)
+        return self._fields(base, ours, theirs, where, lambda _, *sides: self._nested(*sides))
+
+    def _fields(
+        self, base: Any, ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str, merge: Callable[..., Any]
+    ) -> dict[str, Any]:
+        before = base if isinstance(base, dict) else {}
+        merged = {}
+        for name in [*ours, *(name for name in theirs if name not in ours)]:
+            sides = before.get(name, ABSENT), ours.get(name, ABSENT), theirs.get(name, ABSENT)
+            found = merge(name, *sides, f"{where}.{name}" if where else name)
+            if found is not ABSENT:
+                merged[name] = found
+        return merged
+
+    def _shape(self, base: Any, ours: Any, theirs: Any, where: str) -> Any:
+        lengths = [len(side) if isinstance(side, list) else -1 for side in (base, ours, theirs)]
+        if lengths[0] < 0 or len(set(lengths)) > 1:
+            return self._whole(base, ours, theirs, where)
+        return [
+            self._whole(*extents, f"{where}[{axis}]")
+            for axis, extents in enumerate(zip(base, ours, theirs, strict=True))
+        ]
+
+    def _whole(self, base: Any, ours: Any, theirs: Any, where: str) -> Any:
+        if _is_same(theirs, base):
+            return ours
+        if _is_same(ours, base):
+            return theirs
+        if self._is_strict or not _is_same(ours, theirs):
+            self.conflicts.append(where)
+        return ours if self._prefers == "ours" else theirs
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Tell whether two values are written alike: 1 is not 1.0, nor true, and NaN is NaN."""
+    if one is ABSENT or other is ABSENT:
+        return one is other
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

@@ -1,0 +1,415 @@
+"""The three-way merge: of what two sides have made of a base, what has to be done to one to have both.
+
+The cost follows what was changed, not what there is. The rules, for a key that theirs has changed since the base:
+
+| ours                                    | what becomes of it                                                      |
+|-----------------------------------------|-------------------------------------------------------------------------|
+| has not changed it                      | theirs, by reference                                                    |
+| has changed it to the same              | ours                                                                    |
+| has changed a document                  | field by field (`documents`): attributes, each axis of the shape        |
+| has changed a chunk                     | element by element (`elements`); a chunk that is missing is fill value  |
+| has changed another value               | a conflict                                                              |
+
+and for nodes, as a whole:
+
+| one side                                | the other                                                  | conflict    |
+|-----------------------------------------|------------------------------------------------------------|-------------|
+| deleted the node                        | changed anything at it or below it                         | "deleted"   |
+| changed what chunks mean (`STRUCTURAL`) | changed chunks, or that too, otherwise                     | "structure" |
+| shrank the array                        | changed chunks that are dropped                            | "structure" |
+| resized the array along an axis         | resized it along this axis to another extent               | "append"    |
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
+from txstore.errors import MergeConflictError
+from txstore.format.documents import NODE_DOCUMENTS, Node, below
+from txstore.format.encoding import MalformedError, json_value
+from txstore.format.keys import after_prefix, ancestors, directory_prefix, document_key, is_document, node_of_document
+from txstore.format.mapping import Hierarchy
+from txstore.merging import elements
+from txstore.merging.conflicts import Answers, Conflict
+from txstore.merging.documents import merge_documents
+
+#: Fields of an array's document, of formats 3 and 2, by which chunks mean what they mean.
+STRUCTURAL = (
+    "node_type", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs", "storage_transformers",
+    "dtype", "chunks", "compressor", "filters", "order", "dimension_separator",
+)  # fmt: skip
+
+
+class Change(Protocol):
+    """What one side has made of a key: `after` is None where it has deleted it."""
+
+    @property
+    def after(self) -> object | None: ...
+
+
+@dataclass
+class Plan:
+    """What has to be done to ours."""
+
+    taken: list[str] = field(default_factory=list)  # keys whose values theirs has, by reference
+    values: dict[str, bytes] = field(default_factory=dict)  # that were put together
+    deleted: list[str] = field(default_factory=list)  # keys
+    deleted_below: list[str] = field(default_factory=list)  # nodes, as a whole
+    conflicts: list[Conflict] = field(default_factory=list)  # without an answer
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.taken or self.values or self.deleted or self.deleted_below)
+
+
+class Side:
+    """One of the two: what it is now, and what it has changed since the base."""
+
+    def __init__(self, view: Hierarchy, changes: Mapping[str, Change]) -> None:
+        self.view = view
+        self.changes = changes
+        self.keys = sorted(changes)
+
+    def changes_below(self, path: str) -> Sequence[str]:
+        """Return the keys at and below a node that were changed."""
+        prefix = directory_prefix(path)
+        stop = after_prefix(prefix)
+        start = bisect_left(self.keys, prefix)
+        return self.keys[start : len(self.keys) if stop is None else bisect_left(self.keys, stop, start)]
+
+    def has_changed(self, path: str) -> bool:
+        return bool(self.changes_below(path))
+
+    def has(self, key: str) -> bool:
+        """Tell whether a key is there."""
+        change = self.changes.get(key)
+        return key in self.view if change is None else change.after is not None
+
+
+def merge(
+    base: Hierarchy, ours: Side, theirs: Side, answers: Answers | None = None, *, is_strict: bool = False
+) -> Plan:
+    """Return what makes of ours what both have made of the base. Conflicts without an answer are in the plan.
+
+    With `is_strict`, what both have changed is a conflict, be it equal: as between transactions (I5).
+    """
+    return _Merge(base, ours, theirs, answers or Answers(None), is_strict=is_strict).run()
+
+
+class _Merge:
+    def __init__(self, base: Hierarchy, ours: Side, theirs: Side, answers: Answers, *, is_strict: bool) -> None:
+        self._base = base
+        self._ours = ours
+        self._theirs = theirs
+        self._answers = answers
+        self._is_strict = is_strict
+        self._plan = Plan()
+        self._settled: set[str] = set()  # nodes that one side has as a whole, or that are in conflict
+        self._documents: dict[str, tuple[str, bytes] | None] = {}
+
+    def run(self) -> Plan:
+        for path in sorted(self._nodes_changed()):
+            if not self._is_settled(path):
+                self._node(path)
+        for key in self._theirs.keys:
+            if not self._is_settled(key):
+                self._key(key)
+        return self._plan
+
+    # --- nodes
+
+    def _nodes_changed(self) -> set[str]:
+        return {
+            node_of_document(key)
+            for side in (self._ours, self._theirs)
+            for key in side.changes
+            if key.rpartition("/")[2] in NODE_DOCUMENTS
+        }
+
+    def _is_settled(self, path: str) -> bool:
+        return bool(self._settled) and (path in self._settled or not self._settled.isdisjoint(ancestors(path)))
+
+    def _node(self, path: str) -> None:
+        base, ours, theirs = (_described(view, path) for view in (self._base, self._ours.view, self._theirs.view))
+        kind = None
+        if base is not None and (ours is None) != (theirs is None):
+            changed = self._theirs if ours is None else self._ours
+            if changed.has_changed(path):
+                kind = "deleted"
+            elif theirs is None and not self._theirs.view.has_keys_below(path):
+                self._settled.add(path)
+                self._plan.deleted_below.append(path)
+        elif ours is not None and theirs is not None:
+            kind = self._between(path, base, ours, theirs)
+        if kind is not None:
+            self._settle(path, Conflict(path, kind, path, _sides=self._documents_of(base, ours, theirs)))
+
+    def _between(self, path: str, base: _Described | None, ours: _Described, theirs: _Described) -> str | None:
+        """Return how what two sides say of a node, and have done below it, is in conflict."""
+        chunks = tuple(any(not is_document(key) for key in side.changes_below(path)) for side in self._sides)
+        if base is None:
+            is_same = ours.structure == theirs.structure and ours.shape == theirs.shape
+            return None if is_same or "array" not in (ours.node.kind, theirs.node.kind) else "structure"
+        changed = base.structure != ours.structure, base.structure != theirs.structure
+        if all(changed) and ours.structure != theirs.structure:
+            return "structure"
+        if (changed[0] and not changed[1] and chunks[1]) or (changed[1] and not changed[0] and chunks[0]):
+            return "structure"
+        if self._both_resized(base, ours, theirs):
+            return "append"
+        if self._drops_what_changed(base, ours, self._theirs) or self._drops_what_changed(base, theirs, self._ours):
+            return "structure"
+        return None
+
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self._ours, self._theirs
+
+    def _both_resized(self, base: _Described, ours: _Described, theirs: _Described) -> bool:
+        axes = zip(base.shape, ours.shape, theirs.shape, strict=False)
+        return any(len({b, o, t}) == 3 or (self._is_strict and b not in (o, t)) for b, o, t in axes)
+
+    def _drops_what_changed(self, base: _Described, shrunk: _Described, other: Side) -> bool:
+        """Tell whether a side has changed chunks that the other has dropped by making the array smaller."""
+        if shrunk.node.kind != "array" or all(s >= b for s, b in zip(shrunk.shape, base.shape, strict=False)):
+            return False
+        return any(
+            other.changes[key].after is not None and not is_document(key) and shrunk.node.drops(below(shrunk.key, key))
+            for key in other.changes_below(node_of_document(shrunk.key))
+        )
+
+    def _settle(self, path: str, conflict: Conflict) -> None:
+        """Let one side have a node as a whole, if there is an answer."""
+        self._settled.add(path)
+        answer = self._answers.of(conflict)
+        if answer is None:
+            self._plan.conflicts.append(conflict)
+        elif callable(answer):
+            raise ValueError(
+                f"resolve[{path!r}]: {conflict}. Only a side can be the answer: 'ours' or 'theirs', as a whole"
+            )
+        elif answer == "theirs":
+            changed = {*self._ours.changes_below(path), *self._theirs.changes_below(path)}
+            for key in sorted(changed):
+                self._take(key)
+
+    def _documents_of(self, *sides: _Described | None) -> dict[str, Callable[[], Any]]:
+        return {
+            name: lambda side=side: None if side is None else dict(side.document)  # type: ignore[misc]
+            for name, side in zip(("base", "ours", "theirs"), sides, strict=True)
+        }
+
+    # --- keys
+
+    def _take(self, key: str) -> None:
+        """Make of a key what theirs has, or has not."""
+        if self._theirs.has(key):
+            self._plan.taken.append(key)
+        elif self._ours.has(key):
+            self._plan.deleted.append(key)
+
+    def _key(self, key: str) -> None:
+        if key not in self._ours.changes:
+            self._take(key)
+            return
+        base, ours, theirs = (view.get_view(key) for view in (self._base, self._ours.view, self._theirs.view))
+        if not self._is_strict and _bytes(ours) == _bytes(theirs):
+            return
+        if (is_document(key) or key.rpartition("/")[2] == ".zmetadata") and ours is not None and theirs is not None:
+            self._document(key, base, ours, theirs)
+            return
+        array = self._array_above(key)
+        if array is None:
+            self._value(key, "value", key)
+            return
+        self._chunk(key, *array, base, ours, theirs)
+
+    def _value(self, key: str, kind: str, path: str) -> None:
+        sides: dict[str, Callable[[], Any]] = {
+            name: lambda view=view: _bytes(view.get_view(key))  # type: ignore[misc]
+            for name, view in (("base", self._base), ("ours", self._ours.view), ("theirs", self._theirs.view))
+        }
+        conflict = Conflict(path, kind, key, _sides=sides)
+        answer = self._answers.of(conflict)
+        if answer is None:
+            self._plan.conflicts.append(conflict)
+        elif answer == "theirs":
+            self._take(key)
+        elif callable(answer):
+            found = answer(conflict)
+            if not isinstance(found, bytes | bytearray | memoryview):
+                raise TypeError(f"resolve: for {conflict}, bytes were to be returned, not {type(found).__name__}")
+            self._plan.values[key] = bytes(found)
+
+    def _document(self, key: str, base: memoryview | None, ours: memoryview, theirs: memoryview) -> None:
+        three = _bytes(base), bytes(ours), bytes(theirs)
+        merged = merge_documents(key, *three, is_strict=self._is_strict)
+        if merged.conflicts:
+            conflict = Conflict(
+                node_of_document(key), "document", key, fields=merged.conflicts,
+                _sides={
+                    name: lambda content=content: None if content is None else _parsed(content)  # type: ignore[misc]
+                    for name, content in zip(("base", "ours", "theirs"), three, strict=True)
+                },
+            )  # fmt: skip
+            answer = self._answers.of(conflict)
+            if answer is None:
+                self._plan.conflicts.append(conflict)
+                return
+            if callable(answer):
+                self._plan.values[key] = _written(answer(conflict), conflict)
+                return
+            merged = merge_documents(key, *three, prefers=answer)
+        if merged.content == bytes(theirs):
+            self._take(key)
+        elif merged.content != bytes(ours):
+            self._plan.values[key] = merged.content
+
+    def _chunk(
+        self, key: str, path: str, document: str, content: bytes,
+        base: memoryview | None, ours: memoryview | None, theirs: memoryview | None,
+    ) -> None:  # fmt: skip
+        chunk = key[len(directory_prefix(path)) :]
+        try:
+            codec = ChunkCodec(document.rpartition("/")[2], content, chunk)
+            sides = elements.Sides.decode(codec, base, ours, theirs)
+            conflicting = sides.conflicts(is_strict=self._is_strict)
+            merged = sides.merged()
+            if conflicting.any():
+                conflict = _ElementConflict(self, key, path, document, content, elements.bounds(conflicting)).conflict
+                answer = self._answers.of(conflict)
+                if answer is None:
+                    self._plan.conflicts.append(conflict)
+                    return
+                if callable(answer):
+                    box = elements.bounds(conflicting)
+                    found = _elements(answer(conflict), merged[box], conflict)
+                    merged[box][conflicting[box]] = found[conflicting[box]]
+                elif answer == "theirs":
+                    merged[conflicting] = sides.theirs[conflicting]
+            encoded = codec.encode(merged)
+        except NotMergeableError:
+            self._value(key, "chunk", path)
+            return
+        if encoded is None:
+            if ours is not None:
+                self._plan.deleted.append(key)
+        else:
+            self._plan.values[key] = encoded
+
+    def _array_above(self, key: str) -> tuple[str, str, bytes] | None:
+        """Return the path of the array that a key belongs to, and its document as both sides have it now."""
+        for path in ancestors(key):
+            if path not in self._documents:
+                found = _described(self._ours.view, path) or _described(self._theirs.view, path)
+                is_array = found is not None and found.node.kind == "array"
+                self._documents[path] = (found.key, found.content) if found is not None and is_array else None
+            known = self._documents[path]
+            if known is not None:
+                return path, *known
+        return None
+
+
+class _ElementConflict:
+    """The conflict of one chunk. Its sides are decoded when they are looked at: there may be many."""
+
+    def __init__(
+        self, merge: _Merge, key: str, path: str, document: str, content: bytes, box: tuple[slice, ...]
+    ) -> None:
+        self._views = merge._base, merge._ours.view, merge._theirs.view
+        self._is_strict = merge._is_strict
+        self._key = key
+        self._arguments = document.rpartition("/")[2], content, key[len(directory_prefix(path)) :]
+        self._box = box
+        names = "base", "ours", "theirs"
+        sides: dict[str, Callable[[], Any]] = {
+            name: lambda place=place: self._decoded()[place][self._box]  # type: ignore[misc]
+            for place, name in enumerate(names)
+        }
+        sides["mask"] = lambda: self._decoded().conflicts(is_strict=self._is_strict)[self._box]
+        self.conflict = Conflict(path, "elements", key, self._region(Node.parse(document, content)), _sides=sides)
+
+    def _decoded(self) -> elements.Sides:
+        return elements.Sides.decode(ChunkCodec(*self._arguments), *(view.get_view(self._key) for view in self._views))
+
+    def _region(self, node: Node) -> tuple[slice, ...] | None:
+        index = node.index_of(self._arguments[2])
+        if index is None or node.chunks is None:
+            return None
+        starts = [place * length for place, length in zip(index, node.chunks, strict=True)]
+        return tuple(
+            slice(start + along.start, start + along.stop) for start, along in zip(starts, self._box, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A node's document."""
+
+    key: str
+    content: bytes
+    node: Node
+    document: Mapping[str, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.node.shape
+
+    @property
+    def structure(self) -> Any:
+        """By what the chunks mean what they mean; of a group, that it is one."""
+        fields = {name: self.document[name] for name in STRUCTURAL if name in self.document}
+        return self.node.kind, len(self.shape), fields if self.node.kind == "array" else None
+
+
+def _described(view: Hierarchy, path: str) -> _Described | None:
+    for name in NODE_DOCUMENTS:
+        key = document_key(path, name)
+        if (found := view.get_view(key)) is not None:
+            content = bytes(found)
+            document = _parsed(content)
+            return _Described(key, content, Node.parse(key, content), document if isinstance(document, dict) else {})
+    return None
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json_value(content)
+    except MalformedError:
+        return content
+
+
+def _bytes(value: memoryview | None) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _written(document: Any, conflict: Conflict) -> bytes:
+    """Return a document that somebody has made to settle a conflict."""
+    import json
+
+    if not isinstance(document, dict):
+        raise TypeError(f"resolve: for {conflict}, a dict was to be returned, not {type(document).__name__}")
+    return json.dumps(document, indent=2).encode()
+
+
+def _elements(found: Any, place: Any, conflict: Conflict) -> Any:
+    """Return elements that somebody has computed to settle a conflict."""
+    import numpy as np
+
+    array = np.asarray(found)
+    if array.shape != place.shape or not np.can_cast(array.dtype, place.dtype, "same_kind"):
+        raise ValueError(
+            f"resolve: for {conflict}, an array of shape {place.shape} and dtype {place.dtype} was to be returned, not "
+            f"one of shape {array.shape} and dtype {array.dtype}"
+        )
+    return array.astype(place.dtype)
+
+
+def check_settled(plan: Plan) -> None:
+    """Raise `MergeConflictError` if there are conflicts without an answer."""
+    if plan.conflicts:
+        raise MergeConflictError(plan.conflicts)
