@@ -54,6 +54,7 @@ def merged(
     resolve: Mapping[str, Answer] | None = None,
     *,
     is_strict: bool = False,
+    concatenates: bool = False,
 ) -> Merged:
     """Merge what `theirs` makes of a base into what `ours` makes of it."""
     repo = txstore.Repository(tempfile.mkdtemp(dir=directory) + "/data.tx", durability="none")
@@ -67,9 +68,9 @@ def merged(
     head, there = repo.mapping(), other.mapping()
     plan = merge(
         common, Side(head, changes(common, head)), Side(there, changes(common, there)), Answers(resolve),
-        is_strict=is_strict,
+        is_strict=is_strict, concatenates=concatenates,
     )  # fmt: skip
-    content = dict(head) | plan.values | {key: there[key] for key in plan.taken}
+    content = dict(head) | plan.values | {key: there[source] for key, source in plan.taken.items()}
     for key in [*plan.deleted, *(key for path in plan.deleted_below for key in head.keys_below(path))]:
         del content[key]
     return Merged(plan, content)

@@ -65,7 +65,7 @@ BASE = all_of(root, create())
 def test_what_one_side_has_changed_is_taken(tmp_path):
     found = merged(tmp_path, BASE, put(0, 10), put(4, 14))
     assert found.values() == [10, 1, 2, 3, 14, 5, 6, 7]
-    assert (found.plan.taken, found.plan.values, found.plan.deleted) == (["x/c/1"], {}, [])
+    assert (found.plan.taken, found.plan.values, found.plan.deleted) == ({"x/c/1": "x/c/1"}, {}, [])
 
 
 def test_elements_of_one_chunk(tmp_path):
@@ -276,3 +276,76 @@ def test_shards(tmp_path):
     base = all_of(root, create(16, shards=(8,)))
     found = merged(tmp_path, base, put(0, 10), put(7, 17))
     assert found.values()[:8] == [10, 1, 2, 3, 4, 5, 6, 17]
+
+
+# --- both have appended
+
+
+def rows(path: str, n: int, start: int, *, dimension: str | None = "time") -> Step:
+    """Append rows of two elements."""
+    return lambda store: zarr.open_array(store, path=path).append(np.arange(start, start + 2 * n).reshape(n, 2))
+
+
+def table(n: int, path: str = "x", dimension: str | None = "time", **options: Any) -> Step:
+    def step(store: txstore.TxStore) -> None:
+        names = None if dimension is None else [dimension, "column"]
+        data = np.arange(2 * n).reshape(n, 2)
+        zarr.create_array(store, name=path, data=data, chunks=(4, 2), fill_value=0, dimension_names=names, **options)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("base", "ours", "theirs", "taken"),
+    [
+        (8, 4, 4, 1),
+        (8, 4, 6, 2),
+        (8, 8, 3, 1),
+        (8, 3, 4, 0),
+        (8, 3, 9, 0),
+        (6, 4, 5, 1),
+        (6, 1, 1, 0),
+        (5, 9, 2, 0),
+        (0, 4, 4, 1),
+    ],
+)
+def test_one_behind_the_other(tmp_path, base, ours, theirs, taken):
+    found = merged(
+        tmp_path, all_of(root, table(base)), rows("x", ours, 100), rows("x", theirs, 200), concatenates=True
+    )  # fmt: skip
+    expected = [*range(2 * base), *range(100, 100 + 2 * ours), *range(200, 200 + 2 * theirs)]
+    assert np.ravel(found.values()).tolist() == expected
+    assert len(found.plan.taken) == taken
+
+
+def test_one_behind_the_other_with_changes_before(tmp_path):
+    sides = (
+        all_of(rows("x", 3, 100), put((0, 0), 7), put((5, 0), 8)),
+        all_of(rows("x", 2, 200), put((1, 0), 9), put((4, 1), 6)),
+    )
+    found = merged(tmp_path, all_of(root, table(6)), *sides, concatenates=True).values()
+    assert found[:6] == [[7, 1], [9, 3], [4, 5], [6, 7], [8, 6], [8, 11]]
+    assert np.ravel(found[6:]).tolist() == [*range(100, 106), *range(200, 204)]
+    assert [each.kind for each in merged(tmp_path, all_of(root, table(6)), *sides).plan.conflicts] == ["append"]
+
+
+def test_arrays_of_one_dimension_are_appended_to_together(tmp_path):
+    base = all_of(root, table(4), table(4, "y"))
+    both = all_of(rows("x", 2, 100), rows("y", 2, 100)), all_of(rows("x", 4, 200), rows("y", 4, 200))
+    found = merged(tmp_path, base, *both, concatenates=True)
+    assert found.values() == found.values("y")
+    assert len(found.values()) == 10
+    torn = merged(tmp_path, base, all_of(rows("x", 2, 1), rows("y", 2, 1)), rows("x", 4, 2), concatenates=True)
+    assert [(each.path, each.kind) for each in torn.plan.conflicts] == [("x", "append")]
+    assert [
+        each.path
+        for each in merged(
+            tmp_path, base, both[0], all_of(rows("x", 4, 2), rows("y", 3, 2)), concatenates=True
+        ).plan.conflicts
+    ] == ["x", "y"]
+
+
+def test_shards_one_behind_the_other(tmp_path):
+    base = all_of(root, create(8, shards=(8,)))
+    found = merged(tmp_path, base, append(range(10, 13)), append(range(20, 25)), concatenates=True)
+    assert found.values() == [*range(8), *range(10, 13), *range(20, 25)]

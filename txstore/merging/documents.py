@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from txstore.format.encoding import MalformedError, json_value
+from txstore.format.keys import DOCUMENT_NAMES
 
 
 class _Absent:
@@ -29,20 +30,31 @@ class MergedDocument(NamedTuple):
     conflicts: tuple[str, ...]  # fields, "attributes.units"; "" is the document as a whole
 
 
+#: The extent that an array has after a merge along one axis, by its path below the document's node; None: not known.
+Extent: TypeAlias = "Callable[[str, int], int | None]"
+
+
 def merge_documents(
-    key: str, base: bytes | None, ours: bytes, theirs: bytes, *, prefers: str = "ours", is_strict: bool = False
+    key: str,
+    base: bytes | None,
+    ours: bytes,
+    theirs: bytes,
+    *,
+    prefers: str = "ours",
+    is_strict: bool = False,
+    extent: Extent | None = None,
 ) -> MergedDocument:
     """Merge two versions of a document. `prefers` is whose field is taken where both have changed it differently.
 
-    With `is_strict`, what both have changed is a conflict, be it equal.
+    With `is_strict`, what both have changed is a conflict, be it equal. `extent` settles axes that both have changed.
     """
-    if ours == theirs and not is_strict:
+    if ours == theirs and not is_strict and extent is None:
         return MergedDocument(ours, ())
     try:
         sides = [None if side is None else json_value(side) for side in (base, ours, theirs)]
     except MalformedError:
         return MergedDocument(ours if prefers == "ours" else theirs, ("",))
-    merge = _Merge(prefers, is_strict)
+    merge = _Merge(prefers, is_strict, extent)
     merged = merge.document(key.rpartition("/")[2], ABSENT if sides[0] is None else sides[0], sides[1], sides[2])
     for side, content in ((sides[1], ours), (sides[2], theirs)):
         if merged == side and _is_same(merged, side):
@@ -53,8 +65,10 @@ def merge_documents(
 class _Merge:
     """One merge. Its methods return what became of a value, and note the fields in conflict."""
 
-    def __init__(self, prefers: str, is_strict: bool) -> None:
+    def __init__(self, prefers: str, is_strict: bool, extent: Extent | None) -> None:
         self.conflicts: list[str] = []
+        self._extent = extent
+        self._node = ""  # whose fields are merged, below the document's own
         self._prefers = prefers
         self._is_strict = is_strict
 
@@ -77,7 +91,12 @@ class _Merge:
     def _consolidated(self, name: str, base: Any, ours: Any, theirs: Any, where: str) -> Any:
         if name == "metadata" and isinstance(ours, dict) and isinstance(theirs, dict):
             return self._fields(base, ours, theirs, where, self._consolidated)
-        return self.document(name.rpartition("/")[2], base, ours, theirs, where)
+        path, _, last = name.rpartition("/")
+        self._node = path if last in DOCUMENT_NAMES else name  # format 2 names documents there, format 3 nodes
+        try:
+            return self.document(last, base, ours, theirs, where)
+        finally:
+            self._node = ""
 
     def _nested(self, base: Any, ours: Any, theirs: Any, where: str) -> Any:
         if not isinstance(ours, dict) or not isinstance(theirs, dict):
@@ -100,10 +119,11 @@ class _Merge:
         lengths = [len(side) if isinstance(side, list) else -1 for side in (base, ours, theirs)]
         if lengths[0] < 0 or len(set(lengths)) > 1:
             return self._whole(base, ours, theirs, where)
-        return [
-            self._whole(*extents, f"{where}[{axis}]")
-            for axis, extents in enumerate(zip(base, ours, theirs, strict=True))
-        ]
+        shape = []
+        for axis, extents in enumerate(zip(base, ours, theirs, strict=True)):
+            settled = None if self._extent is None else self._extent(self._node, axis)
+            shape.append(self._whole(*extents, f"{where}[{axis}]") if settled is None else settled)
+        return shape
 
     def _whole(self, base: Any, ours: Any, theirs: Any, where: str) -> Any:
         if _is_same(theirs, base):

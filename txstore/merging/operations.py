@@ -1,4 +1,4 @@
-"""Merging as a commit: what a three-way merge finds to be done is staged at the head, and published as any commit is."""
+"""Merging as a commit: what a three-way merge finds to be done is staged at the head, and published like any other."""
 
 from __future__ import annotations
 
@@ -29,13 +29,18 @@ class Merging(NamedTuple):
     message: str
 
 
-def plan(merging: Merging, ours: Snapshot, resolve: Mapping[str, Answer] | None = None) -> Plan:
-    """Return what makes of ours what both have made of the base. Raises `CorruptionError`, `ValueError`, `TypeError`."""
+def plan(
+    merging: Merging, ours: Snapshot, resolve: Mapping[str, Answer] | None = None, *, concatenates: bool = False
+) -> Plan:
+    """Return what makes of ours what both have made of the base.
+
+    Raises `CorruptionError`, and `ValueError` or `TypeError` for answers that are none.
+    """
     base, theirs, ancestor = merging.base, merging.theirs, merging.ancestor
     one, other = (
         Side(side, {change.key: change for change in changed(base, side, base=ancestor)}) for side in (ours, theirs)
     )
-    return merge(base, one, other, Answers(resolve))
+    return merge(base, one, other, Answers(resolve), concatenates=concatenates)
 
 
 def apply(found: Plan, theirs: Snapshot, transaction: Transaction) -> None:
@@ -46,8 +51,8 @@ def apply(found: Plan, theirs: Snapshot, transaction: Transaction) -> None:
         transaction.pop(key, None)
     for key, value in found.values.items():
         transaction[key] = value
-    for key in found.taken:
-        transaction[key] = theirs[key]
+    for key, source in found.taken.items():
+        transaction[key] = theirs[source]
 
 
 def commit(
@@ -56,6 +61,7 @@ def commit(
     find: Callable[[Snapshot], Merging],
     *,
     resolve: Mapping[str, Answer] | None = None,
+    concatenates: bool = False,
     message: str | None = None,
     properties: Mapping[str, Any] | None = None,
 ) -> Snapshot:
@@ -67,7 +73,7 @@ def commit(
     while True:
         head = engine.newest(branch)
         merging = find(head)
-        found = plan(merging, head, resolve)
+        found = plan(merging, head, resolve, concatenates=concatenates)
         check_settled(found)
         if found.is_empty:
             return head

@@ -30,18 +30,13 @@ from typing import Any, Protocol
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.errors import MergeConflictError
 from txstore.format.documents import NODE_DOCUMENTS, Node, below
-from txstore.format.encoding import MalformedError, json_value
-from txstore.format.keys import after_prefix, ancestors, directory_prefix, document_key, is_document, node_of_document
+from txstore.format.keys import after_prefix, ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
 from txstore.merging import elements
+from txstore.merging.appending import Appended, appended
 from txstore.merging.conflicts import Answers, Conflict
 from txstore.merging.documents import merge_documents
-
-#: Fields of an array's document, of formats 3 and 2, by which chunks mean what they mean.
-STRUCTURAL = (
-    "node_type", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs", "storage_transformers",
-    "dtype", "chunks", "compressor", "filters", "order", "dimension_separator",
-)  # fmt: skip
+from txstore.merging.nodes import NodeSide, described, parsed
 
 
 class Change(Protocol):
@@ -55,7 +50,7 @@ class Change(Protocol):
 class Plan:
     """What has to be done to ours."""
 
-    taken: list[str] = field(default_factory=list)  # keys whose values theirs has, by reference
+    taken: dict[str, str] = field(default_factory=dict)  # keys, and those of theirs whose values they get, by reference
     values: dict[str, bytes] = field(default_factory=dict)  # that were put together
     deleted: list[str] = field(default_factory=list)  # keys
     deleted_below: list[str] = field(default_factory=list)  # nodes, as a whole
@@ -91,34 +86,72 @@ class Side:
 
 
 def merge(
-    base: Hierarchy, ours: Side, theirs: Side, answers: Answers | None = None, *, is_strict: bool = False
+    base: Hierarchy,
+    ours: Side,
+    theirs: Side,
+    answers: Answers | None = None,
+    *,
+    is_strict: bool = False,
+    concatenates: bool = False,
 ) -> Plan:
     """Return what makes of ours what both have made of the base. Conflicts without an answer are in the plan.
 
-    With `is_strict`, what both have changed is a conflict, be it equal: as between transactions (I5).
+    With `is_strict`, what both have changed is a conflict, be it equal: as between transactions (I5). With
+    `concatenates`, what theirs has appended along an axis comes behind what ours has (`appending`).
     """
-    return _Merge(base, ours, theirs, answers or Answers(None), is_strict=is_strict).run()
+    rules = _Merge(base, ours, theirs, answers or Answers(None), is_strict=is_strict, concatenates=concatenates)
+    return rules.run()
 
 
 class _Merge:
-    def __init__(self, base: Hierarchy, ours: Side, theirs: Side, answers: Answers, *, is_strict: bool) -> None:
+    def __init__(
+        self, base: Hierarchy, ours: Side, theirs: Side, answers: Answers, *, is_strict: bool, concatenates: bool
+    ) -> None:
         self._base = base
         self._ours = ours
         self._theirs = theirs
         self._answers = answers
         self._is_strict = is_strict
+        self._concatenates = concatenates
+        self._appended: dict[str, Appended] = {}  # arrays that both have appended to, one behind the other
         self._plan = Plan()
         self._settled: set[str] = set()  # nodes that one side has as a whole, or that are in conflict
         self._documents: dict[str, tuple[str, bytes] | None] = {}
 
     def run(self) -> Plan:
-        for path in sorted(self._nodes_changed()):
+        paths = sorted(self._nodes_changed())
+        if self._concatenates:
+            three = self._base, self._ours.view, self._theirs.view
+            self._appended = appended({path: [described(view, path) for view in three] for path in paths})
+        for path in paths:
             if not self._is_settled(path):
                 self._node(path)
         for key in self._theirs.keys:
-            if not self._is_settled(key):
+            if not self._is_settled(key) and not self._is_appended(key):
                 self._key(key)
+        for path, each in self._appended.items():
+            if not self._is_settled(path):
+                self._append(each)
         return self._plan
+
+    def _is_appended(self, key: str) -> bool:
+        """Tell whether a key is that of a chunk which holds what was appended."""
+        if not self._appended or is_document(key):
+            return False
+        return any(each.holds(key) for path in ancestors(key) if (each := self._appended.get(path)) is not None)
+
+    def _append(self, array: Appended) -> None:
+        """Put what theirs has appended behind what ours has."""
+        try:
+            found = array.put_together(
+                self._base, self._ours.view, self._theirs.view, self._theirs.changes_below(array.path)
+            )
+        except NotMergeableError:
+            self._plan.conflicts.append(Conflict(array.path, "append", array.path))
+            return
+        self._plan.taken |= found.taken
+        self._plan.values |= found.values
+        self._plan.deleted += found.deleted
 
     # --- nodes
 
@@ -134,7 +167,7 @@ class _Merge:
         return bool(self._settled) and (path in self._settled or not self._settled.isdisjoint(ancestors(path)))
 
     def _node(self, path: str) -> None:
-        base, ours, theirs = (_described(view, path) for view in (self._base, self._ours.view, self._theirs.view))
+        base, ours, theirs = (described(view, path) for view in (self._base, self._ours.view, self._theirs.view))
         kind = None
         if base is not None and (ours is None) != (theirs is None):
             changed = self._theirs if ours is None else self._ours
@@ -148,7 +181,7 @@ class _Merge:
         if kind is not None:
             self._settle(path, Conflict(path, kind, path, _sides=self._documents_of(base, ours, theirs)))
 
-    def _between(self, path: str, base: _Described | None, ours: _Described, theirs: _Described) -> str | None:
+    def _between(self, path: str, base: NodeSide | None, ours: NodeSide, theirs: NodeSide) -> str | None:
         """Return how what two sides say of a node, and have done below it, is in conflict."""
         chunks = tuple(any(not is_document(key) for key in side.changes_below(path)) for side in self._sides)
         if base is None:
@@ -159,7 +192,7 @@ class _Merge:
             return "structure"
         if (changed[0] and not changed[1] and chunks[1]) or (changed[1] and not changed[0] and chunks[0]):
             return "structure"
-        if self._both_resized(base, ours, theirs):
+        if self._both_resized(base, ours, theirs) and node_of_document(ours.key) not in self._appended:
             return "append"
         if self._drops_what_changed(base, ours, self._theirs) or self._drops_what_changed(base, theirs, self._ours):
             return "structure"
@@ -169,11 +202,11 @@ class _Merge:
     def _sides(self) -> tuple[Side, Side]:
         return self._ours, self._theirs
 
-    def _both_resized(self, base: _Described, ours: _Described, theirs: _Described) -> bool:
+    def _both_resized(self, base: NodeSide, ours: NodeSide, theirs: NodeSide) -> bool:
         axes = zip(base.shape, ours.shape, theirs.shape, strict=False)
         return any(len({b, o, t}) == 3 or (self._is_strict and b not in (o, t)) for b, o, t in axes)
 
-    def _drops_what_changed(self, base: _Described, shrunk: _Described, other: Side) -> bool:
+    def _drops_what_changed(self, base: NodeSide, shrunk: NodeSide, other: Side) -> bool:
         """Tell whether a side has changed chunks that the other has dropped by making the array smaller."""
         if shrunk.node.kind != "array" or all(s >= b for s, b in zip(shrunk.shape, base.shape, strict=False)):
             return False
@@ -197,7 +230,7 @@ class _Merge:
             for key in sorted(changed):
                 self._take(key)
 
-    def _documents_of(self, *sides: _Described | None) -> dict[str, Callable[[], Any]]:
+    def _documents_of(self, *sides: NodeSide | None) -> dict[str, Callable[[], Any]]:
         return {
             name: lambda side=side: None if side is None else dict(side.document)  # type: ignore[misc]
             for name, side in zip(("base", "ours", "theirs"), sides, strict=True)
@@ -208,7 +241,7 @@ class _Merge:
     def _take(self, key: str) -> None:
         """Make of a key what theirs has, or has not."""
         if self._theirs.has(key):
-            self._plan.taken.append(key)
+            self._plan.taken[key] = key
         elif self._ours.has(key):
             self._plan.deleted.append(key)
 
@@ -217,9 +250,10 @@ class _Merge:
             self._take(key)
             return
         base, ours, theirs = (view.get_view(key) for view in (self._base, self._ours.view, self._theirs.view))
-        if not self._is_strict and _bytes(ours) == _bytes(theirs):
+        has_shapes = is_document(key) or key.rpartition("/")[2] == ".zmetadata"
+        if _bytes(ours) == _bytes(theirs) and not self._is_strict and not (has_shapes and self._appended):
             return
-        if (is_document(key) or key.rpartition("/")[2] == ".zmetadata") and ours is not None and theirs is not None:
+        if has_shapes and ours is not None and theirs is not None:
             self._document(key, base, ours, theirs)
             return
         array = self._array_above(key)
@@ -247,12 +281,12 @@ class _Merge:
 
     def _document(self, key: str, base: memoryview | None, ours: memoryview, theirs: memoryview) -> None:
         three = _bytes(base), bytes(ours), bytes(theirs)
-        merged = merge_documents(key, *three, is_strict=self._is_strict)
+        merged = merge_documents(key, *three, is_strict=self._is_strict, extent=self._extents_below(key))
         if merged.conflicts:
             conflict = Conflict(
                 node_of_document(key), "document", key, fields=merged.conflicts,
                 _sides={
-                    name: lambda content=content: None if content is None else _parsed(content)  # type: ignore[misc]
+                    name: lambda content=content: None if content is None else parsed(content)  # type: ignore[misc]
                     for name, content in zip(("base", "ours", "theirs"), three, strict=True)
                 },
             )  # fmt: skip
@@ -263,11 +297,23 @@ class _Merge:
             if callable(answer):
                 self._plan.values[key] = _written(answer(conflict), conflict)
                 return
-            merged = merge_documents(key, *three, prefers=answer)
+            merged = merge_documents(key, *three, prefers=answer, extent=self._extents_below(key))
         if merged.content == bytes(theirs):
             self._take(key)
         elif merged.content != bytes(ours):
             self._plan.values[key] = merged.content
+
+    def _extents_below(self, key: str) -> Callable[[str, int], int | None] | None:
+        """Return how long arrays are along the axes that both have appended along."""
+        if not self._appended:
+            return None
+        prefix = directory_prefix(node_of_document(key))
+
+        def extent(path: str, axis: int) -> int | None:
+            found = self._appended.get((prefix + path).rstrip("/"))
+            return found.extent if found is not None and found.axis == axis else None
+
+        return extent
 
     def _chunk(
         self, key: str, path: str, document: str, content: bytes,
@@ -305,7 +351,7 @@ class _Merge:
         """Return the path of the array that a key belongs to, and its document as both sides have it now."""
         for path in ancestors(key):
             if path not in self._documents:
-                found = _described(self._ours.view, path) or _described(self._theirs.view, path)
+                found = described(self._ours.view, path) or described(self._theirs.view, path)
                 is_array = found is not None and found.node.kind == "array"
                 self._documents[path] = (found.key, found.content) if found is not None and is_array else None
             known = self._documents[path]
@@ -344,43 +390,6 @@ class _ElementConflict:
         return tuple(
             slice(start + along.start, start + along.stop) for start, along in zip(starts, self._box, strict=True)
         )
-
-
-@dataclass(frozen=True)
-class _Described:
-    """A node's document."""
-
-    key: str
-    content: bytes
-    node: Node
-    document: Mapping[str, Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.node.shape
-
-    @property
-    def structure(self) -> Any:
-        """By what the chunks mean what they mean; of a group, that it is one."""
-        fields = {name: self.document[name] for name in STRUCTURAL if name in self.document}
-        return self.node.kind, len(self.shape), fields if self.node.kind == "array" else None
-
-
-def _described(view: Hierarchy, path: str) -> _Described | None:
-    for name in NODE_DOCUMENTS:
-        key = document_key(path, name)
-        if (found := view.get_view(key)) is not None:
-            content = bytes(found)
-            document = _parsed(content)
-            return _Described(key, content, Node.parse(key, content), document if isinstance(document, dict) else {})
-    return None
-
-
-def _parsed(content: bytes) -> Any:
-    try:
-        return json_value(content)
-    except MalformedError:
-        return content
 
 
 def _bytes(value: memoryview | None) -> bytes | None:

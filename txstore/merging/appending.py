@@ -1,0 +1,216 @@
+"""What both sides of a merge have appended to an array: theirs is put behind ours, whole chunks by reference.
+
+Arrays that share a named dimension are appended to together, or it is a conflict: their rows belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
+from txstore.format.documents import below
+from txstore.format.grids import Chunk, Grid
+from txstore.format.keys import is_document
+from txstore.format.mapping import Hierarchy
+from txstore.merging import elements
+from txstore.merging.nodes import NodeSide
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+#: A node at the base, and on both sides.
+Three = Sequence["NodeSide | None"]
+
+
+class Rows(NamedTuple):
+    """How long an array is along an axis: at the base, and on both sides."""
+
+    base: int
+    ours: int
+    theirs: int
+
+
+@dataclass
+class Joined:
+    """What an array becomes, as far as what was appended is concerned."""
+
+    taken: dict[str, str] = field(default_factory=dict)
+    values: dict[str, bytes] = field(default_factory=dict)
+    deleted: list[str] = field(default_factory=list)
+
+
+def appended(nodes: Mapping[str, Three]) -> dict[str, Appended]:
+    """Return the arrays that both sides have appended to, and that can be put together."""
+    found = {path: array for path, three in nodes.items() if (array := _appended(path, three)) is not None}
+    torn = {name for path, three in nodes.items() if path not in found for name in _resized(path, three)}
+    torn |= {
+        name
+        for name, rows in _by_dimension(found).items()
+        if len(set(rows)) > 1  # the rows of one would be beside other rows of the next
+    }
+    return {path: array for path, array in found.items() if torn.isdisjoint(array.dimension())}
+
+
+def _by_dimension(arrays: Mapping[str, Appended]) -> dict[tuple[str, str], list[Rows]]:
+    found: dict[tuple[str, str], list[Rows]] = {}
+    for array in arrays.values():
+        for name in array.dimension():
+            found.setdefault(name, []).append(array.rows)
+    return found
+
+
+def _resized(path: str, three: Three) -> Iterator[tuple[str, str]]:
+    """Yield the named dimensions along which one side alone has resized an array, or otherwise than by appending."""
+    base, ours, theirs = three
+    if base is None:
+        return
+    for side in (ours, theirs):
+        for axis, (before, now) in enumerate(zip(base.shape, () if side is None else side.shape, strict=False)):
+            if before != now:
+                yield from _dimension(path, base, axis)
+
+
+def _appended(path: str, three: Three) -> Appended | None:
+    base, ours, theirs = three
+    if base is None or ours is None or theirs is None:
+        return None
+    if base.node.chunks is None or not base.structure == ours.structure == theirs.structure:
+        return None
+    axes = [
+        axis for axis, each in enumerate(zip(base.shape, ours.shape, theirs.shape, strict=True)) if len(set(each)) > 1
+    ]
+    if len(axes) != 1:
+        return None
+    rows = Rows(*(side.shape[axes[0]] for side in (base, ours, theirs)))
+    return Appended(path, axes[0], rows, ours) if rows.base < min(rows.ours, rows.theirs) else None
+
+
+def _dimension(path: str, node: NodeSide, axis: int) -> Iterator[tuple[str, str]]:
+    """Yield the group and the name of a dimension that has one: of format 3, or as xarray writes it for format 2."""
+    names = node.document.get("dimension_names") or (node.document.get("attributes") or {}).get("_ARRAY_DIMENSIONS")
+    if isinstance(names, list) and len(names) > axis and isinstance(names[axis], str):
+        yield path.rpartition("/")[0], names[axis]
+
+
+@dataclass(frozen=True)
+class Appended:
+    """An array that both sides have appended to along one axis."""
+
+    path: str
+    axis: int
+    rows: Rows
+    ours: NodeSide
+
+    @property
+    def extent(self) -> int:
+        """How long the array is in the end."""
+        return self.rows.ours + self.rows.theirs - self.rows.base
+
+    def dimension(self) -> list[tuple[str, str]]:
+        return [*_dimension(self.path, self.ours, self.axis)]
+
+    @property
+    def _chunks(self) -> tuple[int, ...]:
+        assert self.ours.node.chunks is not None  # else it would not be one of these
+        return self.ours.node.chunks
+
+    def holds(self, key: str) -> bool:
+        """Tell whether a chunk holds rows that theirs has appended."""
+        index = self._index(key)
+        return index is not None and (index[self.axis] + 1) * self._chunks[self.axis] > self.rows.base
+
+    def _index(self, key: str) -> Chunk | None:
+        return self.ours.node.index_of(below(self.ours.key, key))
+
+    def put_together(self, base: Hierarchy, ours: Hierarchy, theirs: Hierarchy, changed: Sequence[str]) -> Joined:
+        """Return what becomes of the chunks. `changed` are the keys that theirs has changed.
+
+        Raises `NotMergeableError`.
+        """
+        join = _Join(self, base, ours, theirs)
+        for key in changed:
+            if not is_document(key) and self.holds(key):
+                join.add(key)
+        return join.joined()
+
+
+class _Join:
+    """Puts the chunks of one array together. Those that are written anew are decoded until the end."""
+
+    def __init__(self, array: Appended, base: Hierarchy, ours: Hierarchy, theirs: Hierarchy) -> None:
+        self._array = array
+        self._views = base, ours, theirs
+        self._grid = Grid(array.path, array.ours.document)
+        self._axis, self._rows = array.axis, array.rows
+        self._length = array._chunks[array.axis]
+        self._shift = array.rows.ours - array.rows.base
+        self._found = Joined()
+        self._written: dict[Chunk, npt.NDArray[Any]] = {}
+
+    def add(self, key: str) -> None:
+        """Put the rows of one chunk of theirs where they belong."""
+        index = self._array._index(key)
+        if index is None:
+            return
+        first = index[self._axis] * self._length
+        begin, end = max(first, self._rows.base), min(first + self._length, self._rows.theirs)
+        if begin == first and self._shift % self._length == 0:
+            target = self._moved(index, index[self._axis] + self._shift // self._length)
+            if key in self._views[2]:
+                self._found.taken[self._key(target)] = key
+            return
+        chunk = self._decoded(self._views[2], index)
+        if begin > first:
+            self._merge_seam(index, chunk, begin - first)
+        place = begin + self._shift
+        while begin < end:
+            number, offset = divmod(place, self._length)
+            count = min(end - begin, self._length - offset)
+            target_rows = self._rows_of(self._moved(index, number))
+            target_rows[self._along(offset, count)] = chunk[self._along(begin - first, count)]
+            begin, place = begin + count, place + count
+
+    def _merge_seam(self, index: Chunk, theirs: npt.NDArray[Any], old: int) -> None:
+        """Merge what was there before anything was appended: the first rows of a chunk."""
+        rows = self._along(0, old)
+        base, ours = self._decoded(self._views[0], index), self._rows_of(index)
+        sides = elements.Sides(base[rows], ours[rows], theirs[rows])
+        if sides.conflicts().any():
+            raise NotMergeableError("both have changed what was there before")
+        ours[rows] = sides.merged()
+
+    def _rows_of(self, index: Chunk) -> npt.NDArray[Any]:
+        """Return a chunk as it will be written."""
+        if index not in self._written:
+            self._written[index] = self._decoded(self._views[1], index)
+        return self._written[index]
+
+    def joined(self) -> Joined:
+        for index, chunk in self._written.items():
+            key = self._key(index)
+            encoded = self._codec(key).encode(chunk)
+            if encoded is not None:
+                self._found.values[key] = encoded
+            elif key in self._views[1]:
+                self._found.deleted.append(key)
+        return self._found
+
+    def _key(self, index: Chunk) -> str:
+        return next(iter(self._grid.keys([index])))
+
+    def _codec(self, key: str) -> ChunkCodec:
+        ours = self._array.ours
+        return ChunkCodec(ours.key.rpartition("/")[2], ours.content, below(ours.key, key))
+
+    def _decoded(self, view: Hierarchy, index: Chunk) -> npt.NDArray[Any]:
+        key = self._key(index)
+        return self._codec(key).decode(view.get_view(key))
+
+    def _along(self, start: int, count: int) -> tuple[slice, ...]:
+        return (*(slice(None),) * self._axis, slice(start, start + count))
+
+    def _moved(self, index: Chunk, number: int) -> Chunk:
+        return tuple(chain(index[: self._axis], (number,), index[self._axis + 1 :]))
