@@ -138,11 +138,13 @@ class Engine:
             there = _joined.setdefault((transaction, block), [])
             there[:] = [each for each in there if each.is_used_here and not each.is_over and not each.has_given_up]
             staging = next((each for each in there if not (block and each.attached)), None)
-            if staging is None:
+            if staging is not None:
+                staging.join_others()
+            if staging is None or (block and staging.has_seen_given_up):
                 shared = SharedTransaction.find(self.commits, transaction, repository_id)
                 staging = self._staging_of(shared)
-                there.append(staging)
-            staging.join_others()
+                there.insert(0, staging)  # before those that have seen what was given up
+                staging.join_others()
             return self._transaction(staging, TransactionLocks(self))
 
     def named(

@@ -638,6 +638,11 @@ class Staging(Hierarchy):
         with self._following:
             self._follow(joining=True)
 
+    @property
+    def has_seen_given_up(self) -> bool:
+        """Whether others have given up since what was seen of them here: who joins now must not build on it."""
+        return self._siblings.has_seen_given_up
+
     def follow_others(self) -> None:
         """See what others have staged by now, as one does when a lock was taken."""
         if self._inherited:
