@@ -107,8 +107,12 @@ class Engine:
         lock: Lock | None = None,
         lock_timeout: float | None = None,
         isolation: str = SNAPSHOT,
+        other_parent: Stored | None = None,
     ) -> Transaction:
-        """Begin a transaction at `base`, or at the head. `lock`: at the head as it is when the locks are held."""
+        """Begin a transaction at `base`, or at the head. `lock`: at the head as it is when the locks are held.
+
+        `other_parent` is that of a commit that is a merge.
+        """
         check_description(message, properties)
         check_isolation(isolation)
         locks = TransactionLocks(self)
@@ -117,7 +121,7 @@ class Engine:
         elif base is None:
             base = self.newest(branch)
         record = new_record(base, branch, self.durability, message, properties, isolation=isolation)
-        return self._transaction(Staging(self.commits, base, record), locks)
+        return self._transaction(Staging(self.commits, base, record, other_parent=other_parent), locks)
 
     def owner(self) -> Owner:
         """Return a new owner of locks, for one transaction."""
@@ -144,11 +148,13 @@ class Engine:
             there = _joined.setdefault((transaction, block), [])
             there[:] = [each for each in there if each.is_used_here and not each.is_over and not each.has_given_up]
             staging = next((each for each in there if not (block and each.attached)), None)
-            if staging is None:
+            if staging is not None:
+                staging.join_others()
+            if staging is None or (block and staging.has_seen_given_up):
                 shared = SharedTransaction.find(self.commits, transaction, repository_id)
                 staging = self._staging_of(shared)
-                there.append(staging)
-            staging.join_others()
+                there.insert(0, staging)  # before those that have seen what was given up
+                staging.join_others()
             return self._transaction(staging, TransactionLocks(self))
 
     def named(

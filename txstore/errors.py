@@ -74,6 +74,16 @@ class MergeConflictError(TxStoreError):
         )
 
 
+class NoCommonAncestorError(TxStoreError):
+    """Two lines of history have no commit in common that is kept: what each has changed since can't be told."""
+
+    def __init__(self, one: object, other: object) -> None:
+        super().__init__(
+            f"{one} and {other} have no commit in common that is kept: a vacuum has given it up. What repo.diff() "
+            "shows of the two can be copied by hand: store.copy(path, path, at=commit)"
+        )
+
+
 class Violation(NamedTuple):
     """Where a commit would break a constraint."""
 

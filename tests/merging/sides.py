@@ -15,7 +15,7 @@ from zarr.core.buffer import cpu
 import txstore
 from txstore.format.mapping import Hierarchy
 from txstore.merging.conflicts import Answer, Answers
-from txstore.merging.three_way import Plan, Side, merge
+from txstore.merging.three_way import Plan, Side, three_way
 
 Step = Callable[[txstore.TxStore], object]
 
@@ -66,7 +66,7 @@ def merged(
         with each.transaction() as store:
             step(store)
     head, there = repo.mapping(), other.mapping()
-    plan = merge(
+    plan = three_way(
         common, Side(head, changes(common, head)), Side(there, changes(common, there)), Answers(resolve),
         is_strict=is_strict, concatenates=concatenates,
     )  # fmt: skip

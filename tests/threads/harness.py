@@ -184,7 +184,16 @@ class Round:
             named.rollback()
         if self.repo.transactions():
             shared.faults.append(Fault("not ended", f"{self.repo.transactions()}"))
+        shared.faults.extend(self._left_locked())
         store.close()
+
+    def _left_locked(self) -> Iterator[Fault]:
+        """Nothing is locked when all who have locked anything have ended."""
+        try:
+            with self.repo.transaction("the last locks", lock=["e", "l"], lock_timeout=0):
+                pass
+        except txstore.LockTimeoutError as error:
+            yield Fault("left locked", str(error))
 
     # --- what they said
 

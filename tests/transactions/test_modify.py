@@ -40,6 +40,48 @@ def test_no_other_write_comes_in_between(transaction: Transaction) -> None:
     transaction.rollback()
 
 
+def test_other_keys_may_be_written_meanwhile(transaction: Transaction) -> None:
+    """Whatever a change waits for, such as a thread that stages another key, comes about."""
+
+    def change(value: memoryview | None) -> bytes:
+        with ThreadPoolExecutor(1) as pool:
+            for number in range(100):  # of which some share a lock with the key
+                pool.submit(transaction.set, f"b/c/{number}", b"other").result(60)
+                pool.submit(transaction.modify, f"c/c/{number}", lambda _: b"part").result(60)
+            keys = [f"d/c/{number}" for number in range(100)]
+            pool.submit(_have_all, transaction, keys).result(60)
+        return b"changed"
+
+    transaction.modify("a/c/0", change)
+    assert transaction["a/c/0"] == b"changed"
+    assert transaction.staged_count == 201
+    transaction.rollback()
+
+
+def _have_all(transaction: Transaction, keys: list[str]) -> None:
+    with transaction._staging.turns.at_all(keys):
+        pass
+
+
+def test_a_batch_waits_for_who_changes_one_of_its_keys(transaction: Transaction) -> None:
+    inside, may_go = threading.Event(), threading.Event()
+
+    def change(value: memoryview | None) -> bytes:
+        inside.set()
+        may_go.wait(60)
+        return b"changed"
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(transaction.modify, "a/c/0", change)
+        assert inside.wait(60)
+        batch = pool.submit(_have_all, transaction, ["a/c/1", "a/c/0"])
+        assert not batch.done()
+        may_go.set()
+        first.result(60)
+        batch.result(60)
+    transaction.rollback()
+
+
 def test_many_threads_change_parts(transaction: Transaction) -> None:
     def write(at: int) -> None:
         def change(value: memoryview | None) -> bytes:

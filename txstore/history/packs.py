@@ -260,12 +260,14 @@ class PackWriter:
         self._allocate(max(start, end))
         self._length = max(self._length, start, end)
         self._buffer_start = self._buffer_end = start
-        if end == begin and room <= len(self._buffer):
+        is_empty = end == begin
+        if is_empty and room <= len(self._buffer):
             return None
-        self._retired[begin] = self._buffer[: end - begin]
+        if not is_empty:  # else the next one may begin where it does, and two can't be told apart by that
+            self._retired[begin] = self._buffer[: end - begin]
         size = min(max(4 * len(self._buffer), room), _BUFFER_LARGEST)
         self._buffer = self._spare.pop() if self._spare else memoryview(bytearray(size))
-        return begin
+        return None if is_empty else begin
 
     def _write_retired(self, begin: int) -> None:
         content = self._retired[begin]

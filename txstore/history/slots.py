@@ -22,7 +22,7 @@ from txstore.errors import (
     TxStoreError,
 )
 from txstore.format import commitfile, encoding, names, packfile
-from txstore.format.commitfile import CommitName, DataPack, Footer, Header, RunName, Section, Statistics
+from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.find import first_since
@@ -52,7 +52,7 @@ class Contents(NamedTuple):
     floor: int = 0  # at least the parent's
     required: int = 0  # features that a reader has to know, besides those of the parent
     constraints: Mapping[str, Any] | None = None  # None: those of the parent
-    merged: CommitName | None = None  # the other parent of a merge
+    merged: Stored | None = None  # the other parent of a merge
 
 
 class Plan(Protocol):
@@ -282,7 +282,7 @@ class Publisher:
             parent_hash=encoding.NO_ID if parent is None else parent.hash,
             slot=slot,
             seq=seq,
-            time=_commit_time(parent),
+            time=_commit_time(parent, contents.merged),
             branch=self.branch,
             author=this_user(),
             message=self.message,
@@ -297,7 +297,7 @@ class Publisher:
             constraints=constraints,
             optional=0 if self.durable else commitfile.FEATURE_NOT_SYNCED,
             fork=None if fork is None else fork.branch,
-            merged=contents.merged,
+            merged=None if contents.merged is None else contents.merged.name,
         )
         try:
             header.check_bounds()
@@ -317,9 +317,10 @@ def align(offset: int) -> int:
     return -(-offset // 8) * 8
 
 
-def _commit_time(parent: Stored | None) -> int:
-    now = time.time_ns() // 1000
-    return now if parent is None else min(max(now, parent.header.time + 1), encoding.MAX_TIME)
+def _commit_time(*parents: Stored | None) -> int:
+    """Return a time later than that of all parents."""
+    earliest = max((parent.header.time + 1 for parent in parents if parent is not None), default=0)
+    return min(max(time.time_ns() // 1000, earliest), encoding.MAX_TIME)
 
 
 def _hours(ahead: timedelta) -> str:

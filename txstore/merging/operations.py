@@ -4,43 +4,116 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from txstore.engine import Engine
-from txstore.errors import ConflictError, SnapshotExpiredError
-from txstore.history.changes import changed
+from txstore.errors import (
+    CommitNotFoundError,
+    ConflictError,
+    MergeConflictError,
+    NoCommonAncestorError,
+    SnapshotExpiredError,
+)
+from txstore.history.ancestry import merge_base
+from txstore.history.changes import changed, common_ancestor, parent_of
+from txstore.history.commit import Stored
 from txstore.history.snapshot import Snapshot
 from txstore.merging.conflicts import Answer, Answers
-from txstore.merging.three_way import Plan, Side, check_settled, merge
+from txstore.merging.three_way import Plan, Side, three_way
 from txstore.transactions.transaction import Transaction
 
 #: Seconds before a merge is tried again on a head that has moved, at most; and how often.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _RETRIES = 100
 
+#: What `append=` says of arrays that both sides have appended to.
+CONCATENATE = "concatenate"
 
-class Merging(NamedTuple):
-    """What is merged: the change from `base` to `theirs`. `ancestor` is the newest commit that both and ours have."""
 
-    base: Snapshot
-    theirs: Snapshot
-    ancestor: Snapshot
+class Change(NamedTuple):
+    """What is to be made of the head: the change from `base` to `theirs`. None is the empty repository."""
+
+    base: Stored | None
+    theirs: Stored | None
+    merged: Stored | None  # the other parent of the commit
     message: str
 
 
+class Source:
+    """Where a change comes from, for whatever head it is to be applied to."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def onto(self, head: Stored) -> Change | None:
+        """Return the change for a head; None if it has it."""
+        raise NotImplementedError
+
+
+class OfBranch(Source):
+    """All that a branch has, and the target has not: a merge."""
+
+    def __init__(self, engine: Engine, branch: str, name: str) -> None:
+        super().__init__(engine)
+        self._branch = branch
+        self._name = name
+
+    def onto(self, head: Stored) -> Change | None:
+        commits = self.engine.commits
+        theirs = commits.head(self._branch)
+        if theirs is None:
+            raise CommitNotFoundError(f"branch {self._name!r}", hint="it has no commits yet")
+        try:
+            base = merge_base(commits, head, theirs)
+        except SnapshotExpiredError as error:
+            raise NoCommonAncestorError(head.commit, theirs.commit) from error
+        if base is None:
+            raise NoCommonAncestorError(head.commit, theirs.commit)
+        if base.name == theirs.name:
+            return None
+        return Change(base, theirs, theirs, f"merge of {theirs.commit}")
+
+
+class OfCommit(Source):
+    """What one commit has changed, again; or, with `reverts`, the opposite."""
+
+    def __init__(self, engine: Engine, stored: Stored, *, reverts: bool) -> None:
+        super().__init__(engine)
+        self._commit = stored
+        self._reverts = reverts
+
+    def onto(self, head: Stored) -> Change:
+        parent, commit = parent_of(self.engine.commits, self._commit), self._commit
+        said = f": {commit.header.message}" if commit.header.message else ""
+        if self._reverts:
+            return Change(commit, parent, None, f"revert of {commit.commit}{said}")
+        return Change(parent, commit, None, f"pick of {commit.commit}{said}")
+
+
 def plan(
-    merging: Merging, ours: Snapshot, resolve: Mapping[str, Answer] | None = None, *, concatenates: bool = False
+    engine: Engine, change: Change, ours: Snapshot, resolve: Mapping[str, Answer] | None = None, *, append: str | None
 ) -> Plan:
     """Return what makes of ours what both have made of the base.
 
     Raises `CorruptionError`, and `ValueError` or `TypeError` for answers that are none.
     """
-    base, theirs, ancestor = merging.base, merging.theirs, merging.ancestor
-    one, other = (
-        Side(side, {change.key: change for change in changed(base, side, base=ancestor)}) for side in (ours, theirs)
-    )
-    return merge(base, one, other, Answers(resolve), concatenates=concatenates)
+    base, theirs = engine.snapshots.of(change.base), engine.snapshots.of(change.theirs)
+    sides = (_side(engine, base, ours), _side(engine, base, theirs))
+    return three_way(base, *sides, Answers(resolve), concatenates=append == CONCATENATE)
+
+
+def _side(engine: Engine, base: Snapshot, side: Snapshot) -> Side:
+    ancestor = None
+    if base.stored is not None and side.stored is not None:
+        ancestor = common_ancestor(engine.commits, base.stored, side.stored)
+    changes = changed(base, side, base=engine.snapshots.of(ancestor))
+    return Side(side, {change.key: change for change in changes})
+
+
+def check_append(append: str | None) -> None:
+    if append not in (None, CONCATENATE):
+        raise ValueError(f"append={append!r}: 'concatenate', or None, by which it is a conflict")
 
 
 def apply(found: Plan, theirs: Snapshot, transaction: Transaction) -> None:
@@ -55,31 +128,47 @@ def apply(found: Plan, theirs: Snapshot, transaction: Transaction) -> None:
         transaction[key] = theirs[source]
 
 
+def preview(
+    source: Source, branch: str, resolve: Mapping[str, Answer] | None = None, *, append: str | None = None
+) -> Plan:
+    """Return what would be done to the head of a branch."""
+    check_append(append)
+    head = source.engine.newest(branch)
+    change = None if head.stored is None else source.onto(head.stored)
+    return Plan() if change is None else plan(source.engine, change, head, resolve, append=append)
+
+
 def commit(
-    engine: Engine,
+    source: Source,
     branch: str,
-    find: Callable[[Snapshot], Merging],
-    *,
     resolve: Mapping[str, Answer] | None = None,
-    concatenates: bool = False,
+    *,
+    append: str | None = None,
     message: str | None = None,
     properties: Mapping[str, Any] | None = None,
 ) -> Snapshot:
-    """Merge into the head of a branch, whatever that is by then; return the new head, or what it is if it has all.
+    """Apply a change to the head of a branch, whatever that is by then; return the new head, or this if it has it.
 
-    `find` returns what to merge into a head. Raises `MergeConflictError`: then nothing was changed.
+    Raises `MergeConflictError`: then nothing was changed.
     """
+    check_append(append)
+    engine = source.engine
     pause, retries = _FIRST_PAUSE, _RETRIES
     while True:
         head = engine.newest(branch)
-        merging = find(head)
-        found = plan(merging, head, resolve, concatenates=concatenates)
-        check_settled(found)
+        change = None if head.stored is None else source.onto(head.stored)
+        if change is None:
+            return head
+        found = plan(engine, change, head, resolve, append=append)
+        if found.conflicts:
+            raise MergeConflictError(found.conflicts)
         if found.is_empty:
             return head
-        transaction = engine.begin(head, branch=branch, message=message or merging.message, properties=properties)
+        transaction = engine.begin(
+            head, branch=branch, message=message or change.message, properties=properties, other_parent=change.merged
+        )
         try:
-            apply(found, merging.theirs, transaction)
+            apply(found, engine.snapshots.of(change.theirs), transaction)
             return transaction.commit()
         except (ConflictError, SnapshotExpiredError):
             transaction.rollback()

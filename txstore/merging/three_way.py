@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
-from txstore.errors import MergeConflictError
 from txstore.format.documents import NODE_DOCUMENTS, Node, below
 from txstore.format.keys import after_prefix, ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
@@ -85,7 +84,7 @@ class Side:
         return key in self.view if change is None else change.after is not None
 
 
-def merge(
+def three_way(
     base: Hierarchy,
     ours: Side,
     theirs: Side,
@@ -416,9 +415,3 @@ def _elements(found: Any, place: Any, conflict: Conflict) -> Any:
             f"one of shape {array.shape} and dtype {array.dtype}"
         )
     return array.astype(place.dtype)
-
-
-def check_settled(plan: Plan) -> None:
-    """Raise `MergeConflictError` if there are conflicts without an answer."""
-    if plan.conflicts:
-        raise MergeConflictError(plan.conflicts)

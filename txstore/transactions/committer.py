@@ -222,7 +222,14 @@ class Committer:
             runs.insert(0, RunName(None, seq, own.offset, own.length, entries, seq))
             sections.insert(0, own)
         required = commitfile.FEATURE_FOREIGN if self.staging.staged.may_be_foreign else 0
-        return Contents(tuple(sections), tuple(runs), statistics, required=required, constraints=kept)
+        return Contents(
+            tuple(sections),
+            tuple(runs),
+            statistics,
+            required=required,
+            constraints=kept,
+            merged=self.staging.other_parent,
+        )
 
 
 class _Counter:

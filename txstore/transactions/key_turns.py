@@ -1,12 +1,13 @@
 """Turns at keys: the threads of one process that write the same key do so one after the other.
 
-Who writes a part of a value reads it, changes it and stages it. Another thread's write must not come in between.
+Who writes a part of a value reads it, changes it and stages it. Another thread's write must not come in between. To
+change it may take long, and call anything: whoever does so excludes nobody from other keys.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 
 _LOCKS = 16
@@ -16,16 +17,46 @@ class KeyTurns:
     """The turns at the keys of one transaction. In a forked child, it needs others."""
 
     def __init__(self) -> None:
+        # Keys share locks, which are held for as long as it takes to stage, and no longer.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._ended = [threading.Condition(lock) for lock in self._locks]
+        self._changing: set[str] = set()  # keys whose values are being changed; each is guarded by its lock
 
     def at(self, key: str) -> threading.Lock:
-        """Return the lock of a key. Keys share locks: who has the turn at one must not wait for the turn at another."""
+        """Return the lock of a key. Whoever has it calls `wait` before anything is staged."""
         return self._locks[hash(key) % _LOCKS]
 
+    def wait(self, key: str) -> None:
+        """Wait until no other thread changes the value; the caller holds the lock of the key."""
+        while key in self._changing:
+            self._ended[hash(key) % _LOCKS].wait()
+
     @contextmanager
-    def at_all(self) -> Iterator[None]:
-        """Have the turn at every key."""
-        with ExitStack() as stack:
-            for lock in self._locks:
-                stack.enter_context(lock)
+    def changing(self, key: str) -> Iterator[None]:
+        """Let nobody else write the key meanwhile. The caller holds no lock: what it waits for may stage other keys."""
+        is_ours = False
+        try:
+            with self.at(key):
+                self.wait(key)
+                is_ours = True  # first, since an interrupt may come between any two calls
+                self._changing.add(key)
             yield
+        finally:
+            if is_ours:
+                with self.at(key):
+                    self._changing.discard(key)
+                    self._ended[hash(key) % _LOCKS].notify_all()
+
+    @contextmanager
+    def at_all(self, keys: Collection[str]) -> Iterator[None]:
+        """Have the turn at every key, none of which another thread changes if it is one of these."""
+        while True:
+            with ExitStack() as stack:
+                for lock in self._locks:
+                    stack.enter_context(lock)
+                changing = next(filter(self._changing.__contains__, keys), None) if self._changing else None
+                if changing is None:
+                    yield
+                    return
+            with self.at(changing):
+                self.wait(changing)

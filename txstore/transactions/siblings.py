@@ -27,6 +27,7 @@ class Siblings:
         self._reads = reads
         self._tails: dict[int, Tail] = {}
         self._passed_over: set[int] = set()  # those that were dead when this process joined
+        self.has_seen_given_up = False  # what is there no more for those who join now
         self._is_closed = False  # nobody stages any more, and it is settled whose frames count
 
     # --- what they stage
@@ -51,15 +52,16 @@ class Siblings:
             if participant == self._staged.me or participant in self._passed_over:
                 continue
             tail = self._tails.get(participant) or shared.tail(participant)
-            # Before its frames are read: of one that is dead, these are all.
-            alive = not joining or shared.is_named or participant == 0 or tail.is_alive()
+            seen = tail.last
             frames: Iterable[Frame] = tail.new_frames()
-            if not alive:
+            if joining and participant and not shared.is_named:
+                alive = tail.is_alive()  # before its frames are read: of one that is dead, these are all
                 frames = list(frames)
-                if not tail.is_sealed:
+                if not alive and not tail.is_sealed:
                     self._passed_over.add(participant)  # its work is to be done again: not on top of what it left
                     continue
                 if (kept := tail.kept) is not None:
+                    self.has_seen_given_up |= seen > kept
                     frames = [frame for frame in frames if frame.sequence <= kept]
             self._tails[participant] = tail
             self._add(participant, frames)

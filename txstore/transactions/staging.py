@@ -35,6 +35,7 @@ from txstore.format.packfile import PackName, Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord
 from txstore.format.regions import WHOLE, Region
 from txstore.history.changes import KeyChange, Ref, ref_of
+from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.packs import Staged, Writer
 from txstore.history.runs import ELSEWHERE, MISSING, Located
@@ -110,9 +111,12 @@ class Staging(Hierarchy):
         record: TransactionRecord,
         *,
         shared: SharedTransaction | None = None,
+        other_parent: Stored | None = None,
     ) -> None:
+        """`other_parent` is that of a commit that is a merge."""
         self.base = base
         self.record = record
+        self.other_parent = other_parent
         self.id = record.id  # of the transaction, and of the commit that it becomes
         self.process = os.getpid()
         self.is_owner = shared is None  # began the transaction, which has no name
@@ -639,6 +643,11 @@ class Staging(Hierarchy):
         """See what others have staged by now, as one does when joining."""
         with self._following:
             self._follow(joining=True)
+
+    @property
+    def has_seen_given_up(self) -> bool:
+        """Whether others have given up since what was seen of them here: who joins now must not build on it."""
+        return self._siblings.has_seen_given_up
 
     def follow_others(self) -> None:
         """See what others have staged by now, as one does when a lock was taken."""

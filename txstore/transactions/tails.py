@@ -60,6 +60,11 @@ class Tail:
         """Return where the frames end, by the number of the pack in the transaction."""
         return {self.participant: self.end}
 
+    @property
+    def last(self) -> int:
+        """The sequence of the last frame that was read; -1 before the first."""
+        return self._sequence - 1
+
     def is_alive(self) -> bool:
         try:
             return self._commits.storage.is_held(self.path)

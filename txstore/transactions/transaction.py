@@ -296,7 +296,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         what others have written of it elsewhere, and what `change` gets does not count as read (I5).
         """
         encoded = encode_key(key)
-        with self._staging.turns.at(key):
+        with self._staging.turns.changing(key):
             known = None if region is None else self._staging.known(key)
             value = change(self.get_view(key) if known is None else known.value)
             if value is None:
@@ -313,7 +313,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._stage(packfile.FRAME_PREFIX, prefix, prefix.encode(), b"")
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
-        with self._staging.turns.at(key):
+        turns = self._staging.turns
+        with turns.at(key):
+            turns.wait(key)
             self._stage_in_turn(kind, key, encoded, value)
 
     def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
@@ -322,7 +324,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises what `set` does.
         """
         encoded = tuple([encode_key(key) for key in keys])
-        with self._staging.turns.at_all():
+        with self._staging.turns.at_all(keys):
             return self._write(lambda: self._staging.stage_chunks(keys, encoded, batch, threads))
 
     def _stage_in_turn(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:

@@ -85,6 +85,18 @@ def read_in_block(store: TxStore, key: str) -> bytes | None:
         return get(store, key)
 
 
+def test_the_next_try_is_by_one_who_has_seen_what_was_given_up(repo, store):
+    """In a block before: with Dask, any worker may be the next to try."""
+    with members(store, 2) as (worker, other):
+        worker.do(enter)
+        worker.do(fill, "x", 8, 12, 2)
+        other.do(fill_in_block, 0, 2, 1)  # it sees what the worker has staged
+        worker.do(leave)
+        other.do(fill_in_block, 2, 3, 3)
+        store.commit()
+    assert committed(repo)[:12] == [1] * 8 + [3] * 4
+
+
 def test_who_has_built_on_what_was_given_up_conflicts(repo, store):
     with members(store, 2) as (worker, other):
         worker.do(enter)
