@@ -117,8 +117,7 @@ def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
     """Yield the commits that are kept: of each branch down to the floor, then the tagged ones; those of one first."""
     met: set[CommitName] = set()
     _existing_head(commits, branch)
-    others = sorted(record.id for record in commits.branches.all().values())
-    for each in dict.fromkeys([branch, MAIN, *others]):
+    for each in _branches_from(commits, branch):
         for stored in commits.ancestors(commits.head(each)):
             if stored.name in met:
                 break  # and so are those before it
@@ -129,6 +128,11 @@ def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
     for place in sorted({*tagged, *begun} - {(name.branch, name.slot) for name in met}, reverse=True):
         if (stored_there := commits.read(*place)) is not None:
             yield stored_there
+
+
+def _branches_from(commits: Commits, first: str) -> Iterator[str]:
+    yield first
+    yield from sorted({MAIN, *(record.id for record in commits.branches.all().values())} - {first})
 
 
 def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Stored:
