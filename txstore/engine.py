@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from txstore.errors import (
 from txstore.format.keys import check_name
 from txstore.format.records import SNAPSHOT, TransactionRecord
 from txstore.history.commit import MAIN, Stored
-from txstore.history.find import find_commit, find_tagged
+from txstore.history.find import At, find_commit, find_tagged
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.chunk_locks import ChunkLocks, Owner
@@ -244,7 +244,7 @@ class Position:
         engine: Engine,
         *,
         branch: str = MAIN,
-        at: int | str | datetime | None = None,
+        at: At | None = None,
         tag: str | None = None,
         exact: tuple[int, str] | None = None,
         creates: bool = False,

@@ -15,6 +15,7 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from txstore.errors import RepositoryNotFoundError, SnapshotExpiredError
+from txstore.history.find import At
 from txstore.history.opening import CHAINED, PRINTED, Access, locate
 from txstore.history.snapshot import Snapshot
 from txstore.interchange.concealing import concealed
@@ -59,7 +60,7 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         target_protocol: str | None = None,
         target_options: Mapping[str, Any] | None = None,
         branch: str = "main",
-        at: int | str | datetime | None = None,
+        at: At | None = None,
         tag: str | None = None,
         sources: Given | None = None,
         **options: Any,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore.comparing.diff import Diff, OpenArray
@@ -16,19 +17,20 @@ from txstore.engine import Engine, Position
 from txstore.errors import (
     CommitNotFoundError,
     ConflictError,
-    KeyFormatError,
+    NodeNotFoundError,
     RepositoryNotFoundError,
     SnapshotExpiredError,
 )
 from txstore.format.constraints import Constraint
 from txstore.format.records import SNAPSHOT
 from txstore.history.branches import Branches
-from txstore.history.changes import changed, common_ancestor, parent_of
+from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
-from txstore.history.find import find_commit, find_tagged
+from txstore.history.find import At, find_commit
 from txstore.history.follow import follow
+from txstore.history.log import Log, changing
 from txstore.history.opening import Access
 from txstore.history.snapshot import Snapshot
 from txstore.history.tags import Tags
@@ -46,6 +48,7 @@ from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
+    from txstore.comparing.blame import Blame
     from txstore.interchange.export import Export
     from txstore.interchange.publish import Published
     from txstore.interchange.references import References
@@ -254,12 +257,12 @@ class Repository:
 
     # --- reading
 
-    def snapshot(
-        self, at: int | str | datetime | None = None, *, branch: str = MAIN, tag: str | None = None
-    ) -> TxStore:
+    def snapshot(self, at: At | None = None, *, branch: str = MAIN, tag: str | None = None) -> TxStore:
         """Return a read-only store at the newest commit, or at the one that `at` or `tag` names.
 
-        `at` is a slot, a commit id (or its first digits), or an aware datetime: the newest commit that is not later.
+        `at` is a slot (-1 is the newest commit), a `Commit`, its id (or its first digits), a tag, or a date: the newest
+        commit that is not later. A date is an aware datetime, ISO 8601 text with a zone, or a `numpy.datetime64`, which
+        is in UTC.
 
         Raises
         ------
@@ -272,21 +275,69 @@ class Repository:
 
         return TxStore(self, read_only=True, branch=branch, at=at, tag=tag)
 
-    def mapping(
-        self, at: int | str | datetime | None = None, *, branch: str = MAIN, tag: str | None = None
-    ) -> Snapshot:
+    def mapping(self, at: At | None = None, *, branch: str = MAIN, tag: str | None = None) -> Snapshot:
         """Return a snapshot as a plain `Mapping[str, bytes]`, for zarr 2 and whoever takes one."""
         return Position(self.engine, branch=self.engine.branch(branch), at=at, tag=tag).snapshot()
 
     # --- history
 
-    def log(self, branch: str = MAIN, *, limit: int | None = None) -> Iterator[Commit]:
-        """Yield the commits of a branch, newest first."""
-        head = self._existing().head(self.engine.branch(branch))
-        for number, stored in enumerate(self.engine.commits.ancestors(head)):
-            if number == limit:
-                return
-            yield stored.commit
+    def log(self, branch: str = MAIN, *, limit: int | None = None, path: str | None = None) -> Log:
+        """Return the commits of a branch, newest first: a sequence that is read as far as somebody looks.
+
+        With `path`, only those that have changed something below it.
+        """
+        commits = self._existing()
+        line = commits.ancestors(commits.head(self.engine.branch(branch)))
+        return Log(line if path is None else changing(line, self.engine.snapshots, path), limit)
+
+    def blame(self, path: str, at: At | None = None, *, branch: str = MAIN) -> Blame:
+        """Return which commit has written each chunk of an array, and each document of an array or group.
+
+        `at` is as in `snapshot`. Raises `NodeNotFoundError`.
+        """
+        from txstore.comparing.blame import blame  # late: it imports numpy
+
+        commits = self._existing()
+        head = (
+            commits.head(self.engine.branch(branch))
+            if at is None
+            else find_commit(commits, at, self.engine.branch(branch))
+        )
+        if head is None:
+            raise NodeNotFoundError(path)
+        return blame(self.engine.snapshots.of(head), path, partial(commits_of, commits, head))
+
+    def bisect(self, good: At, bad: At, test: Callable[[TxStore], bool], *, branch: str = MAIN) -> Commit:
+        """Return the first commit at which something is wrong, of those after `good` up to `bad`.
+
+        `test` gets a read-only store, and returns whether all is well there. It is asked about as many commits as it
+        takes to halve their number again and again, and about the two ends. Raises `ValueError` if `good` is not before
+        `bad`, or `test` says other than that they are good and bad.
+        """
+        from txstore.store import TxStore  # late: as above
+
+        commits = self._existing()
+        branch = self.engine.branch(branch)
+        first, last = find_commit(commits, good, branch), find_commit(commits, bad, branch)
+        line: list[Stored] = []
+        for stored in commits.ancestors(last):
+            line.append(stored)
+            if stored.header.id == first.header.id:
+                break
+        else:
+            raise ValueError(f"{first.commit} is not before {last.commit}")
+
+        def is_good(stored: Stored) -> bool:
+            return bool(test(TxStore.at(self.engine, self.engine.snapshots.of(stored))))
+
+        for end, wanted in ((first, True), (last, False)):
+            if is_good(end) is not wanted:
+                raise ValueError(f"{end.commit} is {'bad' if wanted else 'good'}, says the test: nothing to look for")
+        low, high = 0, len(line) - 1  # the first is bad, the last is good
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_good(line[middle]) else (middle, high)
+        return line[low].commit
 
     def head(self, branch: str = MAIN) -> Commit | None:
         """Return the newest commit, None if there is none yet, be it that nothing was ever written here."""
@@ -294,7 +345,7 @@ class Repository:
         stored = self.engine.commits.head(branch) if self.exists else None
         return None if stored is None else stored.commit
 
-    def commit(self, at: int | str | datetime, *, branch: str = MAIN) -> Commit:
+    def commit(self, at: At, *, branch: str = MAIN) -> Commit:
         """Return the commit that a slot, an id or an aware datetime names."""
         return find_commit(self._existing(), at, self.engine.branch(branch)).commit
 
@@ -309,8 +360,8 @@ class Repository:
 
     def diff(
         self,
-        a: Commit | int | str | datetime,
-        b: Commit | int | str | datetime | None = None,
+        a: At,
+        b: At | None = None,
         *,
         three_dot: bool = False,
         branch: str = MAIN,
@@ -343,9 +394,9 @@ class Repository:
         >>> [(part.before.tolist(), part.after.tolist()) for part in diff.values("t2m")]
         [([0.0, 0.0], [0.0, 1.0]), ([0.0, 0.0], [1.0, 1.0])]
         """
-        commits, snapshots = self._existing(), self.engine.snapshots
-        second = self._find(a if b is None else b, branch)
-        first = parent_of(commits, second) if b is None else self._find(a, branch)
+        commits, snapshots, branch = self._existing(), self.engine.snapshots, self.engine.branch(branch)
+        second = find_commit(commits, a if b is None else b, branch)
+        first = parent_of(commits, second) if b is None else find_commit(commits, a, branch)
         base = None if first is None else common_ancestor(commits, first, second)
         if three_dot:
             first = base
@@ -354,13 +405,6 @@ class Repository:
         return Diff(
             before.commit, after.commit, compare(changes, before, after), self._opener(before), self._opener(after)
         )
-
-    def _find(self, at: Commit | int | str | datetime, branch: str) -> Stored:
-        commits = self._existing()
-        with suppress(CommitNotFoundError, KeyFormatError):
-            if isinstance(at, str):
-                return find_tagged(commits, at)
-        return find_commit(commits, at, self.engine.branch(branch))
 
     def _opener(self, snapshot: Snapshot) -> OpenArray:
         def open_array(path: str) -> Any:
@@ -376,7 +420,7 @@ class Repository:
         self,
         branch: str = MAIN,
         *,
-        since: Commit | int | str | datetime | None = None,
+        since: At | None = None,
         timeout: float | None = None,
     ) -> Generator[Commit, None, None]:
         """Yield every commit that is made after `since`, in order, each once, and wait for the next one.
@@ -716,7 +760,7 @@ class Repository:
         self,
         destination: str | os.PathLike[str],
         *,
-        at: int | str | datetime | None = None,
+        at: At | None = None,
         branch: str = MAIN,
         tag: str | None = None,
         path: str = "",

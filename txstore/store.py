@@ -6,7 +6,6 @@ import asyncio
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from html import escape
 from itertools import islice
@@ -26,6 +25,7 @@ from txstore.format.records import SNAPSHOT
 from txstore.format.regions import Region
 from txstore.history.commit import MAIN, Commit
 from txstore.history.declarations import Constraints
+from txstore.history.find import At
 from txstore.history.opening import Access
 from txstore.history.runs import Located
 from txstore.pipeline.chunk_store import ChunkStore
@@ -78,8 +78,9 @@ class TxStore(Store, ChunkStore):
         False: the same is raised for a store to write to. So a misspelled path makes no second repository.
     branch : str
         The name of the branch that is read, or committed to.
-    at : int, str or datetime, optional
-        A slot, a commit id (or its first digits), or an aware datetime: the newest commit that is not later.
+    at : int, str, Commit, datetime or numpy.datetime64, optional
+        A slot (-1 is the newest commit), a commit or its id (or its first digits), a tag, or a date: the newest commit
+        that is not later. A date has a zone, or is a `numpy.datetime64`, in UTC.
     tag : str, optional
         The name of a tag.
     durability : {"fsync", "none"}
@@ -117,7 +118,7 @@ class TxStore(Store, ChunkStore):
         read_only: bool = False,
         create: bool = True,
         branch: str = MAIN,
-        at: int | str | datetime | None = None,
+        at: At | None = None,
         tag: str | None = None,
         durability: str = "fsync",
         storage_options: dict[str, Any] | None = None,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from xarray import Dataset, Variable
 from xarray.backends import BackendEntrypoint
 from xarray.backends.zarr import ZarrBackendEntrypoint
 
+from txstore.history.find import At
 from txstore.history.opening import CHAINED, PRINTED, Access, is_repository, locate
 from txstore.interchange.concealing import concealed
 from txstore.repository import Repository
@@ -59,7 +59,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         *,
         drop_variables: Any = None,
         branch: str = "main",
-        at: int | str | datetime | None = None,
+        at: At | None = None,
         tag: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         sources: Given | None = None,
@@ -93,7 +93,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         filename_or_obj: Any,
         *,
         branch: str = "main",
-        at: int | str | datetime | None = None,
+        at: At | None = None,
         tag: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         sources: Given | None = None,
@@ -141,7 +141,7 @@ class _CommitVariable(Variable):
 def _snapshot(
     given: Any,
     branch: str,
-    at: int | str | datetime | None,
+    at: At | None,
     tag: str | None,
     storage_options: Mapping[str, Any] | None,
     sources: Given | None,

@@ -293,6 +293,7 @@ def test_log_as_json(filled: txstore.Repository) -> None:
     assert shown == [{**asdict(commit), "time": commit.time.isoformat()} for commit in commits]
     assert list(shown[0]) == [
         "id", "branch", "slot", "seq", "parent", "time", "author", "message", "properties", "statistics",
+        "merged",
     ]  # fmt: skip
     assert run_json("log", filled.url, "--limit", 1) == shown[:1]
     assert run_json("log", filled.url, "--limit", 9) == shown

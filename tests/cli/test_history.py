@@ -60,3 +60,18 @@ def test_what_a_repository_says_does_not_steer_the_terminal(repo: txstore.Reposi
         zarr.create_group(store, path="a\x1b[2J")
     assert "\x1b" not in run("diff", repo.url).stdout
     assert "a\\x1b[2J" in run("diff", repo.url).stdout
+
+
+def test_blame_and_the_log_of_a_path(changed: txstore.Repository) -> None:
+    lines = run("blame", changed.url, "x").stdout.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["main@1", "main@0"]
+    assert "zarr.json" in lines[3]
+    told = run_json("blame", changed.url, "x")
+    assert told == json.loads(json.dumps(changed.blame("x").as_dict()))
+    assert told["chunks"] == [1, 1, 0]
+    assert run_json("blame", changed.url, "x", "--at", "0")["chunks"] == [0, 0, 0]
+    assert run("blame", changed.url, "nothing").exit_code == 1
+    assert [commit["message"] for commit in run_json("log", changed.url, "--path", "g")] == ["second", "first"]
+    with changed.transaction("third") as store:
+        zarr.create_group(store, path="other")
+    assert [commit["message"] for commit in run_json("log", changed.url, "--path", "x")] == ["second", "first"]

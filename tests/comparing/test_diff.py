@@ -127,6 +127,26 @@ def test_a_chunk_behind_the_end_of_an_array_that_has_shrunk(repo: txstore.Reposi
     assert two.differs.all()
 
 
+def test_two_branches(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(6), chunks=(2,))
+    base = repo.head()
+    assert base is not None
+    repo.branches["dev"] = base
+    with repo.transaction(branch="dev") as store:
+        zarr.open_array(store, path="x")[0] = 10
+    with repo.transaction() as store:
+        zarr.open_array(store, path="x")[2] = 20
+    with repo.transaction() as store:
+        zarr.open_array(store, path="x")[0] = 10  # as on the other
+    assert repo.diff("dev", "main")["x"].regions == [a_slice((2, 4))]
+    assert repo.diff("dev", "main", three_dot=True)["x"].regions == [a_slice((0, 4))]
+    assert repo.diff(base, "dev")["x"].regions == repo.diff("dev")["x"].regions == [a_slice((0, 2))]
+    blame = repo.blame("x", branch="dev")
+    assert [str(blame[at]) for at in range(3)] == ["dev@1", "main@0", "main@0"]
+    assert [str(commit) for commit in repo.log("dev", path="x")] == ["dev@1", "main@0"]
+
+
 def test_what_is_staged(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         zarr.create_array(store, name="x", data=np.arange(4), chunks=(2,))

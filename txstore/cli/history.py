@@ -1,4 +1,4 @@
-"""`diff`: what has changed, and who has changed it."""
+"""`diff` and `blame`: what has changed, and who has changed it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from txstore.cli.output import (
     PathArgument,
     StorageOption,
     find_commit,
+    local_time,
     open_repository,
     print_json,
+    print_table,
     reporting_errors,
     tell,
 )
@@ -50,5 +52,34 @@ def diff(
         tell(line)
 
 
+@reporting_errors
+def blame(
+    path: PathArgument,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The array or group.", show_default=False)],
+    at: Annotated[str | None, typer.Option(metavar="COMMIT", help="As of this commit instead of the newest.")] = None,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell which commits have written the chunks and documents of an array or group."""
+    repo = open_repository(path, storage_options)
+    found = repo.blame(node, None if at is None else find_commit(repo, at))
+    if as_json:
+        print_json(found.as_dict(), indent=None)
+        return
+    rows = [
+        (
+            "-" if commit is None else str(commit),
+            "-" if commit is None else commit.id[:12],
+            "-" if commit is None else local_time(commit.time),
+            f"{chunks:,}",
+            ", ".join(documents),
+            "not kept any more" if commit is None else commit.message.partition("\n")[0],
+        )
+        for commit, chunks, documents in found.rows()
+    ]
+    print_table(["commit", "id", "time", "chunks>", "documents~", "message~"], rows)
+
+
 def register(app: typer.Typer) -> None:
     app.command()(diff)
+    app.command()(blame)

@@ -100,11 +100,15 @@ def demo(
 def log(
     path: PathArgument,
     limit: Annotated[int | None, typer.Option(min=1, help="Show the newest so many.", show_default=False)] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--path", metavar="NODE", help="Only what has changed this array or group.", show_default=False),
+    ] = None,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the commits, newest first."""
-    commits = open_repository(path, storage_options).log(limit=limit)
+    commits = open_repository(path, storage_options).log(limit=limit, path=node)
     if as_json:
         print_json([commit_as_dict(commit) for commit in commits])
         return

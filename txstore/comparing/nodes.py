@@ -178,7 +178,7 @@ class _Node:
             self._digest[what].update(_place(suffix, ref))
         if is_document(key):
             return
-        chunk = _index(suffix, self._dimensions) if self.is_array else None
+        chunk = index_of(suffix, self._dimensions) if self.is_array else None
         if chunk is None:
             self.keys.append(key)
         else:
@@ -220,7 +220,7 @@ def _place(suffix: str, ref: Ref) -> bytes:
     return f"{suffix}\0{ref.kind} {ref.pack.id.hex()} {ref.offset} {ref.length}\n".encode()
 
 
-def _index(suffix: str, dimensions: int) -> Chunk | None:
+def index_of(suffix: str, dimensions: int) -> Chunk | None:
     """Return the place in the grid of a key below an array: `c/0/1`, `c.0.1`, `0.1` or `0/1`; None if it is none."""
     parts = suffix.replace(".", "/").split("/")
     if parts[0] == "c":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from datetime import datetime
 
 from txstore.errors import CommitNotFoundError
 from txstore.history.commit import MAIN, Commit
 from txstore.history.commits import Commits
-from txstore.history.find import find_commit
+from txstore.history.find import At, find_commit
 from txstore.history.snapshot import Snapshots
 
 
@@ -33,7 +32,7 @@ class Branches(MutableMapping[str, Commit]):
             raise CommitNotFoundError(f"branch {name!r}", hint="this repository has no commits yet")
         return head.commit
 
-    def __setitem__(self, name: str, commit: Commit | int | str | datetime) -> None:
+    def __setitem__(self, name: str, commit: At) -> None:
         """Begin a branch behind a commit, durably. A branch is not set anew: it moves by committing.
 
         Raises `ValueError` if the name is given, `KeyFormatError` if there can be no such name, `CommitNotFoundError`,

@@ -9,7 +9,7 @@ places.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.format import encoding, packfile
 from txstore.format.keys import after_prefix, decode_key, directory_prefix
 from txstore.format.packfile import PackName
-from txstore.history.commit import Stored
+from txstore.history.commit import Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.runs import Found, Runs
 from txstore.history.snapshot import Snapshot
@@ -98,6 +98,31 @@ def parent_of(commits: Commits, stored: Stored) -> Stored | None:
     if parent is None:
         raise SnapshotExpiredError(f"{stored.commit.branch}@{stored.header.slot - 1}")
     return parent
+
+
+def commits_of(commits: Commits, head: Stored, seqs: Sequence[int]) -> dict[int, Commit | None]:
+    """Return the commits of a line that have these seqs; None for one that is not kept.
+
+    Mostly one read for each: where as many slots as seqs lie between two commits, nothing was merged between them.
+    """
+    found: dict[int, Commit | None] = {}
+    line: Iterator[Stored] = commits.ancestors(head)
+    last: Stored | None = next(line)
+    for seq in sorted(seqs, reverse=True):
+        found[seq] = None
+        while last is not None and last.header.seq > seq:
+            slot = last.header.slot - (last.header.seq - seq)
+            guess = commits.at(last.header.branch, slot) if slot >= 0 else None
+            if guess is not None and slot < commits.floor(guess.header.branch):
+                guess = None
+            if guess is not None and guess.header.seq == seq:
+                last, line = guess, commits.ancestors(guess)
+                next(line)
+            else:
+                last = next(line, None)
+        if last is not None and last.header.seq == seq:
+            found[seq] = last.commit
+    return found
 
 
 def ref_of(snapshot: Snapshot, key: str) -> Ref | None:

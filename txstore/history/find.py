@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from operator import index
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeAlias
 
-from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
+import numpy as np
+
+from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, SnapshotExpiredError
 from txstore.format import names
 from txstore.format.commitfile import CommitName
 from txstore.history.commit import EPOCH, MAIN, Commit, Stored
 from txstore.history.commits import Commits
 
+#: What a commit may be named by: see `find_commit`. A negative number counts from the head, which is -1.
+At: TypeAlias = Commit | SupportsIndex | str | datetime | np.datetime64
 
-def find_commit(commits: Commits, at: Commit | SupportsIndex | str | datetime, branch: str = MAIN) -> Stored:
-    """Return the commit by slot, by id (or its first 4 digits or more), or the newest at a date; or what a `Commit` is.
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
-    Slots and dates are those of one branch, and of what it has forked from; an id is looked for in all of them.
-    Raises `CommitNotFoundError` if there is none, `ValueError` for a naive datetime.
+
+def find_commit(commits: Commits, at: At, branch: str = MAIN) -> Stored:
+    """Return the commit by slot, by id (or its first 4 digits or more), by tag, or the newest at a date.
+
+    Also what a `Commit` is, and the head of a branch by its name. A date is an aware `datetime`, ISO 8601 text with a
+    zone, or a `numpy.datetime64`, which is in UTC. Slots and dates are those of one branch, and of what it has forked
+    from; an id is looked for in all of them. Raises `CommitNotFoundError` if there is none, `ValueError` for a date
+    without a zone.
     """
     if isinstance(at, Commit):
         return _of_commit(commits, at, branch)
+    if isinstance(at, np.datetime64):
+        at = _of_numpy(at)
+    elif isinstance(at, str):
+        if (named := _by_name(commits, at)) is not None:
+            return named
+        if _DATE.match(at):
+            at = datetime.fromisoformat(at)
     if isinstance(at, datetime):
         return _at_time(commits, at, branch, _existing_head(commits, branch))
     if isinstance(at, str):
         return _by_id(commits, at, branch)
     if isinstance(at, bool) or not isinstance(at, SupportsIndex):
-        raise TypeError(f"at= takes a slot, a commit id or a datetime, not {type(at).__name__}")
+        raise TypeError(f"at= takes a slot, a commit, its id, a tag or a date, not {type(at).__name__}")
     slot = index(at)
+    if slot < 0:
+        slot += _existing_head(commits, branch).header.slot + 1
     stored = commits.at(branch, slot) if slot >= 0 else None
     if stored is None:
         head = _existing_head(commits, branch)
@@ -38,7 +57,7 @@ def find_commit(commits: Commits, at: Commit | SupportsIndex | str | datetime, b
         if 0 <= slot <= head.header.slot and (slot < floor or commits.branches.owner(branch, slot) != branch):
             raise SnapshotExpiredError(commits.label(branch, slot))
         shown = commits.branches.name_of(branch)
-        raise CommitNotFoundError(f"slot {slot}", hint=f"branch {shown!r} has slots {floor} to {head.header.slot}")
+        raise CommitNotFoundError(f"slot {index(at)}", hint=f"branch {shown!r} has slots {floor} to {head.header.slot}")
     return stored
 
 
@@ -55,6 +74,21 @@ def _of_commit(commits: Commits, commit: Commit, branch: str) -> Stored:
         if commit.slot < commits.floor(branch):
             raise SnapshotExpiredError(str(commit)) from error
         raise
+
+
+def _by_name(commits: Commits, name: str) -> Stored | None:
+    """Return the commit with a tag, or the head of a branch; None if nothing has this name."""
+    with contextlib.suppress(CommitNotFoundError, KeyFormatError):
+        return find_tagged(commits, name)
+    with contextlib.suppress(CommitNotFoundError, KeyFormatError):
+        return commits.head(commits.branches.id_of(name))
+    return None
+
+
+def _of_numpy(at: np.datetime64) -> datetime:
+    if np.isnat(at):
+        raise ValueError("NaT is no date")
+    return EPOCH + timedelta(microseconds=int(at.astype("datetime64[us]").astype(np.int64)))
 
 
 def _existing_head(commits: Commits, branch: str) -> Stored:
@@ -83,8 +117,7 @@ def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
     """Yield the commits that are kept: of each branch down to the floor, then the tagged ones; those of one first."""
     met: set[CommitName] = set()
     _existing_head(commits, branch)
-    others = sorted(record.id for record in commits.branches.all().values())
-    for each in dict.fromkeys([branch, MAIN, *others]):
+    for each in _branches_from(commits, branch):
         for stored in commits.ancestors(commits.head(each)):
             if stored.name in met:
                 break  # and so are those before it
@@ -95,6 +128,11 @@ def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
     for place in sorted({*tagged, *begun} - {(name.branch, name.slot) for name in met}, reverse=True):
         if (stored_there := commits.read(*place)) is not None:
             yield stored_there
+
+
+def _branches_from(commits: Commits, first: str) -> Iterator[str]:
+    yield first
+    yield from sorted({MAIN, *(record.id for record in commits.branches.all().values())} - {first})
 
 
 def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Stored:

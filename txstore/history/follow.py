@@ -12,15 +12,15 @@ import select
 import time
 from collections.abc import Generator
 from contextlib import closing, suppress
-from datetime import datetime
-from typing import NamedTuple
+from operator import index
+from typing import NamedTuple, SupportsIndex
 
 from txstore._native import watch
 from txstore.errors import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.format import names
 from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
-from txstore.history.find import find_commit
+from txstore.history.find import At, find_commit
 
 #: Seconds between two looks: without a watch the pause doubles from the first to the longest; with one it is the
 #: longest at once, for what a watch may not report, such as commits made on another host of a network file system.
@@ -37,7 +37,7 @@ class _Place(NamedTuple):
 def follow(
     commits: Commits,
     branch: str = MAIN,
-    since: Commit | int | str | datetime | None = None,
+    since: At | None = None,
     timeout: float | None = None,
 ) -> Generator[Commit, None, None]:
     """Yield every commit after `since`, in order, and wait for the next: `Repository.follow`."""
@@ -47,7 +47,7 @@ def follow(
     return _follow(commits, branch, _beginning(commits, branch, since), timeout)
 
 
-def _beginning(commits: Commits, branch: str, since: Commit | int | str | datetime | None) -> _Place | None:
+def _beginning(commits: Commits, branch: str, since: At | None) -> _Place | None:
     """Return the commit to begin after; None: with the first one of the branch."""
     if not commits.identity.exists():
         if since in (None, -1):
@@ -58,6 +58,8 @@ def _beginning(commits: Commits, branch: str, since: Commit | int | str | dateti
     if since is None:
         head = commits.head(branch)
         return None if head is None else _place(head)
+    if isinstance(since, SupportsIndex) and index(since) < 0:  # it would be another one with each commit
+        raise CommitNotFoundError(f"slot {since}", hint="-1 is before the first commit, and there is nothing below it")
     place = _place(find_commit(commits, since.slot if isinstance(since, Commit) else since, branch))
     if isinstance(since, Commit) and place.id.hex() != since.id:
         hint = f"slot {since.slot} of branch {commits.branches.name_of(branch)!r} holds another commit; see repo.log()"

@@ -34,6 +34,7 @@ from txstore.history.runs import (
     Found,
     Known,
     Listed,
+    Live,
     Located,
     OpenPacks,
     OpenRun,
@@ -218,6 +219,9 @@ class LazyRuns(Runs):
                 break
             start, length = bound, min(2 * length, SCAN_LARGEST)
         return found
+
+    def _page(self, start: bytes, stop: bytes | None) -> Sequence[Live]:
+        return self.scan(start, stop, SCAN_LARGEST // _BYTES_PER_KEY)
 
     def _scan(
         self, windows: Sequence[tuple[int, int, bytes | None]], start: bytes, stop: bytes | None, limit: int

@@ -23,6 +23,7 @@ from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Mapped
 
 _LIGHT = 1 << 20  # bytes
+_PAGE = 4096  # keys
 #: So many bytes of the blocks of each run are looked through at a time for what has changed.
 _CHANGES_WINDOW = 64 << 10
 
@@ -50,6 +51,10 @@ class Listed(NamedTuple):
     offset: int
     length: int
     checksum: int
+
+
+#: The fields of a `Listed`.
+Live = tuple[bytes, int, int, int, int, int, int, int]
 
 
 class Change(NamedTuple):
@@ -251,13 +256,25 @@ class Runs:
         except ValueError as error:
             raise self._corrupt(error) from error
 
+    def pages(self, start: bytes, stop: bytes | None) -> Iterator[Sequence[Live]]:
+        """Yield the live keys from `start` on, below `stop`, page by page: tuples of the fields of `Listed`."""
+        while page := self._page(start, stop):
+            yield page
+            start = page[-1][0] + b"\0"
+
+    def _page(self, start: bytes, stop: bytes | None) -> Sequence[Live]:
+        try:
+            return index.scan(self._runs, start, stop, _PAGE)
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
     def scan_all(self) -> Iterator[Listed]:
         """Yield all live keys, ascending."""
         return self.scan_between(b"", None)
 
     def scan_between(self, start: bytes, stop: bytes | None) -> Iterator[Listed]:
         """Yield the live keys from `start` on, below `stop`, ascending."""
-        while page := self.scan(start, stop, 4096):
+        while page := self.scan(start, stop, _PAGE):
             yield from page
             start = page[-1].key + b"\0"
 

@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from txstore.errors import CommitNotFoundError, ExportError
 from txstore.format.keys import directory_prefix, is_document
 from txstore.history.commit import MAIN, Commit
+from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
 from txstore.interchange.concealing import concealing
 from txstore.interchange.destinations import Destination, check_outside, found_marker, is_place, open_destination, put
@@ -39,7 +39,7 @@ def export(
     repo: Facade,
     destination: str | os.PathLike[str],
     *,
-    at: int | str | datetime | None = None,
+    at: At | None = None,
     branch: str = MAIN,
     tag: str | None = None,
     path: str = "",

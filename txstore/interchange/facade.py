@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, MutableMapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore.engine import Engine
 from txstore.history.commit import Commit
+from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
 from txstore.transactions.named import NamedTransaction
 
@@ -35,14 +35,12 @@ class Facade(Protocol):
 
     def transactions(self) -> list[NamedTransaction]: ...
 
-    def mapping(
-        self, at: int | str | datetime | None = None, *, branch: str = ..., tag: str | None = None
-    ) -> Snapshot: ...
+    def mapping(self, at: At | None = None, *, branch: str = ..., tag: str | None = None) -> Snapshot: ...
 
     def head(self, branch: str = ...) -> Commit | None: ...
 
-    def commit(self, at: int | str | datetime, *, branch: str = ...) -> Commit: ...
+    def commit(self, at: At, *, branch: str = ...) -> Commit: ...
 
     def follow(
-        self, branch: str = ..., *, since: Commit | int | str | datetime | None = None, timeout: float | None = None
+        self, branch: str = ..., *, since: At | None = None, timeout: float | None = None
     ) -> Generator[Commit, None, None]: ...

@@ -7,7 +7,6 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from zarr.errors import BaseZarrError
 
 from txstore.errors import SchemaError
 from txstore.history.commit import MAIN, Commit
+from txstore.history.find import At
 from txstore.repository import Repository
 from txstore.store import TxStore
 
@@ -81,7 +81,7 @@ class Samples:
         source: str | os.PathLike[str] | Repository,
         arrays: str | Sequence[str] | Mapping[str, str],
         *,
-        at: int | str | datetime | None = None,
+        at: At | None = None,
         branch: str = MAIN,
         tag: str | None = None,
         expect: Mapping[str, tuple[Any, Sequence[int]]] | None = None,

@@ -1,31 +1,32 @@
-"""Copying a repository while others write it: `backup`. What the head was at the start is what the copy holds.
+"""Copying a repository while others write it: `backup`. What the heads were at the start is what the copy holds.
 
-Order: packs, commits by slot, tags, the hint, and in a new copy `format.json` last: at any moment the copy is a whole
-repository, or none yet. Each file is copied beside its place, checked, synced and renamed, so that what is there is
-complete, and an interrupted backup is simply run again. No lock is taken; what is copied is pinned.
+Order: packs, commits behind all that they need, branches, tags, hints, and in a new copy `format.json` last: at any
+moment the copy is a whole repository, or none yet. Each file is copied beside its place, checked, synced and renamed,
+so that what is there is complete, and an interrupted backup is simply run again. No lock is taken; what is copied is
+pinned.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import groupby
 
 from txstore.errors import BackupError, CorruptionError, RepositoryNotFoundError
 from txstore.format import commitfile, names, packfile, records
 from txstore.format.commitfile import RunName
 from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
-from txstore.format.records import Tag
+from txstore.format.records import Branch, Tag
 from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.opening import open_commits, open_storage
 from txstore.history.runs import names_of
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import check_frames, check_sections, frames_end, open_run
-from txstore.maintenance.reachable import data_packs
+from txstore.maintenance.reachable import data_packs, hold_all
 from txstore.maintenance.report import Fault
 from txstore.storage.interface import StagedFile, Storage
 
@@ -37,7 +38,7 @@ Check = Callable[[str], list[Fault]]  # of a file at another place
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What a backup did. `slot` and `commit` are of the head that the copy has now; `bytes` were copied."""
+    """What a backup did. `slot` and `commit` are of the head of "main" that the copy has now; `bytes` were copied."""
 
     destination: str
     slot: int
@@ -92,10 +93,14 @@ class _BackUp:
         self._verify = verify
         self._progress = progress
         self._id = commits.identity.id
-        self._pins = Pins(self.source.open_pins)
-        self._files = self._bytes = self._total = self._floor = 0
+        self._pins: dict[str, Pins] = {}
+        self._files = self._bytes = self._total = 0
+        self._branches: dict[str, Branch] = {}  # by name
+        self._heads: dict[str, Stored] = {}  # by branch, of those that have commits of their own
+        self._floors: dict[str, int] = {}  # of all branches
         self._tags: dict[str, bytes] = {}  # what those say that are copied, by their names
         self._seen: set[tuple[bytes, int]] = set()  # runs whose packs are known
+        self._needed: dict[str, set[str]] = {}  # by the file that runs lie in, what they refer to
 
     def run(self) -> Backup:
         while True:
@@ -104,12 +109,19 @@ class _BackUp:
             except (FileNotFoundError, CorruptionError) as error:
                 if self._are_tags_gone():
                     continue  # without them: below the floor only they had kept what is missing
-                head = open_commits(self.source).head(MAIN)
-                if isinstance(error, FileNotFoundError) and head is not None and head.header.floor > self._floor:
+                if isinstance(error, FileNotFoundError) and self._is_overtaken():
                     raise BackupError(self.target.url, "a vacuum has deleted files meanwhile: run it again") from error
                 if isinstance(error, FileNotFoundError) and (missing := self._in_source(error)) is not None:
                     raise CorruptionError(missing, reason="the file is missing") from error
                 raise
+
+    def _is_overtaken(self) -> bool:
+        """Tell whether a vacuum may have deleted what is to be copied."""
+        commits = open_commits(self.source)
+        return any(
+            not commits.branches.is_living(branch) or commits.floor(branch) > floor
+            for branch, floor in self._floors.items()
+        )
 
     def _in_source(self, error: FileNotFoundError) -> str | None:
         """Return which file of the repository is missing, if it is one of that."""
@@ -118,46 +130,50 @@ class _BackUp:
         return path.removeprefix(begin) if path.startswith(begin) else None
 
     def _run(self) -> Backup:
-        head = self._pinned_head()
-        self._tags = {} if head is None else self._read_tags(head)
+        self._pin_heads()
+        self._tags = self._read_tags() if self._heads else {}
         self._seen = set()
         copies = open_commits(self.target)
         is_new = self._check_target(copies)
-        last = None if is_new else copies.head(MAIN)
-        self._check_history(head, last)
+        last = {} if is_new else self._last(copies)
         for directory in ("", *names.DIRECTORIES):
             self._make_directory(directory)
         self._write_once(names.GUARD, records.encode_guard())  # always the same, whatever lies in the source
-        if head is not None:
-            self._copy_history(head, last)
+        if self._heads:
+            self._copy_history(last)
+        self._write_branches(copies)
         for name, content in self._tags.items():
-            self._write_tag(names.tag_path(name), content)
+            self._write_small(names.tag_path(name), content)
         if is_new:
             self._write_once(names.FORMAT)
         copies = open_commits(self.target)
-        made = copies.head(MAIN)
-        if (None if made is None else made.header.id) != (None if head is None else head.header.id):
-            raise BackupError(self.target.url, "somebody has committed into it meanwhile: choose another place")
-        if made is not None and self._files:
-            hint = names.hint_path(MAIN)
-            with contextlib.suppress(FileExistsError):
-                self.target.write_once(hint, b"", durable=False, at_most=self._at_most(hint))
-            copies.write_hint(made, durable=True)
+        for branch, head in self._heads.items():
+            made = copies.head(branch)
+            if made is None or made.header.id != head.header.id:
+                raise BackupError(self.target.url, "somebody has committed into it meanwhile: choose another place")
+            if self._files:
+                hint = names.hint_path(branch)
+                with contextlib.suppress(FileExistsError):
+                    self.target.write_once(hint, b"", durable=False, at_most=self._at_most(hint))
+                copies.write_hint(made, durable=True)
+        main = self._heads.get(MAIN)
         return Backup(
-            self.target.url, -1 if made is None else made.header.slot, "" if made is None else made.header.id.hex(),
+            self.target.url, -1 if main is None else main.header.slot, "" if main is None else main.header.id.hex(),
             self._files, self._bytes,
         )  # fmt: skip
 
-    def _pinned_head(self) -> Stored | None:
-        """Return the head; a vacuum leaves alone what it needs, down to the floor, for as long as this object lives."""
-        while True:
-            head = self.commits.head(MAIN)
-            if head is None:
-                return None
-            self._floor = max(head.header.floor, self.commits.floor(MAIN))
-            self._pins.hold(self, head.header.seq - (head.header.slot - self._floor))
-            if self.commits.floor(MAIN) <= self._floor:
-                return head
+    def _pin_heads(self) -> None:
+        """Find the heads; a vacuum leaves alone what is kept of them for as long as this object lives."""
+        floors = hold_all(self.commits, self._pins_of, self)
+        found = self.commits.branches.all()
+        self._branches = {name: record for name, record in found.items() if record.id in floors}
+        heads = {branch: self.commits.head(branch) for branch in floors}
+        self._heads = {branch: head for branch, head in heads.items() if head and head.header.branch == branch}
+        raised = {branch: max(floors[branch], head.header.floor) for branch, head in self._heads.items()}
+        self._floors = {**floors, **raised}
+
+    def _pins_of(self, branch: str) -> Pins:
+        return self._pins.setdefault(branch, Pins(self.source.open_pins, branch))
 
     # --- whether it may be done
 
@@ -174,7 +190,10 @@ class _BackUp:
         others = {name for name in found - names.TOP if not names.is_litter(name)}
         if others:
             raise BackupError(self.target.url, f"it holds something else ({min(others)!r}): choose a new one")
-        for path in (*copies.paths_in(names.commits_directory(MAIN)), *data_packs(copies)):
+        commits = (
+            path for each in copies.branch_directories() for path in copies.paths_in(names.commits_directory(each))
+        )
+        for path in (*commits, *data_packs(copies)):
             try:
                 found_id = packfile.decode_head(self.target.read_range(path, 0, packfile.HEAD_SIZE))[1]
             except MalformedError:
@@ -183,19 +202,28 @@ class _BackUp:
                 raise BackupError(self.target.url, "it holds the beginnings of another repository: choose a new one")
         return True
 
-    def _check_history(self, head: Stored | None, last: Stored | None) -> None:
-        if last is None:
-            return
-        there = self.commits.read(MAIN, last.header.slot)
-        if head is None or there is None or there.hash != last.hash:
-            what = f"its commit {last.commit.id[:12]}, in slot {last.header.slot}, is not in the repository's history"
-            why = "somebody has committed into it, or a vacuum has passed it: choose another directory"
-            raise BackupError(self.target.url, f"{what}: {why}")
+    def _last(self, copies: Commits) -> dict[str, Stored]:
+        """Return the heads of the copy; raise `BackupError` unless they are of the repository's history."""
+        found = {}
+        there = {MAIN, *(record.id for record in copies.branches.all().values())}
+        for branch in sorted(there & self._floors.keys()):
+            last = copies.head(branch)
+            if last is None or last.header.branch != branch:
+                continue
+            stored = self.commits.read(branch, last.header.slot)
+            if branch not in self._heads or stored is None or stored.hash != last.hash:
+                what = (
+                    f"its commit {last.commit.id[:12]}, in slot {last.header.slot}, is not in the repository's history"
+                )
+                why = "somebody has committed into it, or a vacuum has passed it: choose another directory"
+                raise BackupError(self.target.url, f"{what}: {why}")
+            found[branch] = last
+        return found
 
     # --- what there is to copy
 
-    def _copy_history(self, head: Stored, last: Stored | None) -> None:
-        stored = list(self._new_commits(head, last))
+    def _copy_history(self, last: Mapping[str, Stored]) -> None:
+        stored = list(self._new_commits(last))
         ours = {one.path for one in stored}
         packs: dict[str, int | None] = {}
         for one in stored:
@@ -206,26 +234,49 @@ class _BackUp:
                 if end is not None or self.source.exists(path):  # else a vacuum has found that nobody reads it
                     packs[path] = end
         older = [self._of_pack(*found) for found in sorted(packs.items())]
-        newer = [self._of_commit(one) for one in stored if not self.target.exists(one.path)]
+        ordered = _in_order(stored, self._needed)
+        newer = [self._of_commit(one) for one in ordered if not self.target.exists(one.path)]
         self._total = sum(copy.length for copy in (*older, *newer))
-        for copies in (older, newer):
+        for first in range(0, len(older), _BATCH):
+            self._copy_batch(older[first : first + _BATCH])
+        # What one directory holds is durable before another's refers to it.
+        for _, of_branch in groupby(newer, key=lambda copy: os.path.dirname(copy.path)):
+            copies = list(of_branch)
             for first in range(0, len(copies), _BATCH):
                 self._copy_batch(copies[first : first + _BATCH])
-        for path in self.commits.paths_in(names.floor_directory(MAIN)):
-            with contextlib.suppress(FileNotFoundError, MalformedError):
-                if Tag.decode(self.source.read(path)).slot <= head.header.slot:
-                    self._write_once(path)
+        for branch, head in self._heads.items():
+            for path in self.commits.paths_in(names.floor_directory(branch)):
+                with contextlib.suppress(FileNotFoundError, MalformedError):
+                    if Tag.decode(self.source.read(path)).slot <= head.header.slot:
+                        self._write_once(path)
 
-    def _new_commits(self, head: Stored, last: Stored | None) -> Iterator[Stored]:
-        """Yield the commits to copy, the oldest first: from the floor on, and tagged ones below it."""
-        first = head.header.floor if last is None else max(head.header.floor, last.header.slot)
-        tagged = {Tag.decode(content).slot for content in self._tags.values()}
-        # One by one: how many slots there are is what a header says, until the first is found missing.
-        for slot in chain(sorted(slot for slot in tagged if slot < first), range(first, head.header.slot + 1)):
-            stored = self.commits.read(MAIN, slot)
-            if stored is None:
-                raise CorruptionError(names.commit_path(MAIN, slot), reason="the file is missing, or went meanwhile")
-            yield stored
+    def _new_commits(self, last: Mapping[str, Stored]) -> Iterator[Stored]:
+        """Yield the commits to copy, of each branch the oldest first: from the floor on, and what has a name below."""
+        tags = map(Tag.decode, self._tags.values())
+        named = {(tag.branch, tag.slot) for tag in tags}
+        named |= {(record.fork.branch, record.fork.slot) for record in self._branches.values()}
+        met: set[tuple[str, int]] = set()
+        for branch, head in self._heads.items():
+            fork = self.commits.branches.fork(branch)
+            first = self._floors[branch] if fork is None else max(self._floors[branch], fork.slot + 1)
+            if branch in last:
+                first = max(first, last[branch].header.slot)
+            # One by one: how many slots there are is what a header says, until the first is found missing.
+            for slot in range(first, head.header.slot + 1):
+                stored = self._read(branch, slot)
+                met.add((branch, slot))
+                merged = stored.header.merged
+                if merged is not None and self.commits.named(merged) is not None:
+                    named.add((merged.branch, merged.slot))
+                yield stored
+        for branch, slot in sorted(named - met):
+            yield self._read(branch, slot)
+
+    def _read(self, branch: str, slot: int) -> Stored:
+        stored = self.commits.read(branch, slot)
+        if stored is None:
+            raise CorruptionError(names.commit_path(branch, slot), reason="the file is missing, or went meanwhile")
+        return stored
 
     def _packs_of(self, stored: Stored) -> Iterator[tuple[PackName, int | None]]:
         """Yield the packs that a commit refers to, and where those end that came with it."""
@@ -235,8 +286,11 @@ class _BackUp:
             if name.pack is None or (name.pack.id, name.offset) in self._seen:
                 continue
             self._seen.add((name.pack.id, name.offset))
-            for pack in (name.pack, *self._table(name, name.pack.path)):
-                if pack.branch is None or pack.slot < self._floor:
+            table = self._table(name, name.pack.path)
+            self._needed.setdefault(name.pack.path, set()).update(pack.path for pack in table)
+            for pack in (name.pack, *table):
+                # Other commit files are copied as commits; of a branch that was deleted, none.
+                if pack.branch is None or pack.slot < self._floors.get(pack.branch, pack.slot + 1):
                     yield pack, None
 
     def _table(self, name: RunName, path: str) -> list[PackName]:
@@ -245,10 +299,14 @@ class _BackUp:
         except ValueError as error:
             raise CorruptionError(path, offset=name.offset, reason=f"damaged run: {error}") from error
 
-    def _read_tags(self, head: Stored) -> dict[str, bytes]:
-        """Return what the tags on commits up to the head say: read once, since others delete and make them."""
-        tags = {name: tag for name, tag in sorted(self.commits.tags().items()) if tag.slot <= head.header.slot}
-        return {name: tag.encode() for name, tag in tags.items()}
+    def _read_tags(self) -> dict[str, bytes]:
+        """Return what the tags on commits up to the heads say: read once, since others delete and make them."""
+        found = {}
+        for name, tag in sorted(self.commits.tags().items()):
+            head = self._heads.get(tag.branch)
+            if head is None or tag.slot <= head.header.slot:
+                found[name] = tag.encode()
+        return found
 
     def _are_tags_gone(self) -> bool:
         """Tell whether a tag that was to be copied has been deleted since."""
@@ -260,7 +318,11 @@ class _BackUp:
 
         def check(temporary: str) -> list[Fault]:
             pack_id = packfile.decode_head(self.target.read_range(temporary, 0, packfile.HEAD_SIZE))[0]
-            name = PackName(pack_id) if path.startswith(names.PACKS) else PackName(pack_id, MAIN, _slot_of(path))
+            name = (
+                PackName(pack_id)
+                if path.startswith(names.PACKS)
+                else PackName(pack_id, *(names.parse_commit_path(path) or (None, 0)))
+            )
             if end is None:
                 return []  # where its frames end was known to a commit that is gone
             return check_frames(self.target, name, self._id, end, path=temporary).faults
@@ -341,8 +403,19 @@ class _BackUp:
         for fault in faults:
             raise CorruptionError(copy.path, offset=fault.offset, key=fault.key, reason=fault.reason)
 
-    def _write_tag(self, path: str, content: bytes) -> None:
-        """Write a tag into the copy. One that was given anew is replaced."""
+    def _write_branches(self, copies: Commits) -> None:
+        """Write the records of the branches into the copy. What was renamed loses its old name there, too."""
+        if self._branches:
+            self._make_directory(names.BRANCHES)
+        for name, record in self._branches.items():
+            self._write_small(names.branch_path(name), record.encode())
+        ours = {record.id for record in self._branches.values()}
+        for name, record in copies.branches.all().items():
+            if record.id in ours and name not in self._branches:
+                copies.branches.delete(name)
+
+    def _write_small(self, path: str, content: bytes) -> None:
+        """Write a tag, or the record of a branch, into the copy. One that was given anew is replaced."""
         if self.target.exists(path) and self.target.read(path) != content:
             temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
             self.target.write_once(temporary, content, durable=True, at_most=self._at_most(path))
@@ -365,5 +438,32 @@ class _BackUp:
         self._bytes += len(content)
 
 
-def _slot_of(path: str) -> int:
-    return names.parse_slot(path.rpartition("/")[2]) or 0
+def _in_order(commits: Iterable[Stored], referred: Mapping[str, set[str]]) -> list[Stored]:
+    """Return commits, each behind those of them that it needs, which may be of other branches; else as they come.
+
+    `referred`: by a file, what the runs in it refer to.
+    """
+    by_path = {stored.path: stored for stored in commits}
+    ordered: dict[str, Stored] = {}
+    for path in by_path:
+        waiting = [path]
+        while waiting:
+            stored = by_path[waiting[-1]]
+            needed = [other for other in _needs(stored, referred) if other in by_path and other not in ordered]
+            waiting += [other for other in needed if other not in waiting]
+            if by_path[waiting[-1]] is stored:
+                ordered.setdefault(stored.path, stored)
+                waiting.pop()
+    return list(ordered.values())
+
+
+def _needs(stored: Stored, referred: Mapping[str, set[str]]) -> Iterator[str]:
+    header = stored.header
+    yield from sorted(referred.get(stored.path, set()) - {stored.path})
+    if header.slot:
+        yield names.commit_path(header.fork or header.branch, header.slot - 1)
+    if header.merged is not None:
+        yield names.commit_path(header.merged.branch, header.merged.slot)
+    for run in header.runs:
+        if run.pack is not None and run.pack != header.name:
+            yield run.pack.path

@@ -27,6 +27,7 @@ from txstore.history.commits import Commits
 from txstore.history.packs import Writer
 from txstore.history.slots import Contents, Publisher, SyncFailedError, align
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.maintenance.reachable import Reachable
 from txstore.storage.interface import Storage
 
 #: A new pack is ended when it has reached this length, in bytes.
@@ -111,6 +112,8 @@ def optimize(
     commits.identity.create(durable=durable)  # of a copy, empty directories may be missing
     head = snapshots.of(stored, check=commits.pins_are_seen)
     uses = uses_of(head)
+    for name in _shared(commits, branch, uses):
+        del uses[name]
     chosen = choose(uses)
     if not chosen and len(head.run_names) < 2:
         return None
@@ -160,6 +163,16 @@ def _fitting(
         told = f"{os.strerror(errno.ENOSPC)}: to begin takes {least:,} bytes, to copy all of it {every:,}, and {free:,}"
         raise OSError(errno.ENOSPC, f"{told} are free; nothing was published. Make room, then try again", storage.url)
     return fitting
+
+
+def _shared(commits: Commits, branch: str, uses: Mapping[PackName, PackUse]) -> set[PackName]:
+    """Return the packs that a branch has from the commit that it begins behind: a copy would free nothing."""
+    fork = commits.fork_point(branch)
+    if fork is None:
+        return set()
+    begun = Reachable(commits)
+    begun.add(fork)
+    return {name for name in uses if name.path in begun.paths}
 
 
 def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:

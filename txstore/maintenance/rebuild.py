@@ -7,20 +7,21 @@ copy.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
 from txstore._native import index as native
 from txstore.errors import TxStoreError
-from txstore.format import commitfile, encoding, packfile
+from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header, RunName, Statistics
 from txstore.format.encoding import crc32c
 from txstore.format.keys import decode_key, decode_prefix, is_document
 from txstore.format.packfile import PackName, Predecessor
-from txstore.format.records import Tag
+from txstore.format.records import Branch, Tag
 from txstore.history import runs
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
@@ -389,11 +390,13 @@ def _decoded(encoded: bytes) -> Header | None:
         return None
 
 
-def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | None) -> tuple[Part, int] | None:
-    """Make a new header for the newest commit, whose own is lost: its frames and its run are whole.
+def new_end(commits: Commits, branch: str, slot: int, size: int, parent: Stored | None) -> tuple[Part, int] | None:
+    """Make a new header for the newest commit of a branch, whose own is lost: its frames and its run are whole.
 
     None if they are not: how many frames there were is then not known.
     """
+    path = names.commit_path(branch, slot)
+    is_first = parent is not None and parent.header.branch != branch
     window = Window(commits.storage, path)
     try:
         commit_id, repository_id, participant = packfile.decode_head(bytes(window.at(0, packfile.HEAD_SIZE)))
@@ -428,7 +431,7 @@ def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | 
         encoding.NO_ID if parent is None else parent.hash,
         slot, seq,
         time=1 if parent is None else parent.header.time + 1,
-        branch="main",
+        branch=branch,
         message="header rebuilt by verify: time, author, message and constraints declared here are lost",
         statistics=Statistics(
             len(values), len(refs) - len(values), len(run.prefixes), sum(entry[5] for entry in values)
@@ -439,7 +442,8 @@ def new_end(commits: Commits, path: str, slot: int, size: int, parent: Stored | 
             *(() if parent is None else names_of(parent.header.runs, parent.header.name)),
         ),
         packs=tuple(packs),
-        floor=0 if parent is None else parent.header.floor,
+        floor=0 if parent is None else parent.header.slot if is_first else parent.header.floor,
+        fork=parent.header.branch if parent is not None and is_first else None,
         required=required | (0 if parent is None else parent.header.required),
         constraints={} if parent is None else parent.header.constraints,
     )  # fmt: skip
@@ -467,17 +471,40 @@ def _first_run(rest: bytes, seq: int) -> tuple[bytes, native.Run] | None:
 # --- small files
 
 
-def tag(commits: Commits, content: bytes, head: Stored | None) -> bytes | None:
+def tag(commits: Commits, content: bytes, heads: Sequence[Stored]) -> bytes | None:
     """Return the tag whose bytes are nearly these: that of one commit of the history, and of no other."""
     found = set()
-    try:
-        for stored in commits.ancestors(head):
-            header = stored.header
-            candidate = Tag(header.branch, header.slot, header.id).encode()
-            if len(candidate) == len(content):
-                differs = sum(a != b for a, b in zip(candidate, content, strict=True))
-                if differs <= 4:
-                    found.add(candidate)
-    except (TxStoreError, OSError):
-        pass  # the rest of the history can't be read
+    for head in heads:
+        with contextlib.suppress(TxStoreError, OSError):  # the rest of the history can't be read
+            for stored in commits.ancestors(head):
+                header = stored.header
+                candidate = Tag(header.branch, header.slot, header.id).encode()
+                if len(candidate) == len(content):
+                    differs = sum(a != b for a, b in zip(candidate, content, strict=True))
+                    if differs <= 4:
+                        found.add(candidate)
     return found.pop() if len(found) == 1 else None
+
+
+def branch_with_one_bit_turned(file: str, content: bytes) -> Branch | None:
+    """Return the record of a branch, of which one bit has turned."""
+    for turned in _sealed_with_one_bit_turned(content):
+        with contextlib.suppress(encoding.MalformedError):
+            found = Branch.decode(turned)
+            if names.branch_path(found.name) == names.branch_path(file):
+                return found
+    return None
+
+
+def branch(commits: Commits, file: str, branch_id: str) -> Branch | None:
+    """Return the record of a branch as its first commit tells it, if that is there. Capitals are lost."""
+    slots = commits.slots(branch_id)
+    try:
+        first = commits.read(branch_id, min(slots)) if slots else None
+        if first is None or first.header.fork is None:
+            return None
+        header = first.header
+        lineage = ((first.header.fork, header.slot - 1), *commits.branches.lineage(first.header.fork))
+        return Branch(file, branch_id, header.parent_id, header.parent_hash, lineage)
+    except (TxStoreError, OSError):
+        return None

@@ -90,7 +90,10 @@ class _Repairer:
             raise
         except TxStoreError:
             return self._files.repairs  # nothing says which repository this is
-        self._repair_ends(commits)
+        self._repair_branches()
+        commits = open_commits(self.storage)
+        for branch in _living(commits):
+            self._repair_ends(commits, branch)
         self._repair_packs(commits)
         self._drop_torn_commits()
         self._commit_lost_runs()
@@ -123,17 +126,46 @@ class _Repairer:
 
     def _repository_ids(self) -> Iterable[bytes]:
         commits = open_commits(self.storage)
-        for slot in commits.slots(MAIN):
-            with contextlib.suppress(encoding.MalformedError, OSError):
-                head = self.storage.read_range(names.commit_path(MAIN, slot), 0, packfile.HEAD_SIZE)
-                yield packfile.decode_head(head)[1]
+        for branch in commits.branch_directories():
+            for slot in commits.slots(branch):
+                with contextlib.suppress(encoding.MalformedError, OSError):
+                    head = self.storage.read_range(names.commit_path(branch, slot), 0, packfile.HEAD_SIZE)
+                    yield packfile.decode_head(head)[1]
+
+    # --- branches
+
+    def _repair_branches(self) -> None:
+        """Restore records of branches: of which one bit has turned, or which the first commit of a branch tells."""
+        commits = open_commits(self.storage)
+        damaged: dict[str, bytes] = {}
+        recorded: set[str] = set()
+        for file in commits.branches.files():
+            try:
+                found = commits.branches.read(file)
+                recorded.update(() if found is None else [found.id])
+            except CorruptionError:
+                damaged[file] = self.storage.read(names.branch_path(file))
+        for file, content in damaged.items():
+            restored = rebuild.branch_with_one_bit_turned(file, content)
+            if restored is not None:
+                self._files.write_small(names.branch_path(file), restored.encode(), "restored")
+                recorded.add(restored.id)
+                continue
+            others = [branch for branch in commits.branch_directories() if branch not in {MAIN, *recorded}]
+            likely = [branch for branch in others if bytes.fromhex(branch) in content] or others
+            if len(likely) == 1 and (made := rebuild.branch(commits, file, likely[0])) is not None:
+                self._files.write_small(names.branch_path(file), made.encode(), "made anew from the branch's commits")
+                recorded.add(made.id)
 
     # --- the ends of commit files
 
-    def _repair_ends(self, commits: Commits) -> None:
+    def _repair_ends(self, commits: Commits, branch: str) -> None:
         """Repair headers and footers; what can't be repaired of the newest commits goes, down to one that is whole."""
-        slots = sorted(commits.slots(MAIN))
-        readable = {slot: stored for slot in slots if (stored := _read(commits, slot)) is not None}
+        slots = sorted(commits.slots(branch))
+        readable = {slot: stored for slot in slots if (stored := _read(commits, branch, slot)) is not None}
+        fork = commits.branches.fork(branch)
+        if fork is not None and (begins_behind := _read(commits, fork.branch, fork.slot)) is not None:
+            readable[fork.slot] = begins_behind
         floor = max((stored.header.floor for stored in readable.values()), default=0)
         for slot in slots:
             if slot < floor or slot in readable:
@@ -141,21 +173,23 @@ class _Repairer:
             parent, child = readable.get(slot - 1), readable.get(slot + 1)
             if slot > floor and parent is None:
                 continue
-            stored = self._repair_end(commits, slot, parent, child)
+            stored = self._repair_end(commits, branch, slot, parent, child)
             if stored is not None:
                 readable[slot] = stored
             elif _is_torn_from(slot, slots, readable):
-                self._drop_from(slot, slots, "its end is damaged")
+                self._drop_from(branch, slot, slots, "its end is damaged")
                 return
 
-    def _repair_end(self, commits: Commits, slot: int, parent: Stored | None, child: Stored | None) -> Stored | None:
-        path = names.commit_path(MAIN, slot)
+    def _repair_end(
+        self, commits: Commits, branch: str, slot: int, parent: Stored | None, child: Stored | None
+    ) -> Stored | None:
+        path = names.commit_path(branch, slot)
         try:
             size = self.storage.read_tail(path, 0)[1]
             found, action = rebuild.whole_end(commits, path, slot, size, parent, child), "header or footer restored"
             if found is None and child is None:
                 found, action = (
-                    rebuild.new_end(commits, path, slot, size, parent),
+                    rebuild.new_end(commits, branch, slot, size, parent),
                     "header made anew: its frames and its run are whole; time, author, message are lost, and "
                     "constraints that it declared",
                 )
@@ -164,23 +198,24 @@ class _Repairer:
             self._files.rewrite(path, [found[0]], found[1], lambda _: True, action)
         except (CorruptionError, ValueError):
             return None
-        return _read(commits, slot)
+        return _read(commits, branch, slot)
 
-    def _drop_from(self, first: int, slots: Iterable[int], reason: str) -> None:
+    def _drop_from(self, branch: str, first: int, slots: Iterable[int], reason: str) -> None:
         """Move the newest commits away, the newest first, so that what is left is at any time a history."""
         commits = open_commits(self.storage)
         with contextlib.suppress(OSError, encoding.MalformedError):
-            hint = commits.read_hint(MAIN)
+            hint = commits.read_hint(branch)
             if hint.slot >= first and commits.is_durable(hint):
                 told = f"commit {hint.commit_id.hex()} was durable here; what is left of it lies in {names.QUARANTINE}/"
-                self.lost.append(Fault(names.commit_path(MAIN, hint.slot), told, part="missing"))
+                self.lost.append(Fault(names.commit_path(branch, hint.slot), told, part="missing"))
         for slot in sorted(slots, reverse=True):
             if slot >= first:
-                self._files.move_away(names.commit_path(MAIN, slot), f"{reason}: the head is slot {first - 1} again")
+                self._files.move_away(names.commit_path(branch, slot), f"{reason}: the head is slot {first - 1} again")
         with contextlib.suppress(CorruptionError):  # else a repair is not done, or there is more to do
-            head = commits.head(MAIN)
-            content = b"" if head is None else commits.hint(head, durable=False).encode()
-            self._files.write_small(names.hint_path(MAIN), content, "names the head again")
+            head = commits.head(branch)
+            has_own = head is not None and head.header.branch == branch
+            content = commits.hint(head, durable=False).encode() if head is not None and has_own else b""
+            self._files.write_small(names.hint_path(branch), content, "names the head again")
 
     # --- packs
 
@@ -189,11 +224,9 @@ class _Repairer:
         faults: dict[str, list[Fault]] = {}
         for fault in verifier.run().faults:
             faults.setdefault(fault.path, []).append(fault)
-        for slot in sorted(commits.slots(MAIN)):
-            stored = _read(commits, slot)
-            if stored is None:
-                continue
-            parent = _read(commits, slot - 1) if slot else None
+        for stored in _by_age(commits):
+            header = stored.header
+            parent = _read(commits, header.fork or header.branch, header.slot - 1) if header.slot else None
             for pack in stored.header.packs:
                 if pack.name.path in faults:
                     self._repair_pack(commits, stored, pack.name, pack.end, faults[pack.name.path])
@@ -263,12 +296,13 @@ class _Repairer:
     def _commit_lost_runs(self) -> None:
         """Commit a list of runs with those in it that were rebuilt, and for which there was no room in place."""
         commits = open_commits(self.storage)
-        try:
-            head = commits.head(MAIN)
-        except (TxStoreError, OSError):
-            return
-        if head is None:
-            return
+        for branch in _living(commits):
+            with contextlib.suppress(CorruptionError):
+                head = commits.head(branch)
+                if head is not None and head.header.branch == branch:
+                    self._commit_lost_runs_of(commits, head)
+
+    def _commit_lost_runs_of(self, commits: Commits, head: Stored) -> None:
         listed = names_of(head.header.runs, head.header.name)
         lost = {
             name: self._lost[(name.pack.id, name.offset)][1]
@@ -291,16 +325,20 @@ class _Repairer:
         """Move away the newest commits, if none of them was synced and the oldest has a run that can't be rebuilt."""
         commits = open_commits(self.storage)
         faults = Verifier(commits).run().faults
-        slots = sorted(commits.slots(MAIN))
+        for branch in _living(commits):
+            self._drop_torn_commits_of(commits, branch, faults)
+
+    def _drop_torn_commits_of(self, commits: Commits, branch: str, faults: list[Fault]) -> None:
+        slots = sorted(commits.slots(branch))
         for slot in slots:
-            path = names.commit_path(MAIN, slot)
+            path = names.commit_path(branch, slot)
             runs = [f for f in faults if f.path == path and f.part == "run"]
-            stored = _read(commits, slot)
+            stored = _read(commits, branch, slot)
             if stored is None or not runs or all((stored.header.id, f.offset) in self._lost for f in runs):
                 continue
-            above = [_read(commits, other) for other in slots if other >= slot]
+            above = [_read(commits, branch, other) for other in slots if other >= slot]
             if all(other is None or not other.header.synced for other in above):
-                self._drop_from(slot, slots, "it was not synced, and its run is lost")
+                self._drop_from(branch, slot, slots, "it was not synced, and its run is lost")
             return
 
     # --- small files
@@ -308,21 +346,25 @@ class _Repairer:
     def _repair_small_files(self) -> None:
         commits = open_commits(self.storage)
         faults = Verifier(commits).run().faults
-        head: Stored | None = None
-        with contextlib.suppress(TxStoreError, OSError):
-            head = commits.head(MAIN)
+        heads: dict[str, Stored] = {}
+        for branch in _living(commits):
+            with contextlib.suppress(TxStoreError, OSError):
+                if (found := commits.head(branch)) is not None:
+                    heads[branch] = found
         for fault in faults:
             if fault.part == "orphan":
                 self._files.move_away(fault.path, "moved away: it is not part of the repository")
             elif fault.part == "tag":
                 with contextlib.suppress(OSError):
-                    content = rebuild.tag(commits, self.storage.read(fault.path), head)
+                    content = rebuild.tag(commits, self.storage.read(fault.path), list(heads.values()))
                     if content is not None:
                         self._files.write_small(fault.path, content, "restored: no other commit's tag is like it")
-        path = names.hint_path(MAIN)
-        if head is not None and any(fault.path == path and fault.part == "hint" for fault in faults):
-            commits.make_durable(head)
-            self._files.write_small(path, commits.hint(head, durable=True).encode(), "written anew")
+        for branch, head in heads.items():
+            path = names.hint_path(branch)
+            if any(fault.path == path and fault.part == "hint" for fault in faults):
+                commits.make_durable(head, branch)
+                content = commits.hint(head, durable=True).encode() if head.header.branch == branch else b""
+                self._files.write_small(path, content, "written anew")
 
 
 def _format_with_one_bit_turned(content: bytes) -> bytes | None:
@@ -338,10 +380,28 @@ def _format_with_one_bit_turned(content: bytes) -> bytes | None:
     return None
 
 
-def _read(commits: Commits, slot: int) -> Stored | None:
+def _living(commits: Commits) -> list[str]:
+    """Return the ids of the branches whose records can be read."""
+    found = [MAIN]
+    for file in commits.branches.files():
+        with contextlib.suppress(CorruptionError):
+            record = commits.branches.read(file)
+            if record is not None and record.id not in found:
+                found.append(record.id)
+    return found
+
+
+def _by_age(commits: Commits) -> list[Stored]:
+    """Return the commits that can be read: what is newer is rebuilt from what is older."""
+    places = [(branch, slot) for branch in commits.branch_directories() for slot in commits.slots(branch)]
+    found = [stored for place in places if (stored := _read(commits, *place)) is not None]
+    return sorted(found, key=lambda stored: (stored.header.seq, stored.header.time))
+
+
+def _read(commits: Commits, branch: str, slot: int) -> Stored | None:
     """Return a commit, None if it is damaged. What can't be read, or is of a newer format, stops the repair."""
     try:
-        return commits.read(MAIN, slot)
+        return commits.read(branch, slot)
     except CorruptionError:
         return None
 
@@ -390,7 +450,7 @@ def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sec
         own = placed[None]._replace(max_seq=header.seq + 1)
         new = Header(
             header.repository_id, commit_id, header.id, head.hash, header.slot + 1, header.seq + 1,
-            time=max(time.time_ns() // 1000, header.time + 1), branch=MAIN, message="runs rebuilt by verify",
+            time=max(time.time_ns() // 1000, header.time + 1), branch=header.branch, message="runs rebuilt by verify",
             sections=tuple(parts), runs=(own, *(placed.get(name, name) for name in listed)), floor=header.floor,
             required=header.required,
         )  # fmt: skip

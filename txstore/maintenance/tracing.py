@@ -12,7 +12,6 @@ from txstore.errors import TxStoreError
 from txstore.format import names, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.keys import encode_key
-from txstore.history.commit import MAIN
 from txstore.history.commits import Commits
 from txstore.history.ranged_packs import open_packs
 from txstore.history.snapshot import Snapshot
@@ -22,32 +21,51 @@ from txstore.maintenance.report import COMMITS_TOLD, Fault
 _LOOKED_AT_MOST = 1000
 
 
+#: A branch, by its id, and a slot of its own.
+Place = tuple[str, int]
+
+
 class ListedRun(NamedTuple):
-    """A run, and the slots of the first and last commit that list it: those between them do, too."""
+    """A run, and of each branch the slots of the first and last commit that list it: those between them do, too."""
 
     name: RunName
-    first: int
-    last: int
+    slots: Mapping[str, tuple[int, int]]
+
+    def also_in(self, place: Place) -> ListedRun:
+        branch, slot = place
+        first, last = self.slots.get(branch, (slot, slot))
+        return ListedRun(self.name, {**self.slots, branch: (min(first, slot), max(last, slot))})
+
+    @property
+    def firsts(self) -> list[Place]:
+        return [(branch, first) for branch, (first, _) in self.slots.items()]
+
+    @property
+    def spans(self) -> set[tuple[str, int, int]]:
+        """Branches, and from which slot to which."""
+        return {(branch, first, last) for branch, (first, last) in self.slots.items()}
 
 
 class Tracer:
     """Looks into one history.
 
-    `ids` are of its commits, by slot. `runs` are all that they list, `readers` from which slot to which each pack is
-    read that can't be, and `brought` the slot that each pack came with.
+    `ids` are of its commits, by their places. `runs` are all that they list, `readers` from which slot of a branch to
+    which each pack is read that can't be, and `brought` the place that each pack came with.
     """
 
     def __init__(
         self,
         commits: Commits,
-        ids: Mapping[int, bytes],
+        ids: Mapping[Place, bytes],
         runs: Sequence[ListedRun],
-        readers: Mapping[bytes, set[tuple[int, int]]],
-        brought: Mapping[str, int],
+        readers: Mapping[bytes, set[tuple[str, int, int]]],
+        brought: Mapping[str, Place],
     ) -> None:
         self._commits = commits
         self._ids = ids
-        self._slots = sorted(ids)
+        self._slots: dict[str, list[int]] = {}
+        for branch, slot in sorted(ids):
+            self._slots.setdefault(branch, []).append(slot)
         self._runs = runs
         self._readers = readers
         self._brought = brought
@@ -55,19 +73,19 @@ class Tracer:
         # Many faults are in the same commits.
         self._snapshot = lru_cache(_LOOKED_AT_MOST)(self._read)
 
-    def _read(self, slot: int) -> Snapshot:
-        return Snapshot(self._commits.read(MAIN, slot), self._packs, self._commits.storage.url)
+    def _read(self, place: Place) -> Snapshot:
+        return Snapshot(self._commits.read(*place), self._packs, self._commits.storage.url)
 
     def with_commits(self, fault: Fault) -> Fault:
-        slots = sorted(self._touched(fault))
-        if not slots or fault.commits:
+        places = sorted(self._touched(fault))
+        if not places or fault.commits:
             return fault
-        ids = [self._ids[slot].hex() for slot in islice(slots, COMMITS_TOLD)]
-        return Fault(fault.path, fault.reason, fault.offset, fault.key, fault.part, tuple(ids), len(slots))
+        ids = [self._ids[place].hex() for place in islice(places, COMMITS_TOLD)]
+        return Fault(fault.path, fault.reason, fault.offset, fault.key, fault.part, tuple(ids), len(places))
 
-    def _touched(self, fault: Fault) -> set[int]:
-        """Return the slots of the commits that a fault touches."""
-        own = names.parse_slot(fault.path.rpartition("/")[2]) if fault.path.startswith("commits/") else None
+    def _touched(self, fault: Fault) -> set[Place]:
+        """Return the places of the commits that a fault touches."""
+        own = names.parse_commit_path(fault.path)
         found = {own} if own is not None else set()
         if fault.part in ("value", "ref") and fault.key is not None and fault.offset is not None:
             return self._readers_of(fault.path, fault.key, fault.offset)
@@ -77,28 +95,39 @@ class Tracer:
                     fault.path,
                     fault.offset,
                 ):
-                    found |= self._between(listed.first, listed.last)
+                    found |= self._between(listed.spans)
         elif fault.part in ("head", "missing", "unreadable"):
             for listed in self._runs:
                 if listed.name.pack is not None and listed.name.pack.path == fault.path:
-                    found |= self._between(listed.first, listed.last)
-            for pack_id, ranges in self._readers.items():
+                    found |= self._between(listed.spans)
+            for pack_id, spans in self._readers.items():
                 if fault.path.endswith(pack_id.hex()) or (own is not None and self._ids.get(own) == pack_id):
-                    for first, last in ranges:
-                        found |= self._between(first, last)
+                    found |= self._between(spans)
         return found & self._ids.keys()
 
-    def _between(self, first: int, last: int) -> set[int]:
-        """Return the slots of commits from one to another: of those that there are, not of all that there could be."""
-        slots = self._slots
-        return set(slots[bisect_left(slots, first) : bisect_right(slots, last)])
+    def _between(self, spans: set[tuple[str, int, int]]) -> set[Place]:
+        """Return the commits from one slot to another: of those that there are, not of all that there could be."""
+        found: set[Place] = set()
+        for branch, first, last in spans:
+            slots = self._slots.get(branch, [])
+            found.update((branch, slot) for slot in slots[bisect_left(slots, first) : bisect_right(slots, last)])
+        return found
 
-    def _readers_of(self, path: str, key: str, offset: int) -> set[int]:
-        """Return the slots in which a key has the value that lies there: they follow one another."""
+    def _readers_of(self, path: str, key: str, offset: int) -> set[Place]:
+        """Return the commits in which a key has the value that lies there: on each branch they follow one another."""
+        brought = self._brought.get(path)
+        found: set[Place] = set()
+        for branch, slots in self._slots.items():
+            begin = bisect_left(slots, brought[1]) if brought is not None and brought[0] == branch else 0
+            found.update((branch, slot) for slot in self._readers_on(branch, slots, begin, (path, key, offset)))
+        return found
+
+    def _readers_on(self, branch: str, slots: list[int], begin: int, value: tuple[str, str, int]) -> set[int]:
+        path, key, offset = value
 
         def reads(slot: int) -> bool | None:
             try:
-                runs = self._snapshot(slot).runs
+                runs = self._snapshot((branch, slot)).runs
                 found = runs.lookup(encode_key(key))
                 if found is None or found.kind not in packfile.FRAME_OF_REF:
                     return False
@@ -106,8 +135,6 @@ class Tracer:
             except (TxStoreError, OSError):
                 return None
 
-        slots = self._slots
-        begin = bisect_left(slots, self._brought.get(path, 0))
         if begin < len(slots) and reads(slots[begin]):
             end = bisect_left(range(begin, len(slots)), True, key=lambda i: reads(slots[i]) is not True) + begin
             return set(slots[begin:end])

@@ -30,8 +30,9 @@ from txstore.maintenance.check_file import (
     frames_end,
     open_run,
 )
+from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.report import Fault, Report
-from txstore.maintenance.tracing import ListedRun, Tracer
+from txstore.maintenance.tracing import ListedRun, Place, Tracer
 from txstore.storage.foreign import FileVersion
 from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_parallel
@@ -53,12 +54,16 @@ def verify(commits: Commits, progress: Progress | None = None) -> Report:
             return report  # else a vacuum went on meanwhile, and what was missed may be what it has deleted
 
 
-def _floor(commits: Commits) -> int | None:
+def _floor(commits: Commits) -> dict[str, int] | None:
+    """Return the floors of the branches that there are: where one moves, or goes, a vacuum may delete something."""
+    commits, found = open_commits(commits.storage), {}
     try:
-        head = open_commits(commits.storage).head(MAIN)
+        for branch in living_branches(commits):
+            head = commits.head(branch)
+            found[branch] = -1 if head is None else head.header.floor
     except (TxStoreError, OSError):
         return None
-    return None if head is None else head.header.floor
+    return found
 
 
 class Verifier:
@@ -72,14 +77,14 @@ class Verifier:
         self.runs: dict[tuple[bytes, int], ListedRun] = {}
         self._progress = progress
         self._total = 0
-        self._ids: dict[int, bytes] = {}  # by slot, of the commits that can be read
+        self._ids: dict[Place, bytes] = {}  # of the commits that can be read
         self._damaged: set[bytes] = set()  # packs whose head or file is damaged: nothing in them can be read
-        self._readers: dict[bytes, set[tuple[int, int]]] = {}  # of those, from which slot to which they are read
+        self._readers: dict[bytes, set[tuple[str, int, int]]] = {}  # of those, from which slot to which they are read
         self._known: set[str] = set()  # files that are accounted for
-        self._brought: dict[str, int] = {}  # the slot that a pack came with
-        self._floor = 0
-        self._tagged: set[int] = set()  # slots
-        self._oldest: dict[int, Snapshot] = {}  # by slot, of those looked into
+        self._brought: dict[str, Place] = {}  # what a pack came with
+        self._floors: dict[str, int] = {}  # of the branches that there are
+        self._named: set[Place] = set()  # what is kept below a floor: tagged, begun behind, or merged
+        self._oldest: dict[Place, Snapshot] = {}  # of those looked into
 
     def run(self) -> Report:
         if not self._check_names():
@@ -91,12 +96,15 @@ class Verifier:
             self._add_error(error, names.FORMAT, part="format")
             return self.report
         self._check_tags()
-        self._check_chain()
-        slots = sorted(self._ids)
+        for branch in self._check_branches():
+            self._check_chain(branch)
+        for place in self._named - self._ids.keys():
+            if (stored := self._read_quietly(place)) is not None:
+                self._ids[place] = stored.header.id  # a vacuum has kept it; who is damaged is reported with its name
         values = Values()
         try:
-            for slot in slots:
-                self._check_commit(slot, repository_id, values)
+            for place in sorted(self._ids):
+                self._check_commit(place, repository_id, values)
             self._total = self.report.bytes  # what others have added meanwhile does not count
             for key, listed in list(self.runs.items()):
                 self._check_run(key, listed, values)
@@ -110,49 +118,92 @@ class Verifier:
 
     # --- the history
 
-    def _check_chain(self) -> None:
+    def _check_branches(self) -> list[str]:
+        """Return the ids of the branches that there are; report damaged records, and lost fork points."""
+        living = [MAIN]
+        for file in self.commits.branches.files():
+            path = names.branch_path(file)
+            try:
+                record = self.commits.branches.read(file)
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, path, part="branch")
+                continue
+            if record is None or record.id in living:
+                continue
+            living.append(record.id)
+            try:
+                self.commits.fork_point(record.id)
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, path, part="branch")
+            self._named.add((record.fork.branch, record.fork.slot))
+        return living
+
+    def _check_chain(self, branch: str) -> None:
         """Find the commits that can be read, and report those that can't, and links that do not hold."""
-        slots = self.commits.slots(MAIN)  # before the head is looked for: others may be committing
+        slots = self.commits.slots(branch)  # before the head is looked for: others may be committing
         floor, top = min(slots, default=0), max(slots, default=-1)
+        fork = self.commits.branches.fork(branch)
+        first = 0 if fork is None else fork.slot + 1
         try:
-            head = self.commits.head(MAIN)
-            floor, top = (0, -1) if head is None else (head.header.floor, head.header.slot)
+            head = self.commits.head(branch)
+            has_own = head is not None and head.header.branch == branch
+            floor, top = (head.header.floor, head.header.slot) if head is not None and has_own else (0, first - 1)
         except (TxStoreError, OSError) as error:
-            self._add_error(error, names.commits_directory(MAIN))
-            floor = max((s.header.floor for s in map(self._read_quietly, slots) if s is not None), default=floor)
+            self._add_error(error, names.commits_directory(branch))
+            read = (self._read_quietly((branch, slot)) for slot in slots)
+            floor = max((s.header.floor for s in read if s is not None), default=floor)
+        floor = self._floors[branch] = max(floor, first)
         for slot in sorted(slots):
             if slot > top:
-                path = names.commit_path(MAIN, slot)
+                path = names.commit_path(branch, slot)
                 self._add(Fault(path, "this commit does not follow the one in the slot before it", part="orphan"))
-        self._check_hint(floor)
+        self._check_hint(branch, floor)
         child: Stored | None = None
-        for slot in self._slots_down(top, floor):
-            path, stored = names.commit_path(MAIN, slot), None
+        for slot in self._slots_down(branch, top, floor):
+            path, stored = names.commit_path(branch, slot), None
             try:
-                stored = self.commits.read(MAIN, slot)
+                stored = self.commits.read(branch, slot)
                 if stored is None:
                     self._add(Fault(path, "the file is missing", part="missing"))
             except (TxStoreError, OSError) as error:
                 self._add_error(error, path)
             if stored is not None:
-                self._ids[slot] = stored.header.id
+                self._ids[branch, slot] = stored.header.id
+                self._check_merged(stored)
                 self._total += stored.footer.file_length + sum(pack.end for pack in stored.header.packs)
                 is_below = child is not None and child.header.slot == slot + 1
                 named = (child.header.parent_id, child.header.parent_hash) if child is not None and is_below else None
                 if named not in (None, (stored.header.id, stored.hash)):
                     self._add(Fault(path, f"this is not the parent that slot {slot + 1} names", part="link"))
             child = stored
-        for slot in slots:
-            if slot < floor and slot in self._tagged and (stored := self._read_quietly(slot)) is not None:
-                self._ids[slot] = stored.header.id  # a vacuum has kept it; who is damaged is reported with the tag
-        self._floor = floor
+        if fork is not None and child is not None and child.header.slot == first == floor:
+            named = (child.header.parent_id, child.header.parent_hash)
+            if (child.header.fork, *named) != (fork.branch, fork.id, fork.hash):
+                path = names.commit_path(branch, first)
+                self._add(Fault(path, "it does not follow the commit that its branch begins behind", part="link"))
 
-    def _slots_down(self, top: int, floor: int) -> Iterator[int]:
+    def _check_merged(self, stored: Stored) -> None:
+        """Report a merge whose other parent is not there, though no vacuum has given it up."""
+        merged = stored.header.merged
+        if merged is None:
+            return
+        try:
+            if self.commits.named(merged) is not None:
+                self._named.add((merged.branch, merged.slot))
+                return
+            is_given_up = merged.slot < self.commits.floor(merged.branch)
+            if is_given_up or not self.commits.branches.is_living(merged.branch):
+                return
+        except (TxStoreError, OSError):
+            return  # it is reported where it lies
+        self._add(Fault(stored.path, f"the commit that it has merged is not there: {merged.id.hex()}", part="link"))
+
+    def _slots_down(self, branch: str, top: int, floor: int) -> Iterator[int]:
         """Yield the slots from the top down to the floor. Where a great many in a row are missing, report them as one.
 
         How many there are is what the names of files say, and what a header says of the floor.
         """
-        there = sorted({slot for slot in self.commits.slots(MAIN) if floor <= slot <= top}, reverse=True)
+        there = sorted({slot for slot in self.commits.slots(branch) if floor <= slot <= top}, reverse=True)
         above = top + 1
         for slot in [*there, floor - 1]:
             missing = range(above - 1, slot, -1)
@@ -160,22 +211,22 @@ class Verifier:
                 yield from missing
             else:
                 reason = f"the file is missing, and so are those of the {len(missing) - 1} slots below it"
-                self._add(Fault(names.commit_path(MAIN, above - 1), reason, part="missing"))
+                self._add(Fault(names.commit_path(branch, above - 1), reason, part="missing"))
             if slot >= floor:
                 yield slot
             above = slot
 
-    def _read_quietly(self, slot: int) -> Stored | None:
+    def _read_quietly(self, place: Place) -> Stored | None:
         try:
-            return self.commits.read(MAIN, slot)
+            return self.commits.read(*place)
         except (TxStoreError, OSError):
             return None
 
-    def _check_hint(self, floor: int) -> None:
+    def _check_hint(self, branch: str, floor: int) -> None:
         """Report a damaged hint, and the loss of the newest commits: of a durable one that it names."""
-        path = names.hint_path(MAIN)
+        path = names.hint_path(branch)
         try:
-            hint = self.commits.read_hint(MAIN)
+            hint = self.commits.read_hint(branch)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -189,25 +240,25 @@ class Verifier:
         if not self.commits.is_durable(hint) or hint.slot < floor:
             return  # a power loss can leave an older hint than that of the last vacuum
         try:
-            stored = self.commits.read(MAIN, hint.slot)
+            stored = self.commits.read(branch, hint.slot)
         except (OSError, TxStoreError):
             return  # it is only a hint; a damaged commit is reported where its slot is read
         if stored is None or stored.header.id != hint.commit_id:
             reason = f"commit {hint.commit_id.hex()} was durable in this slot and is not there"
-            self._add(Fault(names.commit_path(MAIN, hint.slot), reason, part="missing"))
+            self._add(Fault(names.commit_path(branch, hint.slot), reason, part="missing"))
 
     # --- the first pass: packs
 
-    def _check_commit(self, slot: int, repository_id: bytes, values: Values) -> None:
-        path = names.commit_path(MAIN, slot)
+    def _check_commit(self, place: Place, repository_id: bytes, values: Values) -> None:
+        path = names.commit_path(*place)
         try:
-            stored = self.commits.read(MAIN, slot)
+            stored = self.commits.read(*place)
             if stored is None:
                 return  # gone since: a vacuum
             self.report.commits += 1
             for pack in stored.header.packs:
-                self._check_pack(slot, pack.name, repository_id, pack.end, values)
-            self._check_pack(slot, stored.header.name, repository_id, frames_end(stored), values)
+                self._check_pack(place, pack.name, repository_id, pack.end, values)
+            self._check_pack(place, stored.header.name, repository_id, frames_end(stored), values)
             for fault in check_sections(self.storage, stored):
                 self._add(fault)
             self.report.bytes += stored.footer.file_length - frames_end(stored)
@@ -218,22 +269,24 @@ class Verifier:
             if name.pack is None:
                 continue
             key = (name.pack.id, name.offset)
-            listed = self.runs.get(key)
-            self.runs[key] = ListedRun(name, slot if listed is None else listed.first, slot)
+            self.runs[key] = self.runs.get(key, ListedRun(name, {})).also_in(place)
         self._tell()
 
-    def _check_pack(self, slot: int, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
+    def _check_pack(self, place: Place, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
+        branch, slot = place
         self._known.add(name.path)
-        if self._brought.setdefault(name.path, slot) != slot:
-            other = self._brought[name.path]
-            reason = f"it says that it has brought {name.path}, and so does slot {other}"
-            self._add(Fault(names.commit_path(MAIN, slot), reason))
+        if self._brought.setdefault(name.path, place) != place:
+            other = names.commit_path(*self._brought[name.path])
+            reason = f"it says that it has brought {name.path}, and so does {other}"
+            self._add(Fault(names.commit_path(*place), reason))
             return
         try:
             checked = check_frames(self.storage, name, repository_id, end, values)
         except FileNotFoundError:
             self._damaged.add(name.id)
-            if slot >= self._floor:  # else what of it is still read, is found missing by the refs
+            if (
+                branch in self._floors and slot >= self._floors[branch]
+            ):  # else what of it is still read, is found missing by the refs
                 self._add(Fault(name.path, "the file is missing", part="missing"))
             return
         except OSError as error:
@@ -270,7 +323,7 @@ class Verifier:
         tables = [name.pack, *packs]
         for pack in tables:
             if pack is not None and pack.id in self._damaged:
-                self._readers.setdefault(pack.id, set()).add((listed.first, listed.last))
+                self._readers.setdefault(pack.id, set()).update(listed.spans)
         for page in entries_of(run):
             self.report.refs += len(page)
             self.report.foreign += sum(entry[1] == packfile.REF_FOREIGN for entry in page)
@@ -281,7 +334,7 @@ class Verifier:
                 if kind == packfile.REF_TOMBSTONE or pack is None:
                     continue
                 if not values.has(pack.id, kind, offset, length, checksum):
-                    self._check_ref(values, pack, encoded, kind, offset, length, checksum, listed.first)
+                    self._check_ref(values, pack, encoded, kind, offset, length, checksum, listed.firsts)
 
     def _check_ref(
         self,
@@ -292,7 +345,7 @@ class Verifier:
         offset: int,
         length: int,
         checksum: int,
-        first: int,
+        firsts: list[Place],
     ) -> None:
         """Look at a value itself: its frame is damaged, or its pack lies below the floor and was not walked."""
         key = encoded.decode(errors="backslashreplace")
@@ -302,7 +355,10 @@ class Verifier:
         try:
             found = Window(self.storage, pack.path).checksum(offset, length)
         except FileNotFoundError:
-            if pack.path not in self._known and self._is_read(first, pack, encoded, offset):
+            is_read = pack.path not in self._known and any(
+                self._is_read(first, pack, encoded, offset) for first in firsts
+            )
+            if is_read:
                 self._known.add(pack.path)
                 self._add(Fault(pack.path, "the file is missing", part="missing"))
             return
@@ -313,11 +369,14 @@ class Verifier:
         if found != checksum:
             self._add(Fault(pack.path, "the value has a wrong checksum", offset, key, part="value"))
 
-    def _is_read(self, slot: int, pack: PackName, encoded: bytes, offset: int) -> bool:
-        """Tell whether the oldest commit that lists a run sees a value of it: else none does, and it may be gone."""
-        if slot not in self._oldest:
-            self._oldest = {slot: Snapshot(self.commits.read(MAIN, slot), open_packs(self.storage), self.storage.url)}
-        runs = self._oldest[slot].runs
+    def _is_read(self, first: Place, pack: PackName, encoded: bytes, offset: int) -> bool:
+        """Tell whether the oldest commit of a branch that lists a run sees a value of it: else none of that does.
+
+        Then it may be gone.
+        """
+        if first not in self._oldest:
+            self._oldest = {first: Snapshot(self.commits.read(*first), open_packs(self.storage), self.storage.url)}
+        runs = self._oldest[first].runs
         found = runs.lookup(encoded)
         return found is not None and (found.offset, runs.pack_name(found.run, found.pack)) == (offset, pack)
 
@@ -335,12 +394,14 @@ class Verifier:
     def _check_tags(self) -> None:
         for name in sorted(self.commits.tag_names()):
             try:
-                self._tagged.add(find_tagged(self.commits, name).header.slot)
+                header = find_tagged(self.commits, name).header
+                self._named.add((header.branch, header.slot))
             except UnsupportedFormatError as error:
                 self._add_error(error, error.path)
             except (TxStoreError, OSError) as error:
                 self._add_error(error, names.tag_path(name), part="tag")
-        for path in sorted(self.commits.paths_in(names.floor_directory(MAIN))):
+        floors = [names.floor_directory(branch) for branch in self.storage.list(names.FLOOR)]
+        for path in sorted(path for floor in floors if names.belongs(floor) for path in self.commits.paths_in(floor)):
             try:
                 Tag.decode(self.storage.read(path))
             except FileNotFoundError:
@@ -374,7 +435,7 @@ class Verifier:
 
     def _check_names(self) -> bool:
         """Tell what was left by others, and whether each directory is one: else nothing in it can be looked at."""
-        directories = ["", *names.DIRECTORIES]
+        directories = ["", *names.DIRECTORIES, names.BRANCHES]
         are_directories = True
         for directory in directories:
             try:
@@ -388,7 +449,7 @@ class Verifier:
             for path in (f"{directory}/{name}" if directory else name for name in found):
                 if not names.belongs(path):
                     self.report.strays.append(path)
-                elif directory == names.PACKS:
+                elif directory == names.PACKS or (directory in ("commits", names.FLOOR) and path not in directories):
                     directories.append(path)
                 elif directory == names.LOCKS:
                     self._check_type(path)
@@ -420,23 +481,16 @@ class Verifier:
 
 
 def check_sources(storage: Storage, sources: Sources) -> list[Fault]:
-    """Return which of the files that the newest commit refers to have changed, or can't be looked at.
+    """Return which of the files that the newest commit of each branch refers to have changed, or can't be looked at.
 
     What is damaged in the repository itself is passed over: `verify` tells.
     """
     files: dict[FileVersion, str] = {}  # with the first key that lies in each
-    try:
-        stored = open_commits(storage).head(MAIN)
-        runs = Snapshot(stored, open_packs(storage), storage.url).runs
-        for found in runs.scan_all():
-            if found.kind == packfile.REF_FOREIGN:
-                key = found.key.decode(errors="backslashreplace")
-                try:
-                    files.setdefault(runs.foreign(key, found).file, key)
-                except CorruptionError:
-                    continue
-    except (TxStoreError, OSError):
-        pass  # it can't be read any further
+    commits = open_commits(storage)
+    with contextlib.suppress(TxStoreError, OSError):
+        for branch in living_branches(commits):
+            with contextlib.suppress(TxStoreError, OSError):  # it can't be read any further
+                _add_files(Snapshot(commits.head(branch), open_packs(storage), storage.url), files)
 
     def reason_of(file: FileVersion) -> str | None:
         try:
@@ -451,3 +505,14 @@ def check_sources(storage: Storage, sources: Sources) -> list[Fault]:
 
     reasons = zip(files.items(), in_parallel(reason_of, files), strict=True)
     return [Fault(file.url, reason, key=key, part="source") for (file, key), reason in reasons if reason]
+
+
+def _add_files(snapshot: Snapshot, files: dict[FileVersion, str]) -> None:
+    if not snapshot.may_be_foreign:
+        return
+    runs = snapshot.runs
+    for found in runs.scan_all():
+        if found.kind == packfile.REF_FOREIGN:
+            key = found.key.decode(errors="backslashreplace")
+            with contextlib.suppress(CorruptionError):
+                files.setdefault(runs.foreign(key, found).file, key)

@@ -1,0 +1,489 @@
+"""Looking after a repository with several branches: what any of them needs stays, and what none needs goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.history.test_branches import branch_id, commit, on
+from tests.maintenance.upkeep import tree
+from tests.system.processes.steps import forked as child_of
+from tests.system.processes.steps import status_of
+from tests.transactions.faults import once, watch
+from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
+from txstore.history.slots import Publisher
+
+
+@pytest.fixture
+def repo(open_repo) -> txstore.Repository:
+    """main with 6 commits; dev behind the third, with 5; deep behind the third of dev, with 3; empty without any."""
+    repo = open_repo(durability="none")
+    for slot in range(6):
+        commit(repo, {"a": b"main%d" % slot, f"m{slot}": b"x" * 500})
+    repo.branches["dev"] = 2
+    for number in range(5):
+        commit(repo, {"a": b"dev%d" % number, f"d{number}": b"y" * 500}, "dev")
+    repo.branches["deep"] = repo.commit(5, branch="dev")
+    for number in range(3):
+        commit(repo, {"a": b"deep%d" % number}, "deep")
+    repo.branches["empty"] = repo.head()
+    return repo
+
+
+BRANCHES = ("main", "dev", "deep", "empty")
+
+
+def contents(repo: txstore.Repository) -> dict[str, dict[str, bytes]]:
+    return {name: on(repo, name) for name in repo.branches}
+
+
+def files(repo: txstore.Repository, name: str) -> list[int]:
+    return sorted(repo.engine.commits.slots(branch_id(repo, name)))
+
+
+# --- vacuum
+
+
+def test_each_branch_has_its_own_floor(repo):
+    before = contents(repo)
+    report = repo.vacuum(keep=1, branch="dev")
+    assert (report.floor, report.expired) == (7, 4 - 1)  # deep begins behind one of them
+    assert [str(each) for each in repo.log("dev")] == ["dev@8", "dev@7"]
+    assert [str(each) for each in repo.log("main")] == [f"main@{slot}" for slot in range(5, -1, -1)]
+    assert [str(each) for each in repo.log("deep")] == ["deep@8", "deep@7", "deep@6", "dev@5"]
+    for slot in (3, 4, 6):
+        with pytest.raises(SnapshotExpiredError):
+            repo.mapping(slot, branch="dev")
+    assert on(repo, "dev", at=5)["a"] == b"dev2"  # kept as what is tagged is
+    assert on(repo, "deep", at=2) == on(repo, at=2)
+    assert contents(txstore.Repository(repo.url)) == before
+
+
+def test_a_fork_point_is_kept_until_its_branch_is_deleted(repo):
+    there = on(repo, at=2)
+    repo.vacuum(keep=1)
+    with pytest.raises(SnapshotExpiredError):
+        repo.mapping(3)
+    assert on(repo, at=2) == on(repo, "dev", at=2) == there
+    del repo.branches["dev"]
+    repo.vacuum()
+    with pytest.raises(SnapshotExpiredError):
+        repo.mapping(2)
+
+
+def test_what_only_a_deleted_branch_needs_goes(repo):
+    kept = {name: found for name, found in contents(repo).items() if name != "dev"}
+    values = files(repo, "dev")
+    dev = branch_id(repo)
+    del repo.branches["dev"]
+    assert repo.vacuum().files > 0
+    left = sorted(repo.engine.commits.slots(dev))
+    assert left
+    assert set(left) < set(values)  # what deep begins behind, and what has values of it
+    assert contents(txstore.Repository(repo.url)) == kept
+    del repo.branches["deep"]
+    repo.vacuum()
+    for directory in ("commits", "floor", "heads"):
+        assert os.listdir(Path(repo.url, directory)) == ["main"]
+    assert repo.usage().orphan == 0
+
+
+def test_a_tagged_commit_of_a_deleted_branch_stays(repo):
+    repo.tags["v1"] = repo.commit(4, branch="dev")
+    there = on(repo, tag="v1")
+    del repo.branches["dev"], repo.branches["deep"]
+    repo.vacuum()
+    other = txstore.Repository(repo.url)
+    assert on(other, tag="v1") == there
+    assert other.tags["v1"].branch.startswith("(deleted branch")
+    other.branches["again"] = other.tags["v1"]
+    del repo.tags["v1"]
+    repo.vacuum()
+    assert on(txstore.Repository(repo.url), "again") == there
+
+
+@pytest.mark.parametrize("name", ["main", "dev"])
+def test_what_a_reader_reads_stays_whatever_is_vacuumed(repo, name):
+    reader = repo.mapping(branch=name, at=4)
+    there = {key: bytes(reader[key]) for key in reader}
+    other = txstore.Repository(repo.url)
+    for branch in BRANCHES:
+        other.vacuum(keep=1, branch=branch)
+    for branch in ("deep", "dev", "empty"):
+        del other.branches[branch]
+        other.vacuum(keep=1)
+    assert {key: bytes(reader[key]) for key in reader} == there
+    again = repo.engine.snapshots.of(reader.stored, check=False)
+    assert {key: bytes(again[key]) for key in again} == there
+
+
+def test_pins_of_one_branch_are_not_those_of_another(repo):
+    """main@3 and dev@3 have one seq: a reader of one keeps nothing of the other."""
+    reader = repo.mapping(3)
+    other = txstore.Repository(repo.url)
+    assert other.vacuum(keep=1, branch="dev").floor == 7
+    assert other.vacuum(keep=1).floor == 3
+    assert bytes(reader["a"]) == b"main3"
+
+
+def test_a_reader_in_another_process_keeps_its_branch(repo, tmp_path):
+    reading, done = (os.pipe() for _ in range(2))
+
+    def read() -> None:
+        there = txstore.Repository(repo.url)
+        snapshot = there.mapping(branch="dev", at=4)
+        os.write(reading[1], b"x")
+        os.read(done[0], 1)
+        assert bytes(snapshot["a"]) == b"dev1"
+        assert {key: bytes(snapshot[key]) for key in snapshot}["d1"] == b"y" * 500
+
+    with child_of(read) as child:
+        os.read(reading[0], 1)
+        del repo.branches["dev"], repo.branches["deep"]
+        repo.vacuum(keep=1)
+        os.write(done[1], b"x")
+        assert status_of(child) == 0
+    for descriptor in (*reading, *done):
+        os.close(descriptor)
+    repo.vacuum()
+    assert os.listdir(Path(repo.url, "commits")) == ["main"]
+
+
+def test_a_transaction_goes_on_while_other_branches_are_vacuumed(repo):
+    transaction = repo.begin(branch="dev")
+    transaction["new"] = b"1"
+    other = txstore.Repository(repo.url)
+    other.vacuum(keep=1)
+    other.vacuum(keep=1, branch="deep")
+    transaction.commit()
+    assert on(repo, "dev")["new"] == b"1"
+
+
+def test_a_vacuum_at_every_step_of_a_fork(open_repo, tmp_path):
+    """Whoever begins a branch has it, whole, or is told; a vacuum that comes meanwhile sees the one or the other."""
+    seen, step, count = set(), 0, 1
+    while step < count:
+        name = f"{step}.tx"
+        repo, rival = open_repo(name, durability="none"), open_repo(name, durability="none")
+        for slot in range(4):
+            commit(repo, {"a": b"%d" % slot})
+        old = repo.commit(1)
+        calls, count = watch(repo), 0
+
+        def each(*_: object, step: int = step, rival: txstore.Repository = rival) -> None:
+            nonlocal count
+            count += 1
+            if count == step + 1:
+                rival.vacuum(keep=1)
+
+        calls.before = _Each(each)
+        try:
+            repo.branches["late"] = old
+        except SnapshotExpiredError:
+            seen.add("refused")
+            calls.before = {}
+            assert list(repo.branches) == ["main"]
+        else:
+            seen.add("made")
+            calls.before = {}
+            rival.vacuum(keep=1)
+            assert on(txstore.Repository(repo.url), "late") == {"a": b"1"}
+        step += 1
+    assert seen == {"made", "refused"}
+
+
+class _Each(dict):
+    def __init__(self, hook: object) -> None:
+        super().__init__()
+        self._hook = hook
+
+    def get(self, name: str, default: object = None) -> object:
+        return self._hook
+
+
+def test_an_interrupted_vacuum_is_done_by_the_next(repo):
+    kept = {name: found for name, found in contents(repo).items() if name not in ("dev", "deep")}
+    del repo.branches["dev"], repo.branches["deep"]
+    calls = watch(repo)
+    calls.after["delete"] = once(OSError(5, "Input/output error"), lambda *paths: paths[0].startswith("commits/"))
+    with pytest.raises(OSError):
+        repo.vacuum(keep=1)
+    calls.after.clear()
+    assert contents(txstore.Repository(repo.url)) == kept
+    repo.vacuum()
+    assert os.listdir(Path(repo.url, "commits")) == ["main"]
+
+
+def test_nothing_is_deleted_while_a_record_is_damaged(repo):
+    path = Path(repo.url, "branches/dev")
+    record = path.read_bytes()
+    path.write_bytes(record[:-1] + bytes([record[-1] ^ 1]))
+    before = tree(repo)
+    with pytest.raises(CorruptionError, match="branches/dev"):
+        txstore.Repository(repo.url).vacuum()
+    assert tree(repo) == before
+    path.write_bytes(record)
+
+
+# --- what a merge names
+
+
+@pytest.fixture
+def merged(repo, monkeypatch) -> txstore.Repository:
+    """A commit of main that names dev@4 as its other parent, as a merge will."""
+    theirs = repo.engine.commits.read(branch_id(repo), 4)
+    real = Publisher._write_header
+    monkeypatch.setattr(
+        Publisher, "_write_header", lambda self, parent, contents: real(self, parent, replace_merged(contents, theirs))
+    )
+    commit(repo, {"a": b"merged"})
+    monkeypatch.undo()
+    return repo
+
+
+def replace_merged(contents, stored):
+    return contents._replace(merged=stored.name)
+
+
+def test_a_merge_keeps_what_it_has_merged(merged):
+    assert merged.head().merged == merged.commit(4, branch="dev").id
+    there = on(merged, "dev", at=4)
+    stored = merged.engine.commits.read(branch_id(merged), 4)
+    del merged.branches["deep"]
+    merged.vacuum(keep=1, branch="dev")
+    del merged.branches["dev"]
+    merged.vacuum()
+    other = txstore.Repository(merged.url)
+    snapshot = other.engine.snapshots.of(other.engine.commits.named(stored.name))
+    assert {key: bytes(snapshot[key]) for key in snapshot} == there
+    del snapshot, other
+    commit(merged, {"b": b"1"})
+    merged.vacuum(keep=1)
+    merged.vacuum()
+    assert merged.engine.commits.named(stored.name) is None
+
+
+def test_a_merge_whose_other_parent_is_lost_is_reported(merged):
+    path = Path(merged.url, merged.engine.commits.read(branch_id(merged), 4).path)
+    content = path.read_bytes()
+    path.unlink()
+    faults = merged.verify().faults
+    assert {fault.part for fault in faults if fault.path == "commits/main/0000000006"} == {"link"}
+    path.write_bytes(content)
+
+
+# --- verify, and repair
+
+
+def test_verify_looks_at_every_branch(repo):
+    everything = repo.verify()
+    assert everything.commits == 6 + 5 + 3
+    for name in BRANCHES[1:3]:
+        slot = files(repo, name)[-1]
+        path = Path(repo.url, f"commits/{branch_id(repo, name)}/{slot:010}")
+        content = path.read_bytes()
+        at = content.index(b"dev4" if name == "dev" else b"deep2")
+        path.write_bytes(content[:at] + b"?" + content[at + 1 :])
+        report = repo.verify()
+        assert [(fault.part, fault.key) for fault in report.faults] == [("value", "a")]
+        assert report.faults[0].commits == (repo.head(name).id,)
+        path.write_bytes(content)
+
+
+def test_what_both_branches_read_touches_both(repo):
+    path = Path(repo.url, "commits/main/0000000001")
+    content = path.read_bytes()
+    at = content.index(b"x" * 500)
+    path.write_bytes(content[:at] + b"?" + content[at + 1 :])
+    (fault,) = repo.verify().faults
+    assert fault.key == "m1"
+    assert fault.commit_count == 5 + 5 + 3
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["dev", "deep"])
+def test_every_bit_of_a_record_is_restored(repo, name):
+    before = contents(repo)
+    path = Path(repo.url, "branches", name)
+    record = path.read_bytes()
+    for bit in range(0, 8 * len(record), 5):
+        turned = bytearray(record)
+        turned[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(turned)
+        report = txstore.Repository(repo.url).verify(repair=True)
+        assert report.faults == []
+        assert [repair.path for repair in report.repairs] == [f"branches/{name}"]
+        assert path.read_bytes() == record
+    assert contents(txstore.Repository(repo.url)) == before
+
+
+def test_a_record_that_is_torn_is_made_anew_from_commits(repo):
+    before = contents(repo)
+    path = Path(repo.url, "branches/dev")
+    record = path.read_bytes()
+    path.write_bytes(record[: len(record) // 2])
+    assert [fault.part for fault in txstore.Repository(repo.url).verify().faults] == ["branch"]
+    assert txstore.Repository(repo.url).verify(repair=True).faults == []
+    assert contents(txstore.Repository(repo.url)) == before
+    assert path.read_bytes() == record
+
+
+def test_a_lost_fork_point_is_reported(repo):
+    path = Path(repo.url, "commits/main/0000000005")
+    content = path.read_bytes()
+    path.unlink()
+    faults = txstore.Repository(repo.url).verify().faults
+    assert "branches/empty" in {fault.path for fault in faults}
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["dev", "deep"])
+@pytest.mark.parametrize("which", [0, -1])
+def test_ends_and_runs_of_commits_on_branches_are_repaired(repo, name, which):
+    before = contents(repo)
+    path = Path(repo.url, f"commits/{branch_id(repo, name)}/{files(repo, name)[which]:010}")
+    content = path.read_bytes()
+    for at in (content.index(b"TXSTFOOT") + 20, content.index(b"TXHD") + 60, content.index(b"TXRN") - 40):
+        damaged = bytearray(content)
+        damaged[at] ^= 4
+        path.write_bytes(damaged)
+        assert txstore.Repository(repo.url).verify().faults
+        assert txstore.Repository(repo.url).verify(repair=True).faults == []
+        assert contents(txstore.Repository(repo.url)) == before
+        assert path.read_bytes() == content
+
+
+# --- backup
+
+
+def test_a_backup_has_all_branches(repo, open_repo, tmp_path):
+    repo.branches.rename("deep", "Deep")
+    repo.backup(tmp_path / "copy.tx")
+    copy = open_repo("copy.tx")
+    assert list(copy.branches) == list(repo.branches)
+    assert contents(copy) == contents(repo)
+    assert [str(each) for each in copy.log("Deep")] == [str(each) for each in repo.log("Deep")]
+    for name in ("dev", "Deep", "empty"):
+        commit(repo, {"new": name.encode()}, name)
+    repo.branches.rename("dev", "renamed")
+    repo.branches["more"] = repo.head("renamed")
+    repo.vacuum(keep=1, branch="renamed")
+    repo.backup(tmp_path / "copy.tx")
+    copy = txstore.Repository(copy.url)
+    assert list(copy.branches) == list(repo.branches)
+    assert contents(copy) == contents(repo)
+    commit(copy, {"there": b"1"}, "renamed")
+    commit(copy, {"there": b"1"}, "empty")
+
+
+def test_a_backup_of_what_has_outlived_its_branch(repo, open_repo, tmp_path):
+    repo.tags["v1"] = repo.commit(4, branch="dev")
+    del repo.branches["dev"]
+    repo.vacuum()
+    repo.backup(tmp_path / "copy.tx")
+    copy = open_repo("copy.tx")
+    assert contents(copy) == contents(repo)
+    assert on(copy, tag="v1") == on(repo, tag="v1")
+
+
+def test_a_backup_that_is_interrupted_anywhere_is_a_repository(repo, tmp_path, monkeypatch):
+    from txstore.maintenance import backup as module
+    from txstore.storage.local import LocalStorage
+
+    monkeypatch.setattr(module, "_BATCH", 1)
+    expected, real, step = contents(repo), LocalStorage.rename_noreplace, 0
+    while True:
+        target, left = tmp_path / f"{step}.tx", [step]
+
+        def dying(self, source, path, left=left):
+            if self.url != repo.url and path.startswith(("commits/", "branches/", "packs/")):
+                if not left[0]:
+                    raise OSError(5, "Input/output error")
+                left[0] -= 1
+            real(self, source, path)
+
+        monkeypatch.setattr(LocalStorage, "rename_noreplace", dying)
+        with contextlib.suppress(OSError):
+            repo.backup(target)
+        done = left[0]
+        monkeypatch.setattr(LocalStorage, "rename_noreplace", real)
+        if (target / "format.json").exists():
+            assert txstore.Repository(target).verify().faults == []
+        repo.backup(target)
+        assert contents(txstore.Repository(target)) == expected
+        shutil.rmtree(target)
+        if done:
+            return
+        step += 1
+
+
+# --- optimize, retention, usage
+
+
+def test_optimize_leaves_what_a_branch_shares_with_others(repo):
+    before, size = contents(repo), repo.usage().total
+    made = repo.optimize(branch="dev")
+    assert made is not None
+    assert made.branch == "dev"
+    assert contents(txstore.Repository(repo.url)) == before
+    assert repo.usage().total - size < 5 * 500 * 2  # its own values, once more
+    repo.vacuum(keep=1, branch="dev")
+    assert contents(txstore.Repository(repo.url)) == before
+
+
+def test_retention_is_of_one_branch(open_repo):
+    repo = open_repo(durability="none", retention=3)
+    commit(repo, {"a": b"0"})
+    repo.branches["dev"] = repo.head()
+    for number in range(200):
+        commit(repo, {"a": b"%d" % number}, "dev")
+    assert len(list(repo.log("dev"))) < 100
+    assert [str(each) for each in repo.log()] == ["main@0"]
+    for number in range(200):
+        commit(repo, {"a": b"m%d" % number})
+    assert len(list(repo.log())) < 100
+    assert (on(repo)["a"], on(repo, "dev")["a"]) == (b"m199", b"199")
+    assert on(repo, "dev", at=0) == {"a": b"0"}
+    assert repo.vacuum(older_than=timedelta(0), branch="dev").expired > 0
+
+
+def test_usage_counts_what_any_branch_needs(repo):
+    main, dev = repo.usage(), repo.usage(branch="dev")
+    assert main.total == dev.total
+    assert main.orphan == dev.orphan == 0
+    assert (main.live, dev.live) == tuple(sum(map(len, on(repo, name).values())) for name in ("main", "dev"))
+    del repo.branches["deep"], repo.branches["dev"]
+    freed = repo.usage().orphan
+    assert freed > 5 * 500
+    assert repo.vacuum().bytes >= freed
+    assert repo.usage().orphan == 0
+
+
+def test_following_a_branch_that_a_vacuum_passes(repo):
+    following = repo.follow("dev", since=4, timeout=0)
+    repo.vacuum(keep=1, branch="dev")
+    with pytest.raises(SnapshotExpiredError, match="dev@5"):
+        list(following)
+
+
+def test_a_branch_that_is_deleted_and_vacuumed_under_its_users(repo):
+    other = txstore.Repository(repo.url)
+    store = other.transaction(branch="deep")
+    store["x"] = b"1"
+    del repo.branches["deep"]
+    repo.vacuum(keep=1)
+    assert store["a"] == b"deep2"
+    with pytest.raises(CommitNotFoundError, match="deleted meanwhile"):
+        store.commit()
+    assert store["x"] == b"1"
+    store._session.end("")
+    del store
+    repo.vacuum(keep=1)
+    with pytest.raises(CommitNotFoundError):
+        other.head("deep")

@@ -1,0 +1,118 @@
+"""The log: commits, newest first, read as far as somebody looks; those that have changed something below a path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from itertools import chain, islice, pairwise
+from typing import overload
+
+from txstore.format import encoding
+from txstore.history.changes import changed
+from txstore.history.commit import Commit, Stored
+from txstore.history.snapshot import Snapshots
+
+#: So many commits a printed log shows.
+_SHOWN = 20
+_MESSAGE, _NARROWEST = 80, 12
+
+
+class Log(Sequence[Commit]):
+    """Commits, newest first. They are read when they are asked for: the length, and a negative index, read all."""
+
+    def __init__(self, commits: Iterator[Stored], limit: int | None = None) -> None:
+        self._source = islice(commits, limit)
+        self._read: list[Commit] = []
+
+    def __iter__(self) -> Iterator[Commit]:
+        at = 0
+        while self._reach(at):
+            yield self._read[at]
+            at += 1
+
+    def _reach(self, at: int) -> bool:
+        """Read on until there is a commit at an index; return whether there is."""
+        while len(self._read) <= at:
+            found = next(self._source, None)
+            if found is None:
+                return False
+            self._read.append(found.commit)
+        return True
+
+    def __len__(self) -> int:
+        while self._reach(len(self._read)):
+            pass
+        return len(self._read)
+
+    def __bool__(self) -> bool:
+        return self._reach(0)
+
+    @overload
+    def __getitem__(self, index: int) -> Commit: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Commit]: ...
+    def __getitem__(self, index: int | slice) -> Commit | list[Commit]:
+        if isinstance(index, slice):
+            bounds = [bound for bound in (index.start, index.stop) if bound is not None]
+            if index.stop is None or min(bounds) < 0 or (index.step or 1) < 0:
+                len(self)
+            else:
+                self._reach(index.stop - 1)
+        elif index < 0:
+            len(self)
+        else:
+            self._reach(index)
+        return self._read[index]
+
+    def _rows(self) -> tuple[list[Commit], bool]:
+        """Return the commits to show, and whether there are more."""
+        more = self._reach(_SHOWN)
+        return self._read[:_SHOWN], more
+
+    def __repr__(self) -> str:
+        commits, more = self._rows()
+        if not commits:
+            return "no commits"
+        rows = [_row(commit) for commit in commits]
+        widths = [max(len(row[at]) for row in [_HEAD, *rows]) for at in range(4)]
+        room = max(_MESSAGE - sum(widths) - 2 * len(widths), _NARROWEST)
+        lines = [
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4][:room]]).rstrip()
+            for row in [_HEAD, *rows]
+        ]
+        return "\n".join([*lines, *(["..."] if more else [])])
+
+    def _repr_html_(self) -> str:
+        commits, more = self._rows()
+        head = "".join(f"<th>{name}</th>" for name in _HEAD)
+        rows = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _row(commit))}</tr>" for commit in commits]
+        return f"<table><tr>{head}</tr>{''.join(rows)}</table>{'...' if more else ''}"
+
+
+_HEAD = ("commit", "id", "time", "keys", "message")
+
+
+def _row(commit: Commit) -> tuple[str, ...]:
+    statistics = commit.statistics
+    deleted = statistics["keys_deleted"] + statistics["prefixes_deleted"]
+    told = commit.message.partition("\n")[0]
+    return (
+        str(commit),
+        commit.id[:12],
+        commit.time.astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        f"+{statistics['keys_set']:,}" + (f" -{deleted:,}" if deleted else ""),
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told),
+    )
+
+
+def changing(line: Iterable[Stored], snapshots: Snapshots, path: str) -> Iterator[Stored]:
+    """Yield those commits of a line, newest first, that have changed something below a path.
+
+    The oldest that is kept is left out, unless it is the first of all: what it has changed is no longer known.
+    """
+    for stored, parent in pairwise(chain(line, [None])):
+        if stored is None or (parent is None and stored.header.parent_id != encoding.NO_ID):
+            return
+        # Most have nothing below the path among what they have written themselves, and nothing else is looked at.
+        if next(changed(snapshots.of(parent), snapshots.of(stored), path), None) is not None:
+            yield stored
