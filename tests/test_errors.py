@@ -6,9 +6,12 @@ import pickle
 import pytest
 
 from txstore import errors
+from txstore.merging.conflicts import Conflict
 
 EXAMPLES = [
     errors.ConflictError(["a/c/0"], reason="because", base=1, head=2),
+    errors.MergeConflictError([Conflict("a", "elements", "a/c/0", (slice(0, 2),))]),
+    errors.NoCommonAncestorError("main@7", "dev@9"),
     errors.ConstraintError([errors.Violation("aligned", "a", "its first dimension is 1, and that of 'b' 2")]),
     errors.StaleArrayError("a", reason="it changed"),
     errors.LockTimeoutError(["a/c/0"], "process 7"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
@@ -41,6 +41,9 @@ from txstore.maintenance.report import Report
 from txstore.maintenance.usage import Usage, usage
 from txstore.maintenance.vacuum import VacuumReport, vacuum
 from txstore.maintenance.verify import check_sources, verify
+from txstore.merging import operations
+from txstore.merging.conflicts import Answer
+from txstore.merging.three_way import Plan
 from txstore.storage.pack_cache import CACHE_SIZE
 from txstore.storage.sources import Given, allowed
 from txstore.transactions.named import NamedTransaction, transactions
@@ -415,6 +418,114 @@ class Repository:
             return zarr.open_array(TxStore.at(self.engine, snapshot), path=path, mode="r")
 
         return open_array
+
+    def merge(
+        self,
+        source: str,
+        into: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        append: str | None = None,
+        dry_run: bool = False,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Commit | Plan:
+        """Merge a branch into another one: attribute by attribute, element by element. Values are not copied.
+
+        Returns the new head of `into`, which is the present one if there is nothing to merge. It is one commit, on
+        whatever the head is by then: others may commit meanwhile.
+
+        Parameters
+        ----------
+        source, into : str
+            Names of branches.
+        resolve : dict, optional
+            What to do about conflicts, by path, for all at and below it: "ours" (of `into`), "theirs", or a function of
+            a `Conflict` that returns the elements of its region, or the document.
+        append : {None, "concatenate"}
+            Of arrays that both have appended to: put the rows of `source` behind the others, of all arrays with this
+            dimension; by default it is a conflict.
+        dry_run : bool
+            Return what would be done, a `Plan` with the conflicts, and change nothing.
+
+        Raises
+        ------
+        MergeConflictError
+            Both have changed something differently. Nothing was changed.
+        NoCommonAncestorError
+            What both have come from was given up by a vacuum.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     x = zarr.create_array(store, name="x", data=np.arange(4), chunks=(4,))
+        >>> repo.branches["dev"] = repo.head()
+        >>> with repo.transaction(branch="dev") as store:
+        ...     zarr.open_array(store, path="x")[0] = 7
+        >>> with repo.transaction() as store:
+        ...     zarr.open_array(store, path="x")[3] = 9
+        >>> repo.merge("dev").message
+        'merge of dev@1'
+        >>> zarr.open_array(repo.snapshot(), path="x", mode="r")[:]
+        array([7, 1, 2, 9])
+        """
+        self._existing()
+        if source == into:
+            raise ValueError(f"{source!r} is to be merged into itself: name two branches")
+        change = operations.OfBranch(self.engine, self.engine.branch(source), source)
+        return self._apply(change, into, resolve, append, message, properties, dry_run=dry_run)
+
+    def cherry_pick(
+        self,
+        commit: At,
+        onto: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        append: str | None = None,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Commit:
+        """Make the changes of one commit once more, on a branch. Parameters and errors are those of `merge`."""
+        change = operations.OfCommit(
+            self.engine, find_commit(self._existing(), commit, self.engine.branch(onto)), reverts=False
+        )
+        return cast("Commit", self._apply(change, onto, resolve, append, message, properties))
+
+    def revert(
+        self,
+        commit: At,
+        on: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Commit:
+        """Undo the changes of one commit, in a new one. What was changed again since is a conflict, as in `merge`."""
+        change = operations.OfCommit(
+            self.engine, find_commit(self._existing(), commit, self.engine.branch(on)), reverts=True
+        )
+        return cast("Commit", self._apply(change, on, resolve, None, message, properties))
+
+    def _apply(
+        self,
+        change: operations.Source,
+        branch: str,
+        resolve: Mapping[str, Answer] | None,
+        append: str | None,
+        message: str | None,
+        properties: Mapping[str, Any] | None,
+        *,
+        dry_run: bool = False,
+    ) -> Commit | Plan:
+        target = self.engine.branch(branch)
+        if dry_run:
+            return operations.preview(change, target, resolve, append=append)
+        made = operations.commit(change, target, resolve, append=append, message=message, properties=properties)
+        if made.commit is None:
+            raise CommitNotFoundError(f"branch {branch!r}", hint="it has no commits yet")
+        return made.commit
 
     def follow(
         self,

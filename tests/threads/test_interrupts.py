@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
+import signal
+import threading
 
+import numpy as np
 import pytest
 import zarr
 
 import txstore
+from tests.threads import gates
+from tests.threads.gates import A_WHILE, Gate, Thread, gate
+from tests.threads.interrupts import SIGNAL
 from tests.transactions.faults import once, watch
+from tests.waiting import TIMEOUT
+from txstore.sessions import door
 
 
 def test_a_commit_that_was_interrupted_when_its_file_had_just_been_made_is_made_the_next_time(
@@ -66,3 +75,71 @@ def test_leaving_that_was_interrupted_is_done_when_the_store_is_gone(repo: txsto
     gc.collect()  # of the error
     repo.transaction(name="run").commit()
     assert repo.mapping()["key"] == b"1"
+
+
+@pytest.mark.parametrize("encodes", [False, True])
+def test_a_lock_is_kept_while_an_interrupted_statement_may_still_write(
+    repo: txstore.Repository, store: txstore.TxStore, encodes: bool
+) -> None:
+    """zarr's threads go on with it: what they make of an older chunk must not come over what others then write."""
+    x = gates.create(store, n=8, chunks=8, value=0)
+    store.commit()
+    is_left = threading.Event()
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupt_and_open() -> None:
+        assert Gate.reached.wait(TIMEOUT)
+        signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+        is_left.wait(A_WHILE)
+        Gate.open()
+
+    def write_another_element() -> None:
+        with store.lock("x", 1):
+            chunk = np.frombuffer(store["x/c/0"], "<i8").copy()
+            chunk[1] = 8
+            store["x/c/0"] = chunk.tobytes()
+
+    before = signal.signal(SIGNAL, interrupt)
+    try:
+        with gate(encodes=encodes):
+            opener = Thread(interrupt_and_open)
+            with pytest.raises(KeyboardInterrupt), store.lock("x", 0):
+                x[0] = 7
+            Thread(write_another_element).result()
+            is_left.set()
+            opener.result()
+        store.commit()
+    finally:
+        signal.signal(SIGNAL, before)
+    assert gates.values(repo.mapping())[1] == 8
+
+
+def test_a_statement_that_outlives_its_lock_poisons_the_transaction(
+    repo: txstore.Repository, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "PATIENCE", 0.0)
+    x = gates.create(store, n=8, chunks=8, value=0)
+    store.commit()
+
+    def leave() -> None:
+        with pytest.raises(ZeroDivisionError), store.lock("x", 0):
+            context = contextvars.copy_context()  # as that of an interrupted call: its statement goes on
+            statements.append(Thread(lambda: context.run(x.__setitem__, 0, 7)))
+            assert Gate.reached.wait(TIMEOUT)
+            raise ZeroDivisionError
+
+    statements: list[Thread] = []
+    with gate(encodes=True):
+        leave()
+        with pytest.raises(txstore.TransactionStateError, match="interrupted"):
+            store["other"] = b"1"
+    with pytest.raises(txstore.TransactionStateError):
+        statements[0].result()
+    store.rollback()
+    x = zarr.open_array(store, path="x")
+    with store.lock("x", 1):
+        x[1] = 8
+    store.commit()
+    assert gates.values(repo.mapping())[:2] == [0, 8]

@@ -32,6 +32,8 @@ KINDS = {
 class Conflict:
     """Something that both sides of a merge have changed, and that can't be put together.
 
+    What the sides have is read when it is asked for; one that came out of a pickle does not know it.
+
     Attributes
     ----------
     path : str
@@ -52,6 +54,9 @@ class Conflict:
     region: tuple[slice, ...] | None = None
     fields: tuple[str, ...] = ()
     _sides: Mapping[str, Callable[[], Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Conflict, (self.path, self.kind, self.key, self.region, self.fields)
 
     def base(self) -> Any:
         """Return what both began with: the elements of the region, a document as a dict, a value as bytes; or None."""

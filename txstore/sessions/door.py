@@ -32,6 +32,8 @@ from txstore.sessions.statements import Statement, of_context
 
 #: Seconds that one who shuts the door waits for those inside.
 TIMEOUT = 60.0
+#: Seconds that one waits for what is left of statements that have failed, or are about to.
+PATIENCE = 3.0
 #: Seconds after which one who waits looks again by itself: an interrupt may have kept another from telling.
 _SLICE = 0.05
 
@@ -65,6 +67,7 @@ class Door:
         self.is_closed = False
         self._is_closing = False
         self._statements: dict[Statement | None, int] = {}  # and how many writes had begun when they came in
+        self._in_blocks: dict[Statement, tuple[Block, ...]] = {}  # of these, those of threads in `lock` blocks
         self._lock_blocks: set[Block] = set()
         self._blocks_waiting: set[Block] = set()
         self._blocks_so_far = 0
@@ -142,8 +145,11 @@ class Door:
         """Let a statement in; if it has to wait, tell it so, and set the result of `future` when it is inside."""
         statement.at_end(self._leave)
         with self._lock:
-            if not self._is_closing or not self._lock_blocks.isdisjoint(_blocks.get()):
+            blocks = _blocks.get()
+            if not self._is_closing or not self._lock_blocks.isdisjoint(blocks):
                 self._statements[statement] = self._writes()
+                if blocks:
+                    self._in_blocks[statement] = blocks
                 return True
             if future is not None:
                 self._waiting.append(_Waiting(statement, future))
@@ -153,9 +159,10 @@ class Door:
         with self._lock:
             self._is_pool_late = self._is_pool_late or (statement.has_failed and statement in self._statements)
             self._statements.pop(statement, None)
+            in_block = self._in_blocks.pop(statement, None)
             if self._waiting:
                 self._waiting = [each for each in self._waiting if each.statement is not statement]
-            if self._is_closing:
+            if self._is_closing or in_block:
                 self._changed.notify_all()
 
     def has_begun_to_write(self) -> bool:
@@ -181,6 +188,24 @@ class Door:
         while block in self._blocks_waiting:
             with self._lock:
                 self._changed.wait(_SLICE)
+
+    def end_statements(self, block: Block, *, waits: bool) -> bool:
+        """Let no statement of a block go on when that is left; return whether none does, and none of its threads.
+
+        There are some if its thread was interrupted: zarr's loop and threads go on with what they were at. They are
+        refused the store from now on, and, if one `waits`, have some time to come to an end.
+        """
+        with self._lock:
+            late = [statement for statement, blocks in self._in_blocks.items() if block in blocks]
+        if not late:
+            return True
+        for statement in late:
+            statement.refuse()
+        if not waits or statements.is_on_loop():  # which can't wait for itself
+            return False
+        deadline = time.monotonic() + PATIENCE
+        has_ended = self._wait_for(lambda: self._statements.keys().isdisjoint(late), deadline)
+        return has_ended and statements.finish_codec_threads(max(0.0, deadline - time.monotonic()))
 
     def leave_block(self, block: Block) -> None:
         """Be inside no longer, or not wait for it any more. Any thread may call it, and more than once."""

@@ -62,19 +62,22 @@ class LockBlock:
 
     def __del__(self) -> None:
         # Of a block that was left where Python could not say so: by an interrupt on the way into it or out of it.
-        self._give_up()
+        self._give_up(waits=False)
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, waits: bool = True) -> None:
         if self._transaction is None or (not self._turns and self._inside is None):
             return
         try:
-            self._leave(self._transaction)
+            self._leave(self._transaction, waits=waits)
         except BaseException:
-            self._leave(self._transaction)  # an interrupt: what is left of it
+            self._leave(self._transaction, waits=waits)  # an interrupt: what is left of it
             raise
 
-    def _leave(self, transaction: Transaction) -> None:
+    def _leave(self, transaction: Transaction, *, waits: bool) -> None:
         if self._inside is not None:
+            if not self._door.end_statements(self._inside, waits=waits):
+                reason = "a statement in a lock block was interrupted, and may still write when others have the lock"
+                transaction.poison(TransactionStateError(reason, state="poisoned"))
             self._door.leave_block(self._inside)
             self._inside = None
         transaction.unlock(self._turns)

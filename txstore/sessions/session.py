@@ -33,7 +33,7 @@ from txstore.history.commit import MAIN, Commit
 from txstore.history.runs import Located, Runs
 from txstore.history.snapshot import Snapshot
 from txstore.sessions import statements
-from txstore.sessions.door import Door, busy
+from txstore.sessions.door import PATIENCE, Door, busy
 from txstore.sessions.statements import of_context
 from txstore.transactions.begin import check_description
 from txstore.transactions.chains import Link
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-#: Seconds that a rollback waits for the statements of other threads, before they fail.
-PATIENCE = 3.0
 
 
 def _call(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:

@@ -33,7 +33,7 @@ _finishing = processes.new_lock()
 
 
 class Statement:
-    """One call of zarr's API. Changed on the thread of zarr's loop only."""
+    """One call of zarr's API. Changed on the thread of zarr's loop, but for `refuse`."""
 
     def __init__(self) -> None:
         self._roots = 0  # tasks that are under way, and that nothing but the statement's caller waits for
@@ -52,7 +52,7 @@ class Statement:
         self._at_end[call] = None
 
     def refuse(self) -> None:
-        """Let what is left of it not use the store: one of its tasks gets an error."""
+        """Let what is left of it not use the store: one of its tasks gets an error, or its caller was interrupted."""
         self.has_failed = True
 
     def _root_is_done(self, root: AnyTask) -> None:
