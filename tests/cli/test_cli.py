@@ -169,8 +169,8 @@ def test_log(filled: txstore.Repository) -> None:
     commits = list(filled.log())
     assert lines[0] == ["slot", "id", "time", "author", "keys", "size", "message"]
     assert [line[:2] for line in lines[2:]] == [["1", commits[0].id[:12]], ["0", commits[1].id[:12]]]
-    assert lines[2][-4:] == ["+4", f"{commits[0].statistics['bytes_set']}", "B", "fill"]
-    assert lines[3][-4:] == ["create", "[all]", "of", "it"]
+    assert lines[2][-5:] == ["+4", f"{commits[0].statistics['bytes_set']}", "B", "(main)", "fill"]
+    assert lines[3][-6:] == ["(tag:", "v1)", "create", "[all]", "of", "it"]
 
 
 def test_log_of_what_was_deleted(filled: txstore.Repository) -> None:
@@ -290,10 +290,14 @@ def test_the_shell_completes() -> None:
 def test_log_as_json(filled: txstore.Repository) -> None:
     commits = list(filled.log())
     shown = run_json("log", filled.url)
-    assert shown == [{**asdict(commit), "time": commit.time.isoformat()} for commit in commits]
+    names = [["main"], ["tag: v1"]]
+    assert shown == [
+        {**asdict(commit), "time": commit.time.isoformat(), "names": called}
+        for commit, called in zip(commits, names, strict=True)
+    ]
     assert list(shown[0]) == [
         "id", "branch", "slot", "seq", "parent", "time", "author", "message", "properties", "statistics",
-        "merged",
+        "merged", "names",
     ]  # fmt: skip
     assert run_json("log", filled.url, "--limit", 1) == shown[:1]
     assert run_json("log", filled.url, "--limit", 9) == shown

@@ -33,10 +33,11 @@ NAMES = "".join(sign for sign in STEERING if sign != "/")
 
 def commands() -> set[str]:
     found = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
-    (group,) = app.registered_groups
-    assert group.typer_instance is not None
-    inner = group.typer_instance.registered_commands
-    return found | {f"tx {command.name or command.callback.__name__}" for command in inner}  # type: ignore[union-attr]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        inner = group.typer_instance.registered_commands
+        found |= {f"{group.name} {command.name or command.callback.__name__}" for command in inner}  # type: ignore[union-attr]
+    return found
 
 
 @pytest.fixture
@@ -82,6 +83,11 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
     for suffix in ("", "json"):
         out = tmp_path / f"out{suffix}"
         yield "log", [url]
+        yield "log", [url, "--graph"]
+        yield "branch list", [url]
+        yield "branch create", [url, f"dev{suffix}", "v1"]
+        yield "branch rename", [url, f"dev{suffix}", f"later{suffix}"]
+        yield "branch delete", [url, f"later{suffix}"]
         yield "show", [url, "v1"]
         yield "ls", [url]
         yield "ls", [url, NAMES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -342,8 +343,8 @@ def test_a_rename_that_was_interrupted_is_done_again(forked):
 
 def test_of_two_processes_that_create_a_name_one_wins(forked):
     code = (
-        "import sys, txstore\n"
-        "repo = txstore.Repository(sys.argv[1])\n"
+        "import json, sys, txstore\n"
+        "repo = txstore.Repository(sys.argv[1], storage_options=json.loads(sys.argv[3]))\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         "try:\n"
@@ -353,9 +354,10 @@ def test_of_two_processes_that_create_a_name_one_wins(forked):
         "    assert 'exists' in str(error), error\n"
         "    print('lost')\n"
     )
+    options = json.dumps(dict(forked.engine.access.storage_options))
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", code, forked.url, str(slot)],
+            [sys.executable, "-c", code, forked.url, str(slot), options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

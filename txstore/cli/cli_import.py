@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from txstore.cli.output import (
+    BranchOption,
     JsonOption,
     PathArgument,
     SourceOption,
@@ -22,7 +23,7 @@ from txstore.cli.output import (
     showing_progress,
     tell,
 )
-from txstore.history.commit import Commit
+from txstore.history.commit import MAIN, Commit
 from txstore.interchange.manifests import is_manifest
 
 
@@ -116,6 +117,7 @@ def export(
     ] = None,
     group: Annotated[str, typer.Option("--path", help="The array or group to export. [default: all]")] = "",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what was written.")] = False,
+    branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     to_options: ToOption = None,
     source: SourceOption = None,
@@ -123,12 +125,13 @@ def export(
 ) -> None:
     """Write one commit as plain Zarr, byte for byte. Interrupted, it is run again."""
     repo = open_repository(path, storage_options, source=source)
-    slot = None if at is None else find_commit(repo, at).slot
+    commit = None if at is None else find_commit(repo, at, branch)
     options = options_of(to_options, "--to-options")
     with showing_progress("export") as progress:
         done = repo.export(
-            destination, at=slot, path=group, verify=not no_verify, storage_options=options, progress=progress
-        )
+            destination, at=commit, branch=branch, path=group, verify=not no_verify, storage_options=options,
+            progress=progress,
+        )  # fmt: skip
     if as_json:
         print_json(
             {"commit": commit_as_dict(done.commit), "keys": done.keys, "bytes": done.bytes, "written": done.written}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txstore.cli.output import (
+    BranchOption,
     JsonOption,
     PathArgument,
     SourceOption,
@@ -23,6 +24,7 @@ from txstore.cli.output import (
     showing_progress,
     tell,
 )
+from txstore.history.commit import MAIN
 
 if TYPE_CHECKING:
     from txstore.interchange.publish import Published
@@ -46,6 +48,7 @@ def publish(
     ] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what is written.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Compare everything with what is there.")] = False,
+    branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     to_options: ToOption = None,
     source: SourceOption = None,
@@ -69,8 +72,8 @@ def publish(
             # Followed may be what is yet to be written.
             repo = open_repository(path, storage_options, source=source, create=follow)
             repo.publish(
-                destination, follow=follow, timeout=timeout, verify=not no_verify, full=full, progress=progress,
-                published=tell_of, storage_options=options_of(to_options, "--to-options"),
+                destination, branch=branch, follow=follow, timeout=timeout, verify=not no_verify, full=full,
+                progress=progress, published=tell_of, storage_options=options_of(to_options, "--to-options"),
             )  # fmt: skip
     except KeyboardInterrupt:
         if not follow:

@@ -16,8 +16,9 @@ import typer
 from rich.console import Console
 
 import txstore
-from txstore.cli import cli_import, history, interchange, maintenance, space, transactions
+from txstore.cli import branches, cli_import, history, interchange, maintenance, space, transactions
 from txstore.cli.output import (
+    BranchOption,
     Commands,
     JsonOption,
     PathArgument,
@@ -25,6 +26,7 @@ from txstore.cli.output import (
     commit_as_dict,
     find_commit,
     local_time,
+    names_of_commits,
     open_repository,
     print_json,
     print_pairs,
@@ -37,7 +39,7 @@ from txstore.errors import CommitNotFoundError, SnapshotExpiredError, TxStoreErr
 from txstore.format.constraints import Constraint
 from txstore.format.keys import ancestors, is_document
 from txstore.format.mapping import Hierarchy
-from txstore.history.commit import Commit
+from txstore.history.commit import MAIN, Commit
 from txstore.history.declarations import encode
 from txstore.repository import Repository
 
@@ -48,6 +50,7 @@ app = typer.Typer(
     cls=Commands,
 )
 app.add_typer(transactions.app, name="tx")
+app.add_typer(branches.app, name="branch")
 app.command()(maintenance.verify)
 app.command()(maintenance.backup)
 space.register(app)
@@ -104,15 +107,27 @@ def log(
         str | None,
         typer.Option("--path", metavar="NODE", help="Only what has changed this array or group.", show_default=False),
     ] = None,
+    branch: BranchOption = MAIN,
+    graph: Annotated[bool, typer.Option("--graph", help="Draw how all branches have come from one another.")] = False,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the commits, newest first."""
-    commits = open_repository(path, storage_options).log(limit=limit, path=node)
+    """List the commits, newest first, with the branches that they are the newest of, and their tags."""
+    repo = open_repository(path, storage_options)
+    if graph:
+        lines = [repo.log(each, path=node) for each in dict.fromkeys([branch, *repo.branches])]
+        commits = branches.newest_first(lines)[:limit]
+    else:
+        commits = list(repo.log(branch=branch, limit=limit, path=node))
+    called = names_of_commits(repo)
     if as_json:
-        print_json([commit_as_dict(commit) for commit in commits])
-        return
-    print_table(["slot>", "id", "time", "author?", "keys>", "size>", "message~"], map(_commit_row, commits))
+        print_json([commit_as_dict(commit) | {"names": called.get(commit.id, [])} for commit in commits])
+    elif graph:
+        for row in branches.draw(commits):
+            tell(row.drawn if row.commit is None else f"{row.drawn} {_commit_line(row.commit, called)}")
+    else:
+        rows = (_commit_row(commit, called, branch) for commit in commits)
+        print_table(["slot>", "id", "time", "author?", "keys>", "size>", "message~"], rows)
 
 
 @app.command()
@@ -126,16 +141,17 @@ def ls(
         str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
     ] = None,
     keys: Annotated[bool, typer.Option("--keys", help="List raw keys and their sizes, not arrays and groups.")] = False,
+    branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the arrays and groups, with what is stored of each."""
     repo = open_repository(path, storage_options)
-    slot = None if at is None else find_commit(repo, at).slot
+    commit = None if at is None else find_commit(repo, at, branch)
     if keys:
-        _list_keys(repo.mapping(at=slot), key_prefix, as_json)
+        _list_keys(repo.mapping(commit, branch=branch), key_prefix, as_json)
         return
-    nodes = list(_nodes(repo, slot, key_prefix.strip("/")))
+    nodes = list(_nodes(repo, commit, branch, key_prefix.strip("/")))
     if as_json:
         print_json(nodes)
         return
@@ -154,12 +170,13 @@ def show(
             show_default=False,
         ),
     ] = None,
+    branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show all that is known of one commit, and what it has changed."""
     repo = open_repository(path, storage_options)
-    found = repo.head() if commit is None else find_commit(repo, commit)
+    found = repo.head(branch) if commit is None else find_commit(repo, commit, branch)
     if found is None:
         raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
     told = commit_as_dict(found)
@@ -186,12 +203,13 @@ def constraints(
     at: Annotated[
         str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
     ] = None,
+    branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List what every commit has to keep."""
     repo = open_repository(path, storage_options)
-    declared = repo.mapping(at=None if at is None else find_commit(repo, at).slot).constraints
+    declared = repo.mapping(None if at is None else find_commit(repo, at, branch), branch=branch).constraints
     if as_json:
         print_json({name: encode(each) for name, each in sorted(declared.items())})
         return
@@ -201,11 +219,11 @@ def constraints(
 # --- asking
 
 
-def _nodes(repo: Repository, slot: int | None, prefix: str) -> Iterator[dict[str, Any]]:
+def _nodes(repo: Repository, commit: Commit | None, branch: str, prefix: str) -> Iterator[dict[str, Any]]:
     """Yield the node at a path and those below it, by name."""
     import zarr
 
-    store = repo.snapshot(at=slot)
+    store = repo.snapshot(commit, branch=branch)
     snapshot = store.mapping
     keys = snapshot.keys_below(prefix)
     try:
@@ -252,18 +270,27 @@ def _chunks(array: Any) -> list[int] | None:
 # --- printing
 
 
-def _commit_row(commit: Commit) -> tuple[str, ...]:
+def _commit_row(commit: Commit, called: Mapping[str, list[str]], branch: str) -> tuple[str, ...]:
     statistics = commit.statistics
     deleted = statistics["keys_deleted"] + statistics["prefixes_deleted"]
     return (
-        f"{commit.slot}",
+        f"{commit.slot}" if commit.branch == branch else str(commit),
         commit.id[:12],
         local_time(commit.time),
         commit.author,
         f"+{statistics['keys_set']:,}" + (f" -{deleted:,}" if deleted else ""),
         readable_size(statistics["bytes_set"]),
-        commit.message.partition("\n")[0],
+        _titled(commit, called),
     )
+
+
+def _commit_line(commit: Commit, called: Mapping[str, list[str]]) -> str:
+    return f"{commit} {commit.id[:12]} {local_time(commit.time)} {_titled(commit, called)}"
+
+
+def _titled(commit: Commit, called: Mapping[str, list[str]]) -> str:
+    title = commit.message.partition("\n")[0]
+    return f"({', '.join(called[commit.id])}) {title}" if commit.id in called else title
 
 
 def _node_row(node: Mapping[str, Any]) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from txstore.errors import KeyFormatError, TxStoreError
-from txstore.history.commit import Commit
+from txstore.errors import TxStoreError
+from txstore.history.commit import MAIN, Commit
 from txstore.repository import Repository
 from txstore.storage.objects.errors import Secrets
 from txstore.storage.objects.urls import public
@@ -64,6 +64,7 @@ StorageOption = Annotated[
         show_default=False,
     ),
 ]
+BranchOption = Annotated[str, typer.Option("--branch", metavar="NAME", help="The branch.")]
 ToOption = Annotated[
     str | None,
     typer.Option("--to-options", metavar="JSON", help="The same, of what is written to.", show_default=False),
@@ -202,14 +203,20 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     tell(f"txstore: {_secrets().hide(' '.join(str(message).split()))}", err=True)
 
 
-def find_commit(repo: Repository, commit: str) -> Commit:
-    """Return the commit that a slot, a tag or the first digits of an id name."""
-    if commit.isdecimal() and len(commit) < _SLOT_DIGITS:
-        return repo.commit(int(commit))
-    try:
-        return repo.tags[commit]
-    except (KeyError, KeyFormatError):
-        return repo.commit(commit)
+def find_commit(repo: Repository, commit: str, branch: str = MAIN) -> Commit:
+    """Return the commit that a slot of a branch, a tag, a date, another branch or the first digits of an id name."""
+    is_slot = commit.isdecimal() and len(commit) < _SLOT_DIGITS
+    return repo.commit(int(commit) if is_slot else commit, branch=branch)
+
+
+def names_of_commits(repo: Repository) -> dict[str, list[str]]:
+    """Return what commits are called, by their ids: branches that they are the newest of, then tags."""
+    names: dict[str, list[str]] = {}
+    for name, commit in repo.branches.items():
+        names.setdefault(commit.id, []).append(name)
+    for name, commit in repo.tags.items():
+        names.setdefault(commit.id, []).append(f"tag: {name}")
+    return names
 
 
 def commit_as_dict(commit: Commit) -> dict[str, Any]:

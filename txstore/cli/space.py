@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from txstore.cli.output import (
+    BranchOption,
     JsonOption,
     PathArgument,
     StorageOption,
@@ -24,6 +25,7 @@ from txstore.cli.output import (
     showing_progress,
     tell,
 )
+from txstore.history.commit import MAIN
 from txstore.maintenance.usage import Usage
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
@@ -36,10 +38,12 @@ def register(app: typer.Typer) -> None:
 
 
 @reporting_errors
-def optimize(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+def optimize(
+    path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
+) -> None:
     """Copy small packs, and those that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
     with showing_progress("optimize") as progress, warnings.catch_warnings(record=True) as told:
-        made = open_repository(path, storage_options).optimize(progress=progress)
+        made = open_repository(path, storage_options).optimize(branch=branch, progress=progress)
     for each in told:
         tell(f"txstore: {each.message}", err=True)
     if as_json:
@@ -60,12 +64,14 @@ def vacuum(
         str | None, typer.Option(metavar="AGE", help="Give up commits older than this: 30d, 12h, 90m.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")] = False,
+    branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete what no commit needs that is kept: all of them, unless options say otherwise."""
+    """Delete what no commit of any branch needs that is kept: all are, but those of one branch that options give up."""
     age = None if older_than is None else _age(older_than)
-    report = open_repository(path, storage_options).vacuum(keep=keep, older_than=age, dry_run=dry_run)
+    repo = open_repository(path, storage_options)
+    report = repo.vacuum(keep=keep, older_than=age, dry_run=dry_run, branch=branch)
     if as_json:
         print_json(asdict(report))
         return
@@ -78,9 +84,11 @@ def vacuum(
 
 
 @reporting_errors
-def du(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+def du(
+    path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
+) -> None:
     """Say what the bytes on the disk are for, and which arrays have how many."""
-    usage = open_repository(path, storage_options).usage()
+    usage = open_repository(path, storage_options).usage(branch=branch)
     if as_json:
         print_json({**asdict(usage), "total": usage.total})
         return

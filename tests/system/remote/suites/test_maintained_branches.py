@@ -1,0 +1,3 @@
+"""`tests/maintenance/test_branches.py`, on what `conftest.py` says."""
+
+from tests.maintenance.test_branches import *

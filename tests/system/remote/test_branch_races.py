@@ -1,0 +1,117 @@
+"""Branches on an object store, where nobody waits for anybody: whoever deletes one meets those who commit to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.system.remote.conftest import with_engine
+from tests.system.remote.repositories import again, opened, paths
+from txstore.errors import CommitNotFoundError
+
+
+@pytest.fixture
+def repo(server_of) -> txstore.Repository:
+    repo = opened(with_engine(server_of("memory"), "fsspec"))
+    for number in range(3):
+        with repo.begin() as transaction:
+            transaction["a"] = b"%d" % number
+    repo.branches["dev"] = 1
+    return repo
+
+
+def before(repo: txstore.Repository, request: str, path: str, act: Callable[[], object]) -> None:
+    """Do something once, right before a request for a path that begins like this."""
+    objects = repo.engine.storage.objects
+    real, left = getattr(objects, request), [act]
+
+    def watched(first: Any, *rest: Any) -> Any:
+        if left and str(first).startswith(path):
+            left.pop()()
+        return real(first, *rest)
+
+    setattr(objects, request, watched)
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_deleted_right_before_the_slot_is_taken(repo, has_own):
+    if has_own:
+        with repo.begin(branch="dev") as transaction:
+            transaction["b"] = b"1"
+    rival = again(repo)
+    transaction = repo.begin(branch="dev")
+    transaction["x"] = b"1"
+
+    def delete() -> None:
+        del rival.branches["dev"]
+
+    before(repo, "create", f"commits/{repo.engine.branch('dev')}/", delete)
+    with pytest.raises(CommitNotFoundError, match=r"branch 'dev'.*deleted meanwhile"):
+        transaction.commit()
+    transaction.rollback()
+    rival.branches["dev"] = 1
+    assert dict(again(repo).mapping(branch="dev")) == {"a": b"1"}
+    rival.vacuum()
+    assert [path for path in paths(rival, "commits") if path != "main"] == []
+    assert rival.verify().faults == []
+
+
+def test_deleted_when_the_commit_was_made(repo):
+    """Then it was made before: the branch is deleted with it."""
+    rival = again(repo)
+    transaction = repo.begin(branch="dev")
+    transaction["x"] = b"1"
+    transaction.commit()
+    del rival.branches["dev"]
+    with pytest.raises(CommitNotFoundError):
+        repo.head("dev")
+
+
+def test_of_two_that_create_a_name_one_wins(repo):
+    rival = again(repo)
+
+    def create() -> None:
+        rival.branches["raced"] = 0
+
+    before(repo, "create", "branches/raced", create)
+    with pytest.raises(ValueError, match="branch 'raced' exists"):
+        repo.branches["raced"] = 1
+    assert again(repo).branches["raced"].slot == 0
+
+
+def test_the_name_is_created_though_the_answer_is_lost(repo):
+    objects = repo.engine.storage.objects
+    real = objects.create
+
+    def sent_again(path: str, *rest: Any) -> None:
+        real(path, *rest)
+        if path.startswith("branches/"):
+            raise FileExistsError(path)
+
+    objects.create = sent_again
+    repo.branches["late"] = 2
+    assert again(repo).branches["late"].slot == 2
+
+
+def test_one_branch_costs_no_request(repo):
+    for name in ("dev",):
+        del repo.branches[name]
+    repo.vacuum()
+    other, asked = again(repo), []
+    objects = other.engine.storage.objects
+    for request in ("get", "get_range", "get_ranges", "get_tail", "list", "list_after", "put", "create", "exists"):
+        real = getattr(objects, request)
+
+        def counted(first: Any, *rest: Any, real: Any = real, request: str = request) -> Any:
+            asked.append((request, first))
+            return real(first, *rest)
+
+        setattr(objects, request, counted)
+    with other.begin() as transaction:
+        transaction["a"] = b"new"
+    assert other.mapping()["a"] == b"new"
+    assert asked
+    assert not [path for _, path in asked if str(path).startswith("branches")]

@@ -1,0 +1,154 @@
+"""`txstore branch`: list, create, delete, rename; and the graph that `txstore log --graph` draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+import typer
+
+from txstore.cli.output import (
+    Commands,
+    JsonOption,
+    PathArgument,
+    StorageOption,
+    commit_as_dict,
+    find_commit,
+    local_time,
+    open_repository,
+    print_json,
+    print_table,
+    reporting_errors,
+    tell,
+)
+from txstore.history.commit import Commit
+
+app = typer.Typer(help="Begin, rename and delete branches.", no_args_is_help=True, cls=Commands)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The branch.", show_default=False)]
+
+
+@app.command("list")
+@reporting_errors
+def list_branches(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+    """List the branches, with the newest commit of each."""
+    found = dict(open_repository(path, storage_options).branches)
+    if as_json:
+        print_json({name: commit_as_dict(commit) for name, commit in found.items()})
+        return
+    rows = (
+        (name, str(commit), commit.id[:12], local_time(commit.time), commit.message.partition("\n")[0])
+        for name, commit in found.items()
+    )
+    print_table(["branch", "commit", "id", "time", "message~"], rows)
+
+
+@app.command()
+@reporting_errors
+def create(
+    path: PathArgument,
+    name: NameArgument,
+    at: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[COMMIT]",
+            help="A slot, an id, a tag, a date or a branch to begin behind. [default: the newest of main]",
+            show_default=False,
+        ),
+    ] = None,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Begin a branch behind a commit."""
+    repo = open_repository(path, storage_options)
+    repo.branches[name] = commit = repo.branches["main"] if at is None else find_commit(repo, at)
+    _tell(as_json, {"branch": name, "commit": commit_as_dict(commit)}, f"branch {name} begins behind {commit}")
+
+
+@app.command()
+@reporting_errors
+def delete(
+    path: PathArgument, name: NameArgument, storage_options: StorageOption = None, as_json: JsonOption = False
+) -> None:
+    """Delete a branch. What only it has goes with the next vacuum."""
+    branches = open_repository(path, storage_options).branches
+    commit = _existing(branches.get(name), name)
+    del branches[name]
+    _tell(
+        as_json,
+        {"branch": name, "commit": commit_as_dict(commit)},
+        f"branch {name} is deleted; it was at {commit} ({commit.id})",
+    )
+
+
+@app.command()
+@reporting_errors
+def rename(
+    path: PathArgument,
+    name: NameArgument,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.", show_default=False)],
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a branch another name. Whoever reads or writes it goes on."""
+    branches = open_repository(path, storage_options).branches
+    _existing(branches.get(name), name)
+    branches.rename(name, new)
+    _tell(as_json, {"branch": new}, f"branch {name} is called {new} now")
+
+
+def _existing(commit: Commit | None, name: str) -> Commit:
+    if commit is None:
+        raise ValueError(f"there is no branch {name!r}: see `txstore branch list`")
+    return commit
+
+
+def _tell(as_json: bool, told: dict[str, object], text: str) -> None:
+    if as_json:
+        print_json(told)
+    else:
+        tell(text)
+
+
+# --- the graph
+
+
+class Row(NamedTuple):
+    """One line: what is drawn, and the commit that it is of; None: lines alone."""
+
+    drawn: str
+    commit: Commit | None
+
+
+def newest_first(lines: Iterable[Iterable[Commit]]) -> list[Commit]:
+    """Return the commits of several branches, each once and before its parents; else the newest first."""
+    found: dict[str, Commit] = {}
+    for line in lines:
+        for commit in line:
+            if commit.id in found:
+                break  # and so are those before it
+            found[commit.id] = commit
+    # A parent is older than its child, and has a smaller seq; a merge is as a rule younger than what it has merged.
+    return sorted(found.values(), key=lambda commit: (commit.time, commit.seq), reverse=True)
+
+
+def draw(commits: Sequence[Commit]) -> Iterator[Row]:
+    """Yield the lines of a graph, one lane for each line of commits that goes on below."""
+    lanes: list[str] = []  # the id that each lane goes on with
+    there = {commit.id for commit in commits}
+    for commit in commits:
+        if commit.id not in lanes:
+            lanes.append(commit.id)
+        at = lanes.index(commit.id)
+        while (other := next((i for i in range(len(lanes) - 1, at, -1) if lanes[i] == commit.id), None)) is not None:
+            # Two lines come from this commit: the right one ends here.
+            between = "_" if other > at + 1 else ""
+            drawn = "| " * at + "|" + (between * 2 * (other - at - 1)) + "/ " + "| " * (len(lanes) - other - 1)
+            yield Row(drawn.rstrip(), None)
+            del lanes[other]
+        yield Row(" ".join("*" if i == at else "|" for i in range(len(lanes))), commit)
+        parents = [parent for parent in (commit.parent, commit.merged) if parent is not None and parent in there]
+        lanes[at : at + 1] = parents[:1]
+        if len(parents) > 1 and parents[1] not in lanes:
+            lanes.insert(at + 1, parents[1])
+            yield Row(("| " * at + "|\\ " + "| " * (len(lanes) - at - 2)).rstrip(), None)
