@@ -47,14 +47,20 @@ class KeyTurns:
                     self._changing.discard(key)
                     self._ended[hash(key) % _LOCKS].notify_all()
 
+    def _one_of(self, keys: Collection[str] | None) -> str | None:
+        """Return one of these keys whose value is being changed."""
+        if not self._changing:
+            return None
+        return next(iter(self._changing) if keys is None else filter(self._changing.__contains__, keys), None)
+
     @contextmanager
-    def at_all(self, keys: Collection[str]) -> Iterator[None]:
-        """Have the turn at every key, none of which another thread changes if it is one of these."""
+    def at_all(self, keys: Collection[str] | None = None) -> Iterator[None]:
+        """Have the turn at every key. No other thread changes one of `keys` then, by default any."""
         while True:
             with ExitStack() as stack:
                 for lock in self._locks:
                     stack.enter_context(lock)
-                changing = next(filter(self._changing.__contains__, keys), None) if self._changing else None
+                changing = self._one_of(keys)
                 if changing is None:
                     yield
                     return
