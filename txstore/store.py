@@ -25,7 +25,7 @@ from txstore.format.records import SNAPSHOT
 from txstore.format.regions import Region
 from txstore.history.commit import MAIN, Commit
 from txstore.history.declarations import Constraints
-from txstore.history.find import At
+from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
 from txstore.history.runs import Located
 from txstore.pipeline.chunk_store import ChunkStore
@@ -246,6 +246,56 @@ class TxStore(Store, ChunkStore):
 
         nodes = compare(transaction.key_changes(), base, transaction)
         return Diff(base.commit, None, nodes, opened(base), opened(None), is_staged=True)
+
+    # --- without copying values
+
+    def move(self, source: str, destination: str) -> None:
+        """Move an array or group, with all that is below it, in this transaction. No value is read or copied.
+
+        To others it is a deletion and a creation: who writes below either path meanwhile is in conflict. Objects that
+        were opened where it was raise `StaleArrayError`.
+
+        Raises
+        ------
+        NodeNotFoundError
+            There is nothing at the source, or no group above the destination.
+        ValueError
+            The destination exists, or lies inside of the source; or one of them is the root.
+        TransactionStateError
+            The transaction has a name, or several processes stage into it.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     z = zarr.create_array(store, name="raw", data=np.arange(4), chunks=(2,))
+        >>> with repo.transaction() as store:
+        ...     store.move("raw", "t2m")
+        ...     store.copy("t2m", "backup")
+        >>> sorted(zarr.open_group(repo.snapshot(), mode="r").array_keys())
+        ['backup', 't2m']
+        """
+        self._writer().move(source, destination)
+
+    def copy(self, source: str, destination: str, *, at: At | None = None) -> None:
+        """Copy an array or group as `move` moves it: as it is in this transaction, or as it was at a commit.
+
+        `at` is as in `Repository.snapshot`. Raises what `move` does, and `CommitNotFoundError`.
+        """
+        self._writer().copy(source, destination, None if at is None else self._snapshot_at(at))
+
+    def restore(self, path: str, at: At) -> None:
+        """Make an array or group what it was at a commit, with all that is below it, or delete it, if it was not there.
+
+        No value is read or copied. The root, `""`, is all of the repository. Raises `NodeNotFoundError` if there is
+        nothing then and now, `CommitNotFoundError`, and `TransactionStateError` as `move` does.
+        """
+        self._writer().restore(path, self._snapshot_at(at))
+
+    def _snapshot_at(self, at: At) -> Snapshot:
+        engine = self._engine
+        return engine.snapshots.of(find_commit(engine.commits, at, self._writer().branch))
 
     @property
     def constraints(self) -> Constraints:

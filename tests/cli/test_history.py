@@ -75,3 +75,17 @@ def test_blame_and_the_log_of_a_path(changed: txstore.Repository) -> None:
     with changed.transaction("third") as store:
         zarr.create_group(store, path="other")
     assert [commit["message"] for commit in run_json("log", changed.url, "--path", "x")] == ["second", "first"]
+
+
+def test_mv_cp_and_restore(changed: txstore.Repository) -> None:
+    assert run("mv", changed.url, "x", "y").stdout.startswith("main@2 ")
+    assert run_json("cp", changed.url, "x", "z", "--at", "0")["message"] == "copy x to z, as at 0"
+    assert run("restore", changed.url, "g", "--at", "0", "-m", "back").exit_code == 0
+    assert run("restore", changed.url, "y", "--at", "v1").exit_code == 0  # it was not there
+    assert sorted(zarr.open_group(changed.snapshot(), mode="r")) == ["g", "z"]
+    assert [commit.message for commit in changed.log()][:2] == ["restore y, as at v1", "back"]
+    assert zarr.open_array(changed.snapshot(), path="z", mode="r")[5] == 5
+    for arguments in (["mv", "z", "g"], ["mv", "no", "n"], ["cp", "z", "z/inside"], ["restore", "no", "--at", "0"]):
+        result = run(arguments[0], changed.url, *arguments[1:])
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert run("restore", changed.url, "g").exit_code == 2

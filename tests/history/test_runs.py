@@ -975,6 +975,47 @@ def test_both_write_the_same_bytes_and_read_the_same_answers(history: Any) -> No
     assert seen[0] == seen[1]
 
 
+@given(history=histories, start=prefixes, to=prefixes)
+@settings(max_examples=100, deadline=None)
+def test_a_graft_has_the_live_entries_under_another_name(history: Any, start: bytes, to: bytes) -> None:
+    live = {key: ref for key, ref in state(history).items() if key.startswith(start)}
+    stop = start[:-1] + b"0" if start else None
+    written = []
+    for index in (importlib.import_module(name) for name in MODULES):
+        files = [[b"file %d" % i] for i in range(len(history))]
+        grafted = index.graft(runs_of(index, history), files, start, stop, to)
+        own = index.build([(b"zz", 1, 7, 8, 9)], [b"a/"])
+        merged = index.merge(
+            (index.Run(own, 1), index.Run(grafted, 1)), [[b""], [b"x", *index.Run(grafted, 1).packs]], 0, True
+        )
+        written.append((grafted, merged))
+        run = index.Run(grafted, 5)
+        run.verify()
+        found = {key: (run.packs[pack - 1], *ref) for key, _, seq, pack, *ref in run.scan(b"", None, -1) if seq == 5}
+        wanted = {to + key[len(start) :]: (b"file %d" % i, *ref) for key, (i, _, _, _, *ref) in live.items()}
+        assert found == wanted
+        run = index.Run(merged, 5)  # an own run: of its own file is pack 0
+        assert list(run.scan(b"zz", None, 1)) == [(b"zz", 1, 5, 0, 7, 8, 9)]
+        assert run.prefixes == [(b"a/", 5)]
+        assert run.entries == 1 + sum(not key.startswith(b"a/") for key in wanted)
+    assert written[0] == written[-1]
+
+
+def test_graft_refuses(index: Any) -> None:
+    runs = (index.Run(index.build([(b"a/b", 1, 0, 0, 0), (b"c", 1, 0, 0, 0)], []), 1),)
+    with pytest.raises(OverflowError, match="4096"):
+        index.graft(runs, [[b"p"]], b"a/", b"a0", b"x" * 4096)
+    with pytest.raises(OverflowError, match="4096"):
+        index.graft(runs, [[b"p"]], b"a/", b"a0", b"x" * 4097)
+    with pytest.raises(ValueError, match="does not begin"):
+        index.graft(runs, [[b"p"]], b"a/", None, b"x/")
+    for tables in ([], [[b"p", b"q"]]):
+        with pytest.raises(ValueError, match="table"):
+            index.graft(runs, tables, b"a/", b"a0", b"x/")
+    with pytest.raises(TypeError):
+        index.graft(runs, [["p"]], b"a/", b"a0", b"x/")
+
+
 @needs_both
 @given(seed=st.integers(0, 2**32), n=st.integers(0, 1500), length=st.integers(1, 300))
 @settings(max_examples=25, deadline=None)

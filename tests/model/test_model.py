@@ -255,6 +255,7 @@ class Model(RuleBasedStateMachine):
             "set": sorted(transaction.set, key=str.encode),
             "deleted": sorted(transaction.deleted, key=str.encode),
             "deleted_below": sorted(transaction.paths),
+            "grafted": [],
             "constraints": [],
         }
 

@@ -764,7 +764,8 @@ pack_table_init(pack_table *table, const run *r, PyObject *entries)
     return 0;
 }
 
-/* The number in the result of pack `n` of a table; a pack not seen before gets the next. `known`: entry -> number. */
+/* The number in the result of pack `n` of a table; a pack not seen before gets the next. `known`: entry -> number. An
+ * empty entry is the file that the result will lie in, which has number 0. */
 static int
 merged_pack_number(writer *w, PyObject *known, pack_table *table, uint64_t n, uint32_t *number)
 {
@@ -772,6 +773,8 @@ merged_pack_number(writer *w, PyObject *known, pack_table *table, uint64_t n, ui
     if (*number)
         return 0;
     PyObject *entry = PyTuple_GET_ITEM(table->entries, (Py_ssize_t)n);
+    if (PyBytes_GET_SIZE(entry) == 0)
+        return 0;
     PyObject *value = PyDict_GetItemWithError(known, entry); /* borrowed; the dict is this call's own */
     if (value == NULL) {
         if (PyErr_Occurred() || writer_add_pack(w, span_of(entry)) < 0)
@@ -788,10 +791,10 @@ merged_pack_number(writer *w, PyObject *known, pack_table *table, uint64_t n, ui
     return 0;
 }
 
-/* Tombstones up to seq `forgotten` are left out. */
+/* Tombstones up to seq `forgotten` are left out. `own`: the result says of no entry which commit has written it. */
 static int
 merge_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *known, pack_table *tables,
-              uint64_t forgotten)
+              uint64_t forgotten, int own)
 {
     merger m;
     int more = merger_open(&m, runs, count, (span){(const uint8_t *)"", 0}, (span){NULL, 0});
@@ -801,7 +804,7 @@ merge_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *kno
         if (c->kind == KIND_TOMBSTONE && c->seq <= forgotten)
             continue;
         if ((c->kind != KIND_TOMBSTONE && merged_pack_number(w, known, &tables[m.newest], c->pack, &pack) < 0) ||
-            writer_add(w, cursor_key(c), c->kind, c->seq, pack, c->offset, c->length, c->checksum) < 0)
+            writer_add(w, cursor_key(c), c->kind, own ? 0 : c->seq, pack, c->offset, c->length, c->checksum) < 0)
             more = -1;
     }
     merger_close(&m);
@@ -810,7 +813,7 @@ merge_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *kno
 
 /* Every prefix above seq `forgotten` once, with its highest seq. `next` has a zero for each run. */
 static int
-merge_prefixes(writer *w, const run *const *runs, Py_ssize_t count, uint32_t *next, uint64_t forgotten)
+merge_prefixes(writer *w, const run *const *runs, Py_ssize_t count, uint32_t *next, uint64_t forgotten, int own)
 {
     for (;;) {
         span smallest = {NULL, 0}, prefix;
@@ -838,15 +841,56 @@ merge_prefixes(writer *w, const run *const *runs, Py_ssize_t count, uint32_t *ne
                 return -1;
             next[i] += compare(prefix, smallest) == 0;
         }
-        if (highest > forgotten && writer_add_prefix(w, smallest, highest) < 0)
+        if (highest > forgotten && writer_add_prefix(w, smallest, own ? 0 : highest) < 0)
             return -1;
     }
 }
 
-/* The result of merge(), once its arguments are checked and `tables` and `next` are zeroed memory for each run. */
+/* What merge() and graft() are asked for besides the runs. */
+typedef struct {
+    uint64_t forgotten;
+    int own;
+    span start, stop, to; /* of graft(); `to` is NULL in merge() */
+} request;
+
+/* The live entries from `start` on, below `stop`, with `to` in place of `start` in their keys, as those of an own run. */
+static int
+graft_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *known, pack_table *tables,
+              const request *r)
+{
+    uint8_t key[KEY_BYTES];
+    merger m;
+    memcpy(key, r->to.data, r->to.length);
+    int more = merger_open(&m, runs, count, r->start, r->stop);
+    while (more >= 0 && (more = merger_next(&m)) > 0) {
+        const cursor *c = &m.sources[m.newest].cursor;
+        uint32_t pack = 0;
+        if (c->kind == KIND_TOMBSTONE)
+            continue;
+        span from = cursor_key(c);
+        size_t rest = from.length - r->start.length, length = r->to.length + rest;
+        if (from.length < r->start.length || memcmp(from.data, r->start.data, r->start.length) != 0) {
+            PyErr_SetString(PyExc_ValueError, "a key does not begin with what is to be replaced");
+            more = -1;
+        } else if (length > KEY_BYTES || length == 0) {
+            PyErr_SetString(PyExc_OverflowError, "a key would have more than 4096 bytes");
+            more = -1;
+        } else {
+            memcpy(key + r->to.length, from.data + r->start.length, rest);
+            if (merged_pack_number(w, known, &tables[m.newest], c->pack, &pack) < 0 ||
+                writer_add(w, (span){key, length}, c->kind, 0, pack, c->offset, c->length, c->checksum) < 0)
+                more = -1;
+        }
+    }
+    merger_close(&m);
+    return more;
+}
+
+/* The result of merge() or graft(), once the arguments are checked and `tables` and `next` are zeroed memory for each
+ * run. */
 static PyObject *
 merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table *tables, uint32_t *next,
-           uint64_t forgotten)
+           const request *r)
 {
     PyObject *result = NULL, *known = PyDict_New();
     if (known == NULL)
@@ -856,8 +900,12 @@ merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < count; i++)
         failed = pack_table_init(&tables[i], runs[i], PyTuple_GET_ITEM(packs, i));
-    if (!failed && merge_entries(&w, runs, count, known, tables, forgotten) == 0 &&
-        merge_prefixes(&w, runs, count, next, forgotten) == 0)
+    if (!failed && r->to.data != NULL)
+        failed = graft_entries(&w, runs, count, known, tables, r);
+    else if (!failed)
+        failed = merge_entries(&w, runs, count, known, tables, r->forgotten, r->own) < 0 ||
+                 merge_prefixes(&w, runs, count, next, r->forgotten, r->own) < 0;
+    if (!failed)
         result = writer_finish(&w);
     writer_clear(&w);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -868,20 +916,11 @@ merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table
     return result;
 }
 
-PyDoc_STRVAR(merge_doc, "merge($module, /, runs, tables, forgotten=0)\n--\n\n"
-                        "One merged run of `runs`, newest first. tables[i] is the pack that run i lies in, then the\n"
-                        "run's own packs. Tombstones up to seq `forgotten` are left out: only where no older run is left\n"
-                        "for them to hide, and nobody is left to whom they would be news.");
-
 static PyObject *
-index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
+merge_tuple(PyObject *module, PyObject *tuple, PyObject *tables_object, const request *r)
 {
-    static const char *const names[] = {"runs", "tables", "forgotten", NULL};
-    unsigned long long forgotten = 0;
-    PyObject *tuple, *tables_object, *packs, *result = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|K:merge", (char **)names, &PyTuple_Type, &tuple,
-                                     &tables_object, &forgotten) ||
-        (packs = PySequence_Tuple(tables_object)) == NULL)
+    PyObject *packs = PySequence_Tuple(tables_object), *result = NULL;
+    if (packs == NULL)
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(tuple);
     const run **runs = as_runs(module, tuple);
@@ -890,7 +929,7 @@ index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
     if (runs && PyTuple_GET_SIZE(packs) != count)
         PyErr_SetString(PyExc_ValueError, "there is one table of packs for each run");
     else if (runs && tables && next)
-        result = merge_runs(runs, count, packs, tables, next, forgotten);
+        result = merge_runs(runs, count, packs, tables, next, r);
     else if (runs)
         PyErr_NoMemory();
     PyMem_Free(next);
@@ -898,6 +937,48 @@ index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
     PyMem_Free(runs);
     Py_DECREF(packs);
     return result;
+}
+
+PyDoc_STRVAR(merge_doc, "merge($module, /, runs, tables, forgotten=0, own=False)\n--\n\n"
+                        "One merged run of `runs`, newest first. tables[i] is the pack that run i lies in, then the\n"
+                        "run's own packs; an empty entry is the file that the result will lie in. Tombstones up to seq\n"
+                        "`forgotten` are left out: only where no older run is left for them to hide, and nobody is left\n"
+                        "to whom they would be news. `own`: the result has the seq of the commit in whose file it lies.");
+
+static PyObject *
+index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static const char *const names[] = {"runs", "tables", "forgotten", "own", NULL};
+    unsigned long long forgotten = 0;
+    PyObject *tuple, *tables;
+    request r = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|Kp:merge", (char **)names, &PyTuple_Type, &tuple, &tables,
+                                     &forgotten, &r.own))
+        return NULL;
+    r.forgotten = forgotten;
+    return merge_tuple(module, tuple, tables, &r);
+}
+
+PyDoc_STRVAR(graft_doc, "graft($module, /, runs, tables, start, stop, to)\n--\n\n"
+                        "An own run of the live entries of `runs`, newest first, with start <= key < stop, which all\n"
+                        "begin with `start`: `to` stands in its place. The values stay where they are.");
+
+static PyObject *
+index_graft(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static const char *const names[] = {"runs", "tables", "start", "stop", "to", NULL};
+    PyObject *tuple, *tables, *start, *stop, *to;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OSOS:graft", (char **)names, &PyTuple_Type, &tuple, &tables,
+                                     &start, &stop, &to))
+        return NULL;
+    request r = {.start = span_of(start), .to = span_of(to)};
+    if (as_stop(stop, &r.stop) < 0)
+        return NULL;
+    if (r.to.length > KEY_BYTES) {
+        PyErr_SetString(PyExc_OverflowError, "a key would have more than 4096 bytes");
+        return NULL;
+    }
+    return merge_tuple(module, tuple, tables, &r);
 }
 
 /* ---- module ---- */
@@ -934,6 +1015,7 @@ static PyMethodDef index_methods[] = {
     {"scan", (PyCFunction)(void (*)(void))index_scan, METH_VARARGS | METH_KEYWORDS, scan_doc},
     {"build", (PyCFunction)(void (*)(void))index_build, METH_VARARGS | METH_KEYWORDS, build_doc},
     {"merge", (PyCFunction)(void (*)(void))index_merge, METH_VARARGS | METH_KEYWORDS, merge_doc},
+    {"graft", (PyCFunction)(void (*)(void))index_graft, METH_VARARGS | METH_KEYWORDS, graft_doc},
     {NULL, NULL, 0, NULL},
 };
 

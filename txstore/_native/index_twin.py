@@ -528,12 +528,60 @@ def build(entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: 
     return writer.finish([(prefix, 0) for prefix in sorted(unique)], tables)
 
 
-def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], forgotten: int = 0) -> bytes:
-    """One merged run of `runs`, newest first. `tables[i]` is the pack that run i lies in, then the run's own packs.
+def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], forgotten: int = 0, own: bool = False) -> bytes:
+    """One merged run of `runs`, newest first. `tables[i]` is the pack that run i lies in, then the run's own packs; an
+    empty entry is the file that the result will lie in.
 
     Tombstones up to seq `forgotten` are left out: only where no older run is left for them to hide, and nobody is left
-    to whom they would be news.
+    to whom they would be news. `own`: the result has the seq of the commit in whose file it lies.
     """
+    _check_tables(runs, tables)
+    writer = _Writer()
+    numbers: dict[bytes, int] = {}
+    for i, c in _newest(runs, b"", None):
+        number = 0
+        if c.kind == TOMBSTONE and c.seq <= forgotten:
+            continue
+        if c.kind != TOMBSTONE:
+            number = _number(numbers, tables[i][c.pack])
+        writer.add(c.key, c.kind, 0 if own else c.seq, number, c.offset, c.length, c.checksum)
+    highest: dict[bytes, int] = {}
+    for run in runs:
+        for prefix, seq in run.prefixes:
+            highest[prefix] = max(seq, highest.get(prefix, 0))
+    kept = [(prefix, 0 if own else seq) for prefix, seq in sorted(highest.items()) if seq > forgotten]
+    return writer.finish(kept, list(numbers))
+
+
+def graft(
+    runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], start: bytes, stop: bytes | None, to: bytes
+) -> bytes:
+    """An own run of the live entries of `runs`, newest first, with start <= key < stop, which all begin with `start`:
+    `to` stands in its place. The values stay where they are.
+    """
+    if len(to) > KEY_BYTES:
+        raise OverflowError("a key would have more than 4096 bytes")
+    _check_tables(runs, tables)
+    writer = _Writer()
+    numbers: dict[bytes, int] = {}
+    for i, c in _newest(runs, start, stop):
+        if c.kind == TOMBSTONE:
+            continue
+        if not c.key.startswith(start):
+            raise ValueError("a key does not begin with what is to be replaced")
+        key = to + c.key[len(start) :]
+        if not 1 <= len(key) <= KEY_BYTES:
+            raise OverflowError("a key would have more than 4096 bytes")
+        writer.add(key, c.kind, 0, _number(numbers, tables[i][c.pack]), c.offset, c.length, c.checksum)
+    return writer.finish([], list(numbers))
+
+
+def _number(numbers: dict[bytes, int], entry: bytes) -> int:
+    """The number of a pack in the result; one not seen before gets the next. 0: the file that it will lie in."""
+    return numbers.setdefault(entry, len(numbers) + 1) if entry else 0
+
+
+def _check_tables(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]]) -> None:
     if len(tables) != len(runs):
         raise ValueError("there is one table of packs for each run")
     for run, table in zip(runs, tables, strict=True):
@@ -543,21 +591,6 @@ def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], forgotten: i
             raise ValueError("a table is the pack that the run lies in, then the packs of the run")
         if not all(isinstance(pack, bytes) for pack in table):
             raise TypeError("a pack entry is bytes")
-    writer = _Writer()
-    numbers: dict[bytes, int] = {}
-    for i, c in _newest(runs, b"", None):
-        number = 0
-        if c.kind == TOMBSTONE and c.seq <= forgotten:
-            continue
-        if c.kind != TOMBSTONE:
-            number = numbers.setdefault(tables[i][c.pack], len(numbers) + 1)
-        writer.add(c.key, c.kind, c.seq, number, c.offset, c.length, c.checksum)
-    highest: dict[bytes, int] = {}
-    for run in runs:
-        for prefix, seq in run.prefixes:
-            highest[prefix] = max(seq, highest.get(prefix, 0))
-    kept = [(prefix, seq) for prefix, seq in sorted(highest.items()) if seq > forgotten]
-    return writer.finish(kept, list(numbers))
 
 
 class _Writer:

@@ -1,7 +1,8 @@
-"""`diff` and `blame`: what has changed, and who has changed it."""
+"""`diff`, `blame`, `mv`, `cp`, `restore`: what has changed, who has changed it, and changing it without copying."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from txstore.cli.output import (
     JsonOption,
     PathArgument,
     StorageOption,
+    commit_as_dict,
     find_commit,
     local_time,
     open_repository,
@@ -19,6 +21,9 @@ from txstore.cli.output import (
     tell,
 )
 from txstore.errors import CommitNotFoundError
+from txstore.history.commit import MAIN
+from txstore.repository import Repository
+from txstore.transactions.transaction import Transaction
 
 _COMMIT = "A slot, an id or its first digits, or a tag."
 
@@ -80,6 +85,90 @@ def blame(
     print_table(["commit", "id", "time", "chunks>", "documents~", "message~"], rows)
 
 
+MessageOption = Annotated[
+    str | None, typer.Option("--message", "-m", help="What the log says of it.", show_default=False)
+]
+BranchOption = Annotated[str, typer.Option(help="The branch to commit to.")]
+_Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The array or group.", show_default=False)]
+_Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Its new path.", show_default=False)]
+
+
+@reporting_errors
+def mv(
+    path: PathArgument,
+    source: _Source,
+    destination: _Destination,
+    message: MessageOption = None,
+    branch: BranchOption = MAIN,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move an array or group, without copying values, in a commit of its own."""
+    told = message or f"move {source} to {destination}"
+    _commit(path, storage_options, branch, told, lambda _, tx: tx.move(source, destination), as_json)
+
+
+@reporting_errors
+def cp(
+    path: PathArgument,
+    source: _Source,
+    destination: _Destination,
+    at: Annotated[str | None, typer.Option(metavar="COMMIT", help="As it was at this commit.")] = None,
+    message: MessageOption = None,
+    branch: BranchOption = MAIN,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy an array or group, without copying values, in a commit of its own."""
+
+    def copy(repo: Repository, tx: Transaction) -> None:
+        tx.copy(source, destination, None if at is None else repo.mapping(find_commit(repo, at)))
+
+    told = message or f"copy {source} to {destination}" + (f", as at {at}" if at else "")
+    _commit(path, storage_options, branch, told, copy, as_json)
+
+
+@reporting_errors
+def restore(
+    path: PathArgument,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The array or group.", show_default=False)],
+    at: Annotated[str, typer.Option(metavar="COMMIT", help="Make it what it was at this commit.", show_default=False)],
+    message: MessageOption = None,
+    branch: BranchOption = MAIN,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an array or group what it was at a commit, or delete it, if it was not there; in a commit of its own."""
+
+    def back(repo: Repository, tx: Transaction) -> None:
+        tx.restore(node, repo.mapping(find_commit(repo, at)))
+
+    _commit(path, storage_options, branch, message or f"restore {node}, as at {at}", back, as_json)
+
+
+def _commit(
+    path: str,
+    storage_options: str | None,
+    branch: str,
+    message: str,
+    change: Callable[[Repository, Transaction], None],
+    as_json: bool,
+) -> None:
+    repo = open_repository(path, storage_options)
+    with repo.begin(message, branch=branch) as transaction:
+        change(repo, transaction)
+    commit = repo.head(branch)
+    if commit is None:
+        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
+    if as_json:
+        print_json(commit_as_dict(commit))
+    else:
+        tell(f"{commit} {commit.id[:12]} {message}")
+
+
 def register(app: typer.Typer) -> None:
     app.command()(diff)
     app.command()(blame)
+    app.command()(mv)
+    app.command()(cp)
+    app.command()(restore)

@@ -69,7 +69,7 @@ def changed(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot |
             key = decode_key(encoded)
             if key is None:
                 raise CorruptionError(after.url, reason=f"{encoded!r} is no key")
-            if was is None or is_now is None or not _is_equal(before.runs, was, after.runs, is_now, key):
+            if was is None or is_now is None or not is_equal(before.runs, was, after.runs, is_now, key):
                 yield KeyChange(key, _ref(before.runs, was), _ref(after.runs, is_now))
 
 
@@ -174,7 +174,7 @@ def _ref(runs: Runs, found: Found | None) -> Ref | None:
     return Ref(found.kind, found.seq, pack, found.offset, found.length, found.checksum)
 
 
-def _is_equal(runs: Runs, found: Found, others: Runs, other: Found, key: str) -> bool:
+def is_equal(runs: Runs, found: Found, others: Runs, other: Found, key: str) -> bool:
     """Tell whether two refs lead to the same bytes. Only where they may, and lie in two places, these are read."""
     if (found.kind, found.length, found.checksum) != (other.kind, other.length, other.checksum):
         return False

@@ -251,6 +251,12 @@ class LazyRuns(Runs):
         self._fill(_whole(self._lazy[len(self._open) - count :]))
         return super().merge_oldest(count, above, tables, forgotten=forgotten)
 
+    def graft(self, start: bytes, stop: bytes | None, to: bytes) -> bytes:
+        self._fill([
+            _Blocks(run, begin, end) for run in self._lazy for begin, end in _windows(run.run, start, stop, 0)
+        ])  # fmt: skip
+        return super().graft(start, stop, to)
+
     def _corrupt(self, error: ValueError) -> CorruptionError:
         """Say which run is damaged. Reached by merging alone: the oldest may be there only in part."""
         self._fill(_whole(self._lazy))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from txstore._native import index
-from txstore.errors import CorruptionError, UnsupportedFormatError
+from txstore.errors import CorruptionError, KeyFormatError, UnsupportedFormatError
 from txstore.format import encoding, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.keys import stored_prefix
@@ -365,6 +365,21 @@ class Runs:
             return index.merge(runs, [*tables, *_tables(oldest)], forgotten)
         except ValueError as error:
             raise self._corrupt(error) from error
+
+    def graft(self, start: bytes, stop: bytes | None, to: bytes) -> bytes:
+        """Build an own run of the live keys that begin with `start`, with `to` in its place, and the refs they have."""
+        try:
+            return index.graft(self._runs, _tables(self._open), start, stop, to)
+        except OverflowError as error:
+            raise KeyFormatError(f"a key below {to.decode()!r} would be too long: {error}") from error
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+
+def merge_own(sections: Sequence[bytes]) -> bytes:
+    """Merge own runs that are about to lie in one file into one, the newest first."""
+    runs = tuple([index.Run(section, 1) for section in sections])  # any seq: the result has none
+    return index.merge(runs, [[b"", *run.packs] for run in runs], 0, True)
 
 
 def _tables(runs: Sequence[OpenRun]) -> list[list[bytes]]:

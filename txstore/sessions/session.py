@@ -146,6 +146,7 @@ class Session:
         self._overtaken: dict[str, _Stale] = {}
         self._learned = 0  # how many of the transaction's news were looked at; -1: everything is to be
         self._knowing = processes.new_lock()  # of these
+        self._moved_to: dict[str, str] = {}  # of documents that this transaction has moved: the keys that they have now
         self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
         self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
         self.door = Door(self._writes)
@@ -373,6 +374,7 @@ class Session:
         with self._knowing:
             self._handed_out[key] = link
             self._overtaken.pop(key, None)
+            self._moved_to.pop(key, None)
             self._look_at_locked(key, transaction)  # another thread may have learned more, and looked at it already
 
     @_call
@@ -462,6 +464,35 @@ class Session:
             self._stale = {key: stale for key, stale in self._stale.items() if not key.startswith(prefix)}
             self._unread = {key: kind for key, kind in self._unread.items() if not key.startswith(prefix)}
 
+    @_call
+    def move(self, source: str, destination: str) -> None:
+        """Move a node. What was opened where it was is stale from now on."""
+        transaction = self.transaction
+        transaction.move(source, destination)
+        prefix = directory_prefix(source)
+        with self._knowing:
+            for key in [key for key in list(self._handed_out) if key.startswith(prefix)]:
+                self._overtaken[key] = _UNREADABLE
+                self._moved_to[key] = directory_prefix(destination) + key[len(prefix) :]
+
+    @_call
+    def copy(self, source: str, destination: str, at: Snapshot | None) -> None:
+        self.transaction.copy(source, destination, at)
+
+    @_call
+    def restore(self, path: str, at: Snapshot) -> None:
+        """Restore what is below a path. What was opened there is stale where it is another by that."""
+        transaction = self.transaction
+        prefix = directory_prefix(path)
+        held = {key: _peek(transaction, key) for key in list(self._handed_out) if key.startswith(prefix)}
+        transaction.restore(path, at)
+        with self._knowing:
+            for key, before in held.items():
+                self._handed_out[key] = transaction.present(key)
+                noted = _difference(key, before, _peek(transaction, key))
+                if noted is not None:
+                    self._overtaken[key] = noted
+
     def _check_writable(self, key: str, transaction: Transaction) -> None:
         if self._is_serializable:
             self._rely_on_documents(key, transaction)
@@ -518,6 +549,10 @@ class Session:
             return StaleArrayError(path, reason=reason)
         if (stale := self._stale.get(document)) is not None:
             return StaleArrayError(path, reason=f"another commit changed its metadata ({stale.change.value})")
+        if (moved := self._moved_to.get(document)) is not None:
+            return StaleArrayError(
+                path, reason="it was moved in this transaction", advice=f"open {node_of_document(moved)!r}"
+            )
         stale = self._overtaken.get(document)
         change = "" if stale is None else f" ({stale.change.value})"  # None: another thread has just read it again
         return StaleArrayError(
@@ -605,7 +640,7 @@ class Session:
     def _staged_documents(self, transaction: Transaction) -> dict[str, bool]:
         """Return the documents that a rollback will drop, and of each whether there may be chunks below it."""
         changes = transaction.changes()
-        below = tuple(directory_prefix(path) for path in changes["deleted_below"])
+        below = tuple(directory_prefix(path) for path in changes["deleted_below"] + changes["grafted"])
         documents = {key for key in changes["set"] + changes["deleted"] if is_document(key)}
         documents |= {key for key in list(self._handed_out) if key.startswith(below)}
         return {key: any(_may_be_array(view, key) for view in (transaction, transaction.base)) for key in documents}
@@ -681,6 +716,11 @@ def _read(transaction: Transaction, key: str) -> tuple[Link | None, memoryview |
         view = transaction.get_view(key)
         if transaction.present(key) == link:  # else it was learned meanwhile that another has written it
             return link, view
+
+
+def _peek(transaction: Transaction, key: str) -> bytes | None:
+    view = transaction.get_view(key)
+    return None if view is None else bytes(view)
 
 
 def _content(snapshot: Snapshot, key: str) -> bytes | None:

@@ -9,7 +9,7 @@ from txstore.errors import SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section, Statistics
 from txstore.format.documents import kind_of_node
-from txstore.format.keys import ancestors, directory_prefix, is_document
+from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, is_document
 from txstore.format.packfile import PackName
 from txstore.history import declarations
 from txstore.history import runs as index
@@ -108,7 +108,16 @@ class Committer:
         prefixes = [prefix for prefix in self.staging.prefixes if self.base.has_keys_below(prefix)]
         counter = _Counter(self.staging)
         packs = [pack.name for pack in self.packs]
-        content = index.build(counter.counted(self._entries()), [prefix.encode() for prefix in prefixes], packs)
+        entries = counter.counted(self._entries())
+        if self.staging.grafts:
+            # What was written is newer than what was moved to the same place, and this than what was deleted there.
+            sections = [index.build(entries, (), packs)]
+            sections += [graft.section() for graft in reversed([*self.staging.grafts])]
+            sections.append(index.build((), [prefix.encode() for prefix in prefixes]))
+            content = index.merge_own(sections)
+            counter.count_refs(index.name_run(content, 1, 0).entries)
+        else:
+            content = index.build(entries, [prefix.encode() for prefix in prefixes], packs)
         self.statistics = counter.statistics(len(prefixes))
         if self.statistics.keys_set or self.statistics.keys_deleted or prefixes:
             self.own = self.publisher.append(content)
@@ -128,7 +137,10 @@ class Committer:
                     yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
             elif link.kind == packfile.FRAME_TOMBSTONE:
                 # A key that was not there needs no tombstone; it still counts as written (`_writes`).
-                if not base_is_empty and not self.staging.is_below_deleted(key) and key in self.base:
+                if self.staging.grafts and (there := self.staging.grafts.find(key)) is not None:
+                    if there[1] in there[0]:
+                        yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
+                elif not base_is_empty and not self.staging.is_below_deleted(key) and key in self.base:
                     yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
             elif not base_is_empty and self.staging.is_unchanged(key, link):
                 self.unchanged.add(key)
@@ -160,10 +172,17 @@ class Committer:
                 self.merges.allow(key, link)
             if is_document(key):
                 documents[key] = None if is_deleted else self.staging.read(link)
+        for graft in self.staging.grafts:
+            # As if all below had been deleted, and the node been made: of the keys below nobody else may have made one.
+            for name in DOCUMENT_NAMES:
+                key = graft.to + name
+                if key not in documents and (content := self.staging.below(key)) is not None:
+                    written.append(key)
+                    documents[key] = bytes(content)
         return Writes(
             written,
             deleted,
-            self.staging.prefixes,
+            [*self.staging.prefixes, *(graft.to for graft in self.staging.grafts)],
             documents,
             self.staging.reads(self.unchanged),
             self.merges.are_apart,
@@ -179,6 +198,8 @@ class Committer:
         if head.floor > max(self.base.slot, 0):
             # I10: what was deleted since may no longer be known to have been.
             raise SnapshotExpiredError(self.commits.label(self.branch, self.base.slot))
+        for graft in self.staging.grafts:
+            self._check_kept(graft.source, head)
         self.writes = self.writes or self._writes()
         conflicts.check(self.writes, self.base, head, checked.seq)
         self.head = head
@@ -188,6 +209,15 @@ class Committer:
             if self.merged is not None:
                 self._append_merged_run(head)
         return head
+
+    def _check_kept(self, source: Snapshot, head: Snapshot) -> None:
+        """Raise `SnapshotExpiredError` if a vacuum has given up, or is about to, what a graft is taken from (I10)."""
+        stored = source.stored
+        if stored is None or stored.header.branch != self.branch or stored.header.slot >= head.floor:
+            if stored is not None:
+                self.snapshots.check_kept(stored)
+        elif not any(tag.commit_id == stored.header.id for tag in self.commits.tags().values()):
+            raise SnapshotExpiredError(str(stored.commit))
 
     def _keep_constraints(self, head: Snapshot) -> Mapping[str, Any]:
         """I11: return the constraints that the commit carries on top of `head`, all of which it keeps."""
@@ -221,7 +251,7 @@ class Committer:
             entries = statistics.keys_set + statistics.keys_deleted
             runs.insert(0, RunName(None, seq, own.offset, own.length, entries, seq))
             sections.insert(0, own)
-        required = commitfile.FEATURE_FOREIGN if self.staging.staged.may_be_foreign else 0
+        required = commitfile.FEATURE_FOREIGN if self.staging.may_be_foreign else 0
         return Contents(
             tuple(sections),
             tuple(runs),
@@ -262,6 +292,10 @@ class _Counter:
                 self._last_array = directory_prefix(path)
             if kind != "absent":
                 return
+
+    def count_refs(self, entries: int) -> None:
+        """Count the keys that were set without a value of their own, given how many entries there are in all."""
+        self._set = entries - self._deleted
 
     def statistics(self, prefixes: int) -> Statistics:
         return Statistics(self._set, self._deleted, prefixes, self._bytes, len(self._arrays))

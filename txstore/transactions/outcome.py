@@ -35,12 +35,16 @@ class CommitOutcome(Outcome):
         link = self._staging.staged.get(key)
         if link is not None and key not in self._unchanged:
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staging.read(link)
+        if (found := self._staging.grafts.find(key)) is not None:
+            return found[0].get_view(found[1])
         return None if self._staging.is_below_deleted(key) else self._head.get_view(key)
 
     def __contains__(self, key: str) -> bool:
         link = self._staging.staged.get(key)
         if link is not None and key not in self._unchanged:
             return link.kind != packfile.FRAME_TOMBSTONE and key not in self._merged_away
+        if (found := self._staging.grafts.find(key)) is not None:
+            return found[1] in found[0]
         return not self._staging.is_below_deleted(key) and key in self._head
 
     def after(self, path: str) -> Described | None:
@@ -56,11 +60,13 @@ class CommitOutcome(Outcome):
         )
 
     def remakes(self, path: str) -> bool:
-        return any(self._staging.is_below_deleted(document_key(path, name)) for name in NODE_DOCUMENTS)
+        documents = [document_key(path, name) for name in NODE_DOCUMENTS]
+        return any(map(self._staging.is_below_deleted, documents)) or any(map(self._staging.grafts.find, documents))
 
     def clears_below(self, path: str) -> bool:
         here = directory_prefix(path)
-        return any(prefix.startswith(here) or here.startswith(prefix) for prefix in self._staging.prefixes)
+        prefixes = [*self._staging.prefixes, *(graft.to for graft in self._staging.grafts)]
+        return any(prefix.startswith(here) or here.startswith(prefix) for prefix in prefixes)
 
     def restructures(self, path: str) -> bool:
         before, after = self.before(path), self.after(path)

@@ -29,12 +29,12 @@ from txstore.errors import (
 from txstore.format import names, packfile
 from txstore.format.documents import NODE_DOCUMENTS, Node, below
 from txstore.format.encoding import MalformedError
-from txstore.format.keys import after_prefix, ancestors, document_key, is_document
+from txstore.format.keys import after_prefix, ancestors, document_key, encode_key, is_document
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName, Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord
 from txstore.format.regions import WHOLE, Region
-from txstore.history.changes import KeyChange, Ref, ref_of
+from txstore.history.changes import KeyChange, Ref, is_equal, ref_of
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.packs import Staged, Writer
@@ -44,6 +44,7 @@ from txstore.processes import at_exit, was_broken_off
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Storage
 from txstore.transactions.chains import Link
+from txstore.transactions.grafts import Graft, Grafts
 from txstore.transactions.key_turns import KeyTurns
 from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads
 from txstore.transactions.reclaim import reclaim_staging
@@ -125,6 +126,7 @@ class Staging(Hierarchy):
         self._blocks: set[object] = set()  # of these, who is in a `with` block
         self._enders: set[object] = set()  # calls that are about to end it
         self.staged = StagedKeys(0 if shared is None else NOBODY)
+        self.grafts = Grafts()  # what was moved or copied without copying values
         self._commits = commits
         self._shared = shared
         self._lock = processes.new_lock()  # of the writer
@@ -166,7 +168,7 @@ class Staging(Hierarchy):
             if self._shared is not None or link.kind == packfile.FRAME_PARTIAL:
                 self._mark_read(key)  # it may be another's; what is all one's own says nothing of the base
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
-        view = None if self.staged.is_below_deleted(key) else self.base.get_view(key)
+        view = self.below(key)
         if view is not None or self._shared is not None:
             self._mark_read(key)
         return view
@@ -177,9 +179,9 @@ class Staging(Hierarchy):
         located = self.base.locate(keys)
         staged, is_shared = self.staged, self._shared is not None
         table = located.table
-        if len(staged) or is_shared:
+        if len(staged) or is_shared or self.grafts:
             for row, key in enumerate(keys):
-                if key in staged or staged.is_below_deleted(key):
+                if key in staged or staged.is_below_deleted(key) or self.grafts.find(key) is not None:
                     table[row, 0] = ELSEWHERE
         for key, number in zip(keys, table[:, 0].tolist(), strict=True):
             if number >= 0 or (is_shared and number == MISSING):
@@ -194,7 +196,7 @@ class Staging(Hierarchy):
         link = self.staged.get(key)
         if link is not None:
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
-        return None if self.staged.is_below_deleted(key) else self.base.get_view(key)
+        return self.below(key)
 
     def known(self, key: str) -> Known:
         """Return what is to be changed in part. It counts as no read (I5)."""
@@ -216,7 +218,14 @@ class Staging(Hierarchy):
 
     def below(self, key: str) -> memoryview | None:
         """Return what is staged over."""
-        return None if self.staged.is_below_deleted(key) else self.base.get_view(key)
+        found = self.under(key)
+        return None if found is None else found[0].get_view(found[1])
+
+    def under(self, key: str) -> tuple[Snapshot, str] | None:
+        """Return where a key is read from that is not staged, and its name there: the base, or what was moved here."""
+        if self.grafts and (found := self.grafts.find(key)) is not None:
+            return found
+        return None if self.staged.is_below_deleted(key) else (self.base, key)
 
     def merged(self, key: str, below: memoryview | None, layers: Sequence[Link]) -> bytes | None:
         """Return a chunk with what was written of it in part laid over what is there; None if it is to be deleted.
@@ -269,10 +278,18 @@ class Staging(Hierarchy):
 
     def is_foreign(self, key: str) -> bool:
         """Tell whether a value is known to lie outside, be it staged or the base's."""
-        if not (self.staged.may_be_foreign or self.base.may_be_foreign):
+        if not (self.may_be_foreign or self.base.may_be_foreign):
             return False
         link = self.staged.get(key)
-        return self.base.is_foreign(key) if link is None else link.kind == packfile.FRAME_FOREIGN
+        if link is not None:
+            return link.kind == packfile.FRAME_FOREIGN
+        found = self.under(key)
+        return found is not None and found[0].is_foreign(found[1])
+
+    @property
+    def may_be_foreign(self) -> bool:
+        """Whether a value that this sets may lie outside of the repository."""
+        return self.staged.may_be_foreign or any(graft.source.may_be_foreign for graft in self.grafts)
 
     def read(self, link: Link) -> bytes:
         """Return what is staged, of a value that lies outside the record.
@@ -291,20 +308,25 @@ class Staging(Hierarchy):
             view = self.get_view(key)
             return None if view is None else view[part]
         self._mark_read(key)
-        return self.base.get_part(key, part)
+        found = self.under(key)
+        return None if found is None else found[0].get_part(found[1], part)
 
     def size_of(self, key: str) -> int | None:
         self._look_at_others()
         link = self.staged.get(key)
         if link is not None:
             return self._staged_size(key, link)
-        return None if self.staged.is_below_deleted(key) else self.base.size_of(key)
+        found = self.under(key)
+        return None if found is None else found[0].size_of(found[1])
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
         self._look_at_others()
         staged = self.staged.between(start, stop)
         mine = next(staged, None)
-        for theirs in self._base_keys_between(start, stop, batch):
+        under = self._base_keys_between(start, stop, batch)
+        if self.grafts:
+            under = heapq.merge(under, self.grafts.keys_between(start, stop, batch))
+        for theirs in under:
             while mine is not None and mine < theirs:
                 if self.staged.is_set(mine):
                     yield mine
@@ -340,7 +362,7 @@ class Staging(Hierarchy):
 
     def is_unchanged(self, key: str, link: Link) -> bool:
         """Tell whether a staged value is just what the base holds, and so is no write (I5)."""
-        if self.staged.is_below_deleted(key) or self.staged.layers(key):
+        if self.staged.is_below_deleted(key) or self.staged.layers(key) or self.grafts.find(key) is not None:
             return False
         found = self.base.lookup(key)
         if found is None or found.kind != packfile.REF_OF_FRAME.get(link.kind):
@@ -469,6 +491,7 @@ class Staging(Hierarchy):
         self._count_staged(staged)
         if kind == packfile.FRAME_PREFIX:
             self.staged.hide(key, self.staged.me, staged.sequence, seen)
+            self.grafts.hide(key)
         else:
             link = Link(
                 self.staged.me, staged.sequence, seen, kind, staged.offset, staged.length, staged.checksum, region
@@ -512,6 +535,46 @@ class Staging(Hierarchy):
         if self._shared is not None and not self.is_owner:
             self._shared.check_open()
         return left
+
+    def graft(self, source: str, to: str, snapshot: Snapshot | None, *, drops: str | None, only_drops: bool) -> None:
+        """Let the keys below a prefix be those below another one, of a snapshot or of this view, as they are now.
+
+        What is below `drops` is deleted, then; `only_drops`: nothing else happens. Below `to` nothing is left. Of what
+        is committed no value is read; what was staged is staged again. Raises `OSError`, `TransactionStateError`.
+        """
+        writer = self._writer or self._begin()
+        if self._shared is not None:
+            raise TransactionStateError(
+                "several processes stage into this transaction: move, copy and restore need one of its own, without a "
+                "name, that no other process has joined",
+                state="foreign",
+            )
+        staged: list[tuple[str, Link]] = []
+        grafts: list[Graft] = []
+        if snapshot is not None:
+            grafts = [Graft(to, snapshot, source)]
+        elif not only_drops:
+            links = [(key, self.staged.get(key)) for key in self.staged.between(source, after_prefix(source))]
+            staged = [(key, link) for key, link in links if link is not None]
+            grafts = self.grafts.below(source, to)
+            if not self.staged.is_below_deleted(source) and self.base.has_keys_below(source):
+                hidden = (to + each[len(source) :] for each in self.prefixes if each.startswith(source))
+                grafts.insert(0, Graft(to, self.base, source, frozenset(hidden)))
+        if next(self.staged.between(to, after_prefix(to)), None) is not None:  # what was deleted there, key by key
+            self._append(writer, packfile.FRAME_PREFIX, to, to.encode(), b"")
+        for key, link in staged:
+            self._stage_again(writer, key, to + key[len(source) :], link)
+        if drops is not None:
+            self._append(writer, packfile.FRAME_PREFIX, drops, drops.encode(), b"")
+        self.grafts.add(grafts)
+
+    def _stage_again(self, writer: Writer, key: str, name: str, link: Link) -> None:
+        kind = packfile.FRAME_VALUE if link.kind == packfile.FRAME_PARTIAL else link.kind
+        value = b"" if kind == packfile.FRAME_TOMBSTONE else self.read(link)
+        if self.staged.layers(key):
+            merged = self.peek(key)
+            kind, value = (packfile.FRAME_TOMBSTONE, b"") if merged is None else (kind, bytes(merged))
+        self._append(writer, kind, name, encode_key(name), value)
 
     def _count_staged(self, staged: Staged) -> None:
         with self._counting:
@@ -603,6 +666,12 @@ class Staging(Hierarchy):
             return
         if self._writer is None and not self._commits.identity.exists():
             return
+        if self.grafts:
+            raise TransactionStateError(
+                "this transaction has moved, copied or restored something, which only the process that began it knows: "
+                "commit it before others join, or move after they have done their part",
+                state="open",
+            )
         self._commits.identity.create(durable=self.record.durability == "fsync")
         with self._lock:
             if self._shared is None:
@@ -694,13 +763,13 @@ class Staging(Hierarchy):
     @property
     def known_count(self) -> int:
         """The same, without looking at what others have staged since."""
-        return len(self.staged) + len(self.constraints)
+        return len(self.staged) + len(self.grafts) + len(self.constraints)
 
     @property
     def version(self) -> Hashable:
         """What tells this view from what it was before anything was staged, or learned of others."""
         self._look_at_others()
-        return self.id, self.staged.version
+        return self.id, self.staged.version, tuple(self.grafts)
 
     @property
     def prefixes(self) -> list[str]:
@@ -715,12 +784,16 @@ class Staging(Hierarchy):
         self._look_at_others()
         gone = [self.base.keys_below(prefix) for prefix in self.prefixes]
         last = None
-        for key in heapq.merge(self.staged.between("", None), *gone):
+        for key in heapq.merge(self.staged.between("", None), self.grafts.keys_between("", None, 4096), *gone):
             if key == last:
                 continue
             last = key
             before, link = ref_of(self.base, key), self.staged.get(key)
-            after = None if link is None or link.kind == packfile.FRAME_TOMBSTONE else self._ref(link)
+            if link is None:
+                found = self.grafts.find(key)
+                after = None if found is None else ref_of(*found)
+            else:
+                after = None if link.kind == packfile.FRAME_TOMBSTONE else self._ref(link)
             if (before is not None or after is not None) and not self._is_as_before(key, before, after, link):
                 yield KeyChange(key, before, after)
 
@@ -731,8 +804,14 @@ class Staging(Hierarchy):
         return Ref(packfile.REF_OF_FRAME[link.kind], self.base.seq + 1, pack, offset, link.length, link.checksum)
 
     def _is_as_before(self, key: str, before: Ref | None, after: Ref | None, link: Link | None) -> bool:
-        if before is None or after is None or link is None or self.staged.layers(key):
+        if before is None or after is None or self.staged.layers(key):
             return False
+        if link is None:
+            there = self.grafts.find(key)
+            mine, theirs = self.base.lookup(key), None if there is None else there[0].lookup(there[1])
+            if there is None or mine is None or theirs is None:
+                return False
+            return is_equal(self.base.runs, mine, there[0].runs, theirs, key)
         if (before.kind, before.length, before.checksum) != (after.kind, after.length, after.checksum):
             return False
         found = self.base.lookup(key)
@@ -957,6 +1036,7 @@ class Staging(Hierarchy):
                 writer.drop()
         self._writer = self._commit_writer = None
         self.staged.clear()
+        self.grafts.clear()
         self.constraints.clear()
 
     def seal(self) -> None:

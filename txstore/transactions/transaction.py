@@ -17,12 +17,14 @@ from txstore.errors import (
     CorruptionError,
     LocksUnavailableError,
     LockTimeoutError,
+    NodeNotFoundError,
     TransactionStateError,
     TxStoreError,
     raise_if_full,
 )
 from txstore.format import packfile
 from txstore.format.constraints import Constraint
+from txstore.format.documents import kind_of_node
 from txstore.format.keys import directory_prefix, encode_key, is_document
 from txstore.format.mapping import Hierarchy
 from txstore.format.records import SERIALIZABLE
@@ -80,6 +82,7 @@ class Changes(TypedDict):
     deleted: list[str]
     deleted_below: list[str]  # paths that were cleared as a whole
     participants: dict[str, list[str]]  # which process has staged which of the keys
+    grafted: list[str]  # paths that something was moved, copied or restored to
     constraints: list[str]  # that were declared or dropped
 
 
@@ -312,6 +315,74 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         prefix = directory_prefix(path)
         self._stage(packfile.FRAME_PREFIX, prefix, prefix.encode(), b"")
 
+    def move(self, source: str, destination: str) -> None:
+        """Move an array or group, with all below it: refs are written at the commit, no value is read or copied.
+
+        To others it is a deletion and a creation: whoever writes below either path meanwhile is in conflict.
+
+        Raises `NodeNotFoundError` if there is nothing, or no group to move it to; `ValueError` for the root, for a
+        destination that exists or lies inside; `TransactionStateError` in a transaction of several processes.
+        """
+        start, to = self._places(source, destination)
+        self._check_node(self, source)
+        self._graft(start, to, None, drops=start)
+
+    def copy(self, source: str, destination: str, at: Snapshot | None = None) -> None:
+        """Copy an array or group, as it is here or in a snapshot, as `move` moves it. Raises what `move` does."""
+        start, to = self._places(source, destination, may_be_inside=at is not None)
+        self._check_node(self if at is None else at, source)
+        if at is None and self.isolation == SERIALIZABLE:
+            for key in self.keys_below(source):
+                self._staging.note_read(packfile.FRAME_READ, key)
+        self._graft(start, to, at)
+
+    def restore(self, path: str, at: Snapshot) -> None:
+        """Make all below a path as it was in a snapshot, or delete it, if it was not there, as `move` moves it.
+
+        Raises `NodeNotFoundError` if there is nothing then and now, and what `move` does. The root is restored, too.
+        """
+        prefix = directory_prefix(path)
+        is_here, was_there = self.has_keys_below(path), at.has_keys_below(path)
+        if not is_here and not was_there:
+            raise NodeNotFoundError(path)
+        self._graft(
+            prefix, prefix, at if was_there else None, drops=prefix if is_here else None, only_drops=not was_there
+        )
+
+    def _places(self, source: str, destination: str, *, may_be_inside: bool = False) -> tuple[str, str]:
+        start, to = directory_prefix(source), directory_prefix(destination)
+        if not start or not to:
+            raise ValueError(
+                "the root is neither moved nor copied, and nothing takes its place: name an array or group"
+            )
+        if to.startswith(start) and not may_be_inside:
+            raise ValueError(f"{destination!r} is {source!r}, or inside of it: choose another destination")
+        if self.has_keys_below(to) or to[:-1] in self:
+            raise ValueError(f"there is something at {destination!r}: delete it first, or choose another destination")
+        above = to[:-1].rpartition("/")[0]
+        kind = kind_of_node(self, above)
+        if kind != "group" and (above or kind == "array"):
+            raise NodeNotFoundError(above, "group", kind)
+        return start, to
+
+    @staticmethod
+    def _check_node(view: Hierarchy, path: str) -> None:
+        if kind_of_node(view, path.strip("/")) == "absent":
+            raise NodeNotFoundError(path)
+
+    def _graft(
+        self, start: str, to: str, at: Snapshot | None, *, drops: str | None = None, only_drops: bool = False
+    ) -> None:
+        """Stage what is below one prefix below another, `drops` deleted after it was looked at."""
+        if self.is_named or self.is_participant:
+            raise TransactionStateError(
+                "move, copy and restore need a transaction without a name, by the process that began it: make one of "
+                "its own, with repo.transaction()",
+                state="foreign",
+            )
+        with self._staging.turns.at_all(()):
+            self._write(lambda: self._staging.graft(start, to, at, drops=drops, only_drops=only_drops))
+
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         turns = self._staging.turns
         with turns.at(key):
@@ -425,7 +496,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def changes(self) -> Changes:
         """Return what is staged, and by whom."""
-        found: Changes = {"set": [], "deleted": [], "deleted_below": [], "participants": {}, "constraints": []}
+        found: Changes = {
+            "set": [], "deleted": [], "deleted_below": [], "participants": {}, "grafted": [], "constraints": [],
+        }  # fmt: skip
         if self.state == "committed":
             return found
         self._staging.follow_others()
@@ -433,6 +506,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             found["deleted" if link.kind == packfile.FRAME_TOMBSTONE else "set"].append(key)
             found["participants"].setdefault(self._staging.label(link.participant), []).append(key)
         found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.prefixes]
+        found["grafted"] = sorted(graft.to.rstrip("/") for graft in self._staging.grafts)
         found["constraints"] = sorted(self._staging.constraints)
         return found
 
