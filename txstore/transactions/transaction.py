@@ -380,7 +380,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 "its own, with repo.transaction()",
                 state="foreign",
             )
-        with self._staging.turns.at_all(()):
+        with self._staging.turns.at_all():
             self._write(lambda: self._staging.graft(start, to, at, drops=drops, only_drops=only_drops))
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
