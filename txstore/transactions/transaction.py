@@ -351,6 +351,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def take(self, keys: Mapping[str, str], source: Snapshot) -> None:
         """Let each key be what another, or the same, is in a snapshot: refs are written, as `move` writes them."""
+        if not keys:
+            return
         for key in keys:
             encode_key(key)
         self._check_may_graft()
