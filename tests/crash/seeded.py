@@ -74,7 +74,7 @@ OMITTED = [
     Omitted(f"{_NAMES} branches < {_STORAGE}LocalStorage.write_once < BranchNames._write", "branches"),
     Omitted(f"{_NAMES} branches < {_STORAGE}BranchNames.delete", "branches"),
     Omitted(f"{_NAMES} commits/* < {_STORAGE}Commits.settle", "branches"),
-    Omitted("rename branches/*", "branches"),
+    Omitted("rename branches/", "branches"),
     # Vacuuming.
     Omitted(f"{_NAMES} tags < {_STORAGE}vacuum", "vacuumed around", "sweep", "unlink tags/*"),
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_floor", "vacuumed"),
@@ -236,7 +236,6 @@ EDITS = [
         "sweep",
         "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < vacuum",
     ),
-    Edit("maintenance.vacuum:_Vacuum._limited", "self._pinned(head, below=wanted)", "wanted", "early reader"),
     Edit("maintenance.vacuum:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
@@ -258,7 +257,7 @@ EDITS = [
     ),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
-        "with contextlib.suppress(MissingPackError):\n                        needed.add(found)",
+        "with contextlib.suppress(MissingPackError):\n                    needed.add(found)",
         "pass",
         "late reader",
     ),

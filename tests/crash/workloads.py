@@ -227,9 +227,12 @@ def branches_vacuumed(world: World) -> None:
     with process:
         repo = world.open()
         for number in range(4):
-            commit = world.put(repo, {"a": world.value(), f"b/{number}": world.value(200)})
+            rest = {} if number == 2 else {f"b/{number}": world.value(200)}  # of that file nothing is read later
+            commit = world.put(repo, {"a": world.value(), **rest})
             if number == 1:
                 world.branch(repo, "dev", commit)
+            if number == 2:
+                world.branch(repo, "still", commit)
         for number in range(3):
             world.put_on(repo, "dev", {"a": world.value(), f"c/{number}": world.value(200)})
     process.die()
