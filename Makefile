@@ -59,7 +59,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
+.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-history bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -73,6 +73,7 @@ help:
 	@echo 'make format      ruff format, and the fixes that ruff can make'
 	@echo 'make demo        txstore demo'
 	@echo 'make bench       the benchmarks: a table, and JSON'
+	@echo 'make bench-history  branches, merges and what else is done with history alone'
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
@@ -175,6 +176,10 @@ demo: $(DEMO)/stamp
 
 bench: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks
+
+# Of history alone: branches, diffs, merges.
+bench-history: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks --only history
 
 # Those of several processes alone: locks, following, readers beside writers, side by side with other stores.
 bench-processes: $(BENCH)/stamp

@@ -118,6 +118,21 @@ def _compare(repo: txstore.Repository, world: World, found: Found, *, every: boo
         assert repo.tags[tag.what].id == tag.commit, f"the tag {tag.what} is another"
         state = world.state(found.ids[: found.slot_of(tag.commit) + 1])
         assert dict(repo.mapping(tag=tag.what)) == state, f"the tag {tag.what} holds something else"
+    _compare_branches(repo, world)
+
+
+def _compare_branches(repo: txstore.Repository, world: World) -> None:
+    """What was acknowledged on a branch is there; beyond it only what was tried; and none that was deleted is back."""
+    there = list(repo.branches) if repo.exists else []
+    for branch in {each.name: each for each in world.branches}.values():
+        if branch.deleted is not None:
+            assert branch.name not in there, f"the branch {branch.name} is back"
+        elif branch.deleting is None and branch.acknowledged:
+            assert branch.name in there, f"the branch {branch.name} is gone"
+        if branch.name in there:
+            held = dict(repo.mapping(branch=branch.name))
+            may_hold = branch.states[max(0, len(branch.acknowledged) - 1) :]
+            assert held in may_hold, f"the branch {branch.name} holds something else"
 
 
 def _is_scratch(path: str, world: World, promised: list[str]) -> bool:

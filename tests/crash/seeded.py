@@ -68,6 +68,13 @@ OMITTED = [
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_tag", "tags"),
     Omitted(f"{_NAMES} tags < {_STORAGE}LocalStorage.write_once < Commits.write_tag", "tags"),
     Omitted(f"{_NAMES} tags < {_STORAGE}Commits.delete_tag", "vacuumed around"),
+    # Branches.
+    Omitted(f"{_SYNC}.new < LocalStorage.write_once < BranchNames._write", "branches"),
+    Omitted(f"{_NAMES} . < {_STORAGE}BranchNames._write", "branches"),
+    Omitted(f"{_NAMES} branches < {_STORAGE}LocalStorage.write_once < BranchNames._write", "branches"),
+    Omitted(f"{_NAMES} branches < {_STORAGE}BranchNames.delete", "branches"),
+    Omitted(f"{_NAMES} commits/* < {_STORAGE}Commits.settle", "branches"),
+    Omitted("rename branches/", "branches"),
     # Vacuuming.
     Omitted(f"{_NAMES} tags < {_STORAGE}vacuum", "vacuumed around", "sweep", "unlink tags/*"),
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_floor", "vacuumed"),
@@ -134,6 +141,8 @@ SUPERFLUOUS = {
     f"{_NAMES} . < {_STORAGE}Replacer._quarantine": "only a second name was made, elsewhere",
     f"{_NAMES} heads < {_STORAGE}Replacer": _HINT,
     f"{_NAMES} quarantine/heads < {_STORAGE}Replacer": _HINT,
+    f"{_NAMES} commits/* < {_STORAGE}Commits.make_durable": "the commit syncs it once more (Commits.settle)",
+    f"{_NAMES} floor/* < {_STORAGE}LocalStorage.write_once": "as that of main; nobody looks below the other floors",
     f"{_NAMES} packs < LocalStorage.make_directory": "the committer syncs `packs` itself: it may be another's",
 }
 
@@ -227,7 +236,6 @@ EDITS = [
         "sweep",
         "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < vacuum",
     ),
-    Edit("maintenance.vacuum:_Vacuum._limited", "self._pinned(head, below=wanted)", "wanted", "early reader"),
     Edit("maintenance.vacuum:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
@@ -249,7 +257,7 @@ EDITS = [
     ),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
-        "with contextlib.suppress(MissingPackError):\n                        needed.add(found)",
+        "with contextlib.suppress(MissingPackError):\n                    needed.add(found)",
         "pass",
         "late reader",
     ),
@@ -275,6 +283,20 @@ EDITS = [
     ),
     Edit("history.commits:Commits.write_tag", "not self._stays(stored, but_tag=name)", "False", "late tag"),
     Edit("history.slots:Publisher.publish", "self._check_floor(stored)", "pass", "sleeper"),
+    # Branches: what is kept for them.
+    Edit("history.commits:Commits.create_branch", "self.make_durable(stored)", "pass", "branch on scratch"),
+    Edit(
+        "maintenance.reachable:kept_commits",
+        "for stored in (*tagged, *begun):",
+        "for stored in tagged:",
+        "branches vacuumed",
+    ),
+    Edit(
+        "maintenance.reachable:kept_commits",
+        "living = living_branches(commits)",
+        'living = ["main"]',
+        "branches vacuumed",
+    ),
     Edit("history.slots:Publisher._check_floor", "self.commits.give_back(stored)", "pass", "sleeper"),
     Edit(
         "maintenance.optimize:_Optimizer.contents",

@@ -500,10 +500,10 @@ class SimulatedStorage(storage.LocalStorage):
 _init = Stored.__init__
 
 
-def _init_stored(stored: Stored, header: Header, footer: Footer, hash: bytes) -> None:
+def _init_stored(stored: Stored, header: Header, footer: Footer, hash: bytes, *names: Any) -> None:
     """Remember a commit: a vacuum may delete its file, and those that are kept still hold what it has changed."""
     SYSTEM.headers[hash] = header
-    _init(stored, header, footer, hash)
+    _init(stored, header, footer, hash, *names)
 
 
 @contextlib.contextmanager

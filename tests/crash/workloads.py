@@ -197,6 +197,54 @@ def tags(world: World) -> None:
     world.put(repo, {"b": world.value()})
 
 
+def branches(world: World) -> None:
+    """Commits on two branches in turns, by several processes; then one is deleted."""
+    repo = world.open()
+    first = world.put(repo, {"a": world.value(), "b": world.value(300)})
+    world.branch(repo, "dev", first)
+    world.put_on(repo, "dev", {"a": world.value()})
+    world.put(repo, {"a": world.value()})
+    other = world.open()
+    world.put_on(other, "dev", {"c": world.value(700)})
+    world.branch(other, "more", repo.head().id)
+    world.put_on(world.open(), "more", {"a": world.value()})
+    world.unbranch(other, "dev")
+    world.put(other, {"c": world.value()})
+
+
+def branch_on_scratch(world: World) -> None:
+    """A branch makes the commit durable that it begins behind."""
+    scratch = world.open("none")
+    world.put(scratch, {"a": world.value()})
+    second = world.put(scratch, {"b": world.value(900)})
+    world.branch(world.open(), "dev", second)
+    world.put_on(world.open(), "dev", {"a": world.value()})
+
+
+def branches_vacuumed(world: World) -> None:
+    """What a branch begins behind, and has of another, is kept; what is left of a deleted one goes."""
+    process = Process()
+    with process:
+        repo = world.open()
+        for number in range(4):
+            rest = {} if number == 2 else {f"b/{number}": world.value(200)}  # of that file nothing is read later
+            commit = world.put(repo, {"a": world.value(), **rest})
+            if number == 1:
+                world.branch(repo, "dev", commit)
+            if number == 2:
+                world.branch(repo, "still", commit)
+        for number in range(3):
+            world.put_on(repo, "dev", {"a": world.value(), f"c/{number}": world.value(200)})
+    process.die()
+    with Process():
+        repo = world.open()
+        world.vacuum(repo, keep=1)
+        repo.vacuum(keep=1, branch="dev")
+        world.put_on(repo, "dev", {"a": world.value()})
+        world.unbranch(repo, "dev")
+        world.vacuum(repo)
+
+
 def scratch(world: World) -> None:
     """Commits without durability, and durable ones on top of them."""
     fast, safe = world.open("none"), world.open()
@@ -680,6 +728,9 @@ WORKLOADS: dict[str, Workload] = {
     "named": Workload(named),
     "named first": Workload(named_first),
     "tags": Workload(tags),
+    "branches": Workload(branches),
+    "branch on scratch": Workload(branch_on_scratch),
+    "branches vacuumed": Workload(branches_vacuumed),
     "scratch": Workload(scratch),
     "cooperative scratch": Workload(cooperative_scratch),
     "tag on scratch": Workload(on_scratch),

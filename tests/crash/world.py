@@ -49,6 +49,33 @@ class Vacuumed(NamedTuple):
     floor: int  # the lowest slot that it was to keep
 
 
+@dataclass(frozen=True)
+class Branched:
+    """A branch, and what it held one after the other: first what it began behind, then each commit that was tried."""
+
+    name: str
+    states: tuple[State, ...]
+    acknowledged: tuple[int, ...] = ()  # of the first so many of these, when so many steps had been recorded
+    deleting: int | None = None  # since which step
+    deleted: int | None = None
+
+    def as_of(self, step: int) -> Branched:
+        return replace(
+            self,
+            acknowledged=tuple(each for each in self.acknowledged if each <= step),
+            deleting=None if self.deleting is None or self.deleting > step else self.deleting,
+            deleted=None if self.deleted is None or self.deleted > step else self.deleted,
+        )
+
+    def rebased(self) -> Branched:
+        return replace(
+            self,
+            acknowledged=(0,) * len(self.acknowledged),
+            deleting=None if self.deleting is None else 0,
+            deleted=None if self.deleted is None else 0,
+        )
+
+
 #: The messages of commits that change nothing.
 MAINTENANCE = ("optimize", "vacuum", "runs rebuilt by verify")
 
@@ -63,6 +90,7 @@ class World:
     commits: list[Promise] = field(default_factory=list)
     tags: list[Promise] = field(default_factory=list)
     untagged: list[tuple[int, int, str]] = field(default_factory=list)  # from when to when, and which
+    branches: list[Branched] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     vacuums: list[Vacuumed] = field(default_factory=list)
     ending: dict[str, int] = field(default_factory=dict)  # transactions with a name, and since which step
@@ -92,6 +120,7 @@ class World:
                 and not any(promise.what == name for begun, _, name in self.untagged if begun <= step)
             ],
             untagged=[each for each in self.untagged if each[1] <= step],
+            branches=[branch.as_of(step) for branch in self.branches],
             parts=[part for part in self.parts if part.step <= step],
             vacuums=[vacuum for vacuum in self.vacuums if vacuum.step <= step],
             ending={transaction: since for transaction, since in self.ending.items() if since <= step},
@@ -103,6 +132,7 @@ class World:
         world.commits = [promise._replace(step=0) for promise in world.commits]
         world.tags = [promise._replace(step=0) for promise in world.tags]
         world.untagged = [(0, 0, name) for _, _, name in world.untagged]
+        world.branches = [branch.rebased() for branch in world.branches]
         world.parts = [part._replace(step=0) for part in world.parts]
         world.vacuums = [vacuum._replace(step=0) for vacuum in world.vacuums]
         world.ending = dict.fromkeys(world.ending, 0)
@@ -176,6 +206,40 @@ class World:
         begun = len(SYSTEM.disk.steps)
         del repo.tags[name]
         self.untagged.append((begun, len(SYSTEM.disk.steps), name))
+
+    # --- branches
+
+    def branch(self, repo: txstore.Repository, name: str, commit: str) -> None:
+        """Begin a branch behind a commit of main."""
+        ids = [each.id for each in repo.log()][::-1]
+        self.branches.append(Branched(name, (self.state(ids[: ids.index(commit) + 1]),)))
+        repo.branches[name] = commit
+        self._acknowledge(name)
+        if commit not in self.promised(durable_only=True):  # a branch makes its commit durable
+            self.commits.append(Promise(len(SYSTEM.disk.steps), commit, commit, True))
+
+    def put_on(self, repo: txstore.Repository, name: str, changes: Mapping[str, bytes]) -> None:
+        """Commit to a branch."""
+        at = self._number(name)
+        branch = self.branches[at]
+        self.branches[at] = replace(branch, states=(*branch.states, {**branch.states[-1], **changes}))
+        with repo.begin(branch=name) as tx:
+            tx.update(changes)
+        self._acknowledge(name)
+
+    def unbranch(self, repo: txstore.Repository, name: str) -> None:
+        at = self._number(name)
+        self.branches[at] = replace(self.branches[at], deleting=len(SYSTEM.disk.steps))
+        del repo.branches[name]
+        self.branches[at] = replace(self.branches[at], deleted=len(SYSTEM.disk.steps))
+
+    def _acknowledge(self, name: str) -> None:
+        at = self._number(name)
+        branch = self.branches[at]
+        self.branches[at] = replace(branch, acknowledged=(*branch.acknowledged, len(SYSTEM.disk.steps)))
+
+    def _number(self, name: str) -> int:
+        return max(at for at, branch in enumerate(self.branches) if branch.name == name)
 
     # --- maintenance
 

@@ -250,7 +250,7 @@ def merged(repo, monkeypatch) -> txstore.Repository:
 
 
 def replace_merged(contents, stored):
-    return contents._replace(merged=stored.name)
+    return contents._replace(merged=stored)
 
 
 def test_a_merge_keeps_what_it_has_merged(merged):

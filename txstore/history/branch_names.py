@@ -163,8 +163,8 @@ class BranchNames:
             raise ValueError(f"branch {name!r} {how}: choose another name, or delete or rename that one")
 
     def _write(self, record: Branch) -> None:
-        self._storage.make_directory(names.BRANCHES, durable=True)
-        self._storage.sync_directory("")  # whoever made the directory may have died before
+        self._storage.make_directory(names.BRANCHES, durable=False)
+        self._storage.sync_directory("")  # it may be another's, who has died before this
         try:
             self._storage.write_once(names.branch_path(record.name), record.encode(), durable=True)
         except FileExistsError:

@@ -124,8 +124,7 @@ def apply(found: Plan, theirs: Snapshot, transaction: Transaction) -> None:
         transaction.pop(key, None)
     for key, value in found.values.items():
         transaction[key] = value
-    for key, source in found.taken.items():
-        transaction[key] = theirs[source]
+    transaction.take(found.taken, theirs)
 
 
 def preview(

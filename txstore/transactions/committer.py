@@ -112,7 +112,7 @@ class Committer:
         if self.staging.grafts:
             # What was written is newer than what was moved to the same place, and this than what was deleted there.
             sections = [index.build(entries, (), packs)]
-            sections += [graft.section() for graft in reversed([*self.staging.grafts])]
+            sections += self.staging.grafts.sections()
             sections.append(index.build((), [prefix.encode() for prefix in prefixes]))
             content = index.merge_own(sections)
             counter.count_refs(index.name_run(content, 1, 0).entries)
@@ -172,6 +172,11 @@ class Committer:
                 self.merges.allow(key, link)
             if is_document(key):
                 documents[key] = None if is_deleted else self.staging.read(link)
+        for key in self.staging.grafts.taken:
+            if key not in self.staging.staged:
+                written.append(key)
+                if is_document(key) and (content := self.staging.below(key)) is not None:
+                    documents[key] = bytes(content)
         for graft in self.staging.grafts:
             # As if all below had been deleted, and the node been made: of the keys below nobody else may have made one.
             for name in DOCUMENT_NAMES:
@@ -198,8 +203,8 @@ class Committer:
         if head.floor > max(self.base.slot, 0):
             # I10: what was deleted since may no longer be known to have been.
             raise SnapshotExpiredError(self.commits.label(self.branch, self.base.slot))
-        for graft in self.staging.grafts:
-            self._check_kept(graft.source, head)
+        for source in self.staging.grafts.sources:
+            self._check_kept(source, head)
         self.writes = self.writes or self._writes()
         conflicts.check(self.writes, self.base, head, checked.seq)
         self.head = head

@@ -1,16 +1,19 @@
 """Grafts: what a transaction has moved or copied without copying values: paths whose keys are those of a snapshot.
 
-A graft is a few words in memory, however many keys it has. They become refs when the transaction commits.
+A graft is a few words in memory, however many keys it has. Single keys can be taken from a snapshot, too. All of them
+become refs when the transaction commits.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from txstore.format.keys import after_prefix
+from txstore.format.packfile import PackName
 from txstore.history import runs
+from txstore.history.changes import ref_of
 from txstore.history.snapshot import Snapshot
 
 
@@ -52,33 +55,57 @@ class Graft:
 
 
 class Grafts:
-    """The grafts of one transaction, in the order in which they were made. Replaced as a whole: safe in threads."""
+    """The grafts of one transaction, in the order in which they were made, and the keys that it has taken.
+
+    Replaced as a whole: safe in threads.
+    """
 
     def __init__(self) -> None:
         self._all: tuple[Graft, ...] = ()
+        self._taken: dict[str, tuple[Snapshot, str]] = {}
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._all) + len(self._taken)
 
     def __iter__(self) -> Iterator[Graft]:
         return iter(self._all)
 
+    @property
+    def taken(self) -> list[str]:
+        """The single keys that were taken, in the order of their bytes."""
+        return sorted(self._taken)
+
+    @property
+    def sources(self) -> list[Snapshot]:
+        return list({id(source): source for source in self._sources()}.values())
+
+    def _sources(self) -> Iterator[Snapshot]:
+        yield from (graft.source for graft in self._all)
+        yield from (source for source, _ in self._taken.values())
+
     def find(self, key: str) -> tuple[Snapshot, str] | None:
-        """Return where a key is read from, and its name there; None if it is below no graft."""
+        """Return where a key is read from, and its name there; None if it is below no graft, and was not taken."""
+        if (taken := self._taken.get(key)) is not None:
+            return taken
         for graft in reversed(self._all):
             if (name := graft.key(key)) is not None:
                 return graft.source, name
         return None
 
+    def covers(self, key: str) -> bool:
+        """Tell whether a key is below a graft: its node is made anew."""
+        return any(graft.key(key) is not None for graft in self._all)
+
     def keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
+        taken = [key for key in self.taken if key >= start and (stop is None or key < stop)]
         last = None
-        for key in heapq.merge(*[graft.keys_between(start, stop, batch) for graft in self._all]):
+        for key in heapq.merge(taken, *[graft.keys_between(start, stop, batch) for graft in self._all]):
             if key != last:
                 last = key
                 yield key
 
-    def below(self, prefix: str, to: str) -> list[Graft]:
-        """Return what stands below a prefix by these grafts, as grafts below another one."""
+    def below(self, prefix: str, to: str) -> tuple[list[Graft], dict[str, tuple[Snapshot, str]]]:
+        """Return what stands below a prefix by these grafts, and was taken there, as if below another one."""
         found = []
         for graft in self._all:
             hidden = frozenset(to + each[len(prefix) :] for each in graft.hidden if each.startswith(prefix))
@@ -86,10 +113,12 @@ class Grafts:
                 found.append(replace(graft, to=to + graft.to[len(prefix) :], hidden=hidden))
             elif (start := graft.key(prefix)) is not None:
                 found.append(Graft(to, graft.source, start, hidden))
-        return found
+        taken = {to + key[len(prefix) :]: place for key, place in self._taken.items() if key.startswith(prefix)}
+        return found, taken
 
-    def add(self, grafts: list[Graft]) -> None:
+    def add(self, grafts: list[Graft], taken: Mapping[str, tuple[Snapshot, str]]) -> None:
         self._all = (*self._all, *grafts)
+        self._taken = {**self._taken, **taken}
 
     def hide(self, prefix: str) -> None:
         """Forget what is below a prefix, which was deleted."""
@@ -98,6 +127,24 @@ class Grafts:
             for graft in self._all
             if not graft.to.startswith(prefix)
         )
+        self._taken = {key: place for key, place in self._taken.items() if not key.startswith(prefix)}
 
     def clear(self) -> None:
-        self._all = ()
+        self._all, self._taken = (), {}
+
+    def sections(self) -> Iterator[bytes]:
+        """Yield all refs as own runs, the newest first."""
+        if self._taken:
+            yield self._taken_section()
+        yield from (graft.section() for graft in reversed(self._all))
+
+    def _taken_section(self) -> bytes:
+        packs: dict[PackName, int] = {}
+        entries = []
+        for key in self.taken:
+            source, name = self._taken[key]
+            ref = ref_of(source, name)
+            if ref is not None:
+                number = packs.setdefault(ref.pack, len(packs) + 1)
+                entries.append((key.encode(), ref.kind, ref.offset, ref.length, ref.checksum, number))
+        return runs.build(entries, (), list(packs))

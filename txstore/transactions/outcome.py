@@ -56,12 +56,13 @@ class CommitOutcome(Outcome):
     def rewrites(self, path: str) -> bool:
         documents = [document_key(path, name) for name in (*NODE_DOCUMENTS, ".zattrs")]
         return self.remakes(path) or any(
-            key in self._staging.staged and key not in self._unchanged for key in documents
+            (key in self._staging.staged and key not in self._unchanged) or self._staging.grafts.find(key) is not None
+            for key in documents
         )
 
     def remakes(self, path: str) -> bool:
         documents = [document_key(path, name) for name in NODE_DOCUMENTS]
-        return any(map(self._staging.is_below_deleted, documents)) or any(map(self._staging.grafts.find, documents))
+        return any(map(self._staging.is_below_deleted, documents)) or any(map(self._staging.grafts.covers, documents))
 
     def clears_below(self, path: str) -> bool:
         here = directory_prefix(path)

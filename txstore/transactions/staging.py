@@ -10,8 +10,9 @@ import heapq
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -289,7 +290,7 @@ class Staging(Hierarchy):
     @property
     def may_be_foreign(self) -> bool:
         """Whether a value that this sets may lie outside of the repository."""
-        return self.staged.may_be_foreign or any(graft.source.may_be_foreign for graft in self.grafts)
+        return self.staged.may_be_foreign or any(source.may_be_foreign for source in self.grafts.sources)
 
     def read(self, link: Link) -> bytes:
         """Return what is staged, of a value that lies outside the record.
@@ -325,7 +326,8 @@ class Staging(Hierarchy):
         mine = next(staged, None)
         under = self._base_keys_between(start, stop, batch)
         if self.grafts:
-            under = heapq.merge(under, self.grafts.keys_between(start, stop, batch))
+            grafted = self.grafts.keys_between(start, stop, batch)
+            under = (key for key, _ in groupby(heapq.merge(under, grafted)))  # of the base there may be the same
         for theirs in under:
             while mine is not None and mine < theirs:
                 if self.staged.is_set(mine):
@@ -459,7 +461,8 @@ class Staging(Hierarchy):
         """
         region |= known.own
         apart = [end for end in self.staged.ends(key) if end.place != known.seen]
-        if not region.encode() or any(end.region.intersects(region) for end in apart):
+        is_grafted = bool(self.grafts) and self.grafts.find(key) is not None  # the rest is not the base's
+        if is_grafted or not region.encode() or any(end.region.intersects(region) for end in apart):
             self.stage(packfile.FRAME_VALUE, key, encoded, value)
             return
         writer = self._writer or self._begin()
@@ -543,20 +546,16 @@ class Staging(Hierarchy):
         is committed no value is read; what was staged is staged again. Raises `OSError`, `TransactionStateError`.
         """
         writer = self._writer or self._begin()
-        if self._shared is not None:
-            raise TransactionStateError(
-                "several processes stage into this transaction: move, copy and restore need one of its own, without a "
-                "name, that no other process has joined",
-                state="foreign",
-            )
+        self._check_alone()
         staged: list[tuple[str, Link]] = []
         grafts: list[Graft] = []
+        taken: dict[str, tuple[Snapshot, str]] = {}
         if snapshot is not None:
             grafts = [Graft(to, snapshot, source)]
         elif not only_drops:
             links = [(key, self.staged.get(key)) for key in self.staged.between(source, after_prefix(source))]
             staged = [(key, link) for key, link in links if link is not None]
-            grafts = self.grafts.below(source, to)
+            grafts, taken = self.grafts.below(source, to)
             if not self.staged.is_below_deleted(source) and self.base.has_keys_below(source):
                 hidden = (to + each[len(source) :] for each in self.prefixes if each.startswith(source))
                 grafts.insert(0, Graft(to, self.base, source, frozenset(hidden)))
@@ -566,7 +565,28 @@ class Staging(Hierarchy):
             self._stage_again(writer, key, to + key[len(source) :], link)
         if drops is not None:
             self._append(writer, packfile.FRAME_PREFIX, drops, drops.encode(), b"")
-        self.grafts.add(grafts)
+        self.grafts.add(grafts, taken)
+
+    def take(self, keys: Mapping[str, str], snapshot: Snapshot) -> None:
+        """Let keys be what others are in a snapshot: refs to the same values. Raises what `graft` does."""
+        writer = self._writer or self._begin()
+        self._check_alone()
+        for key in keys.keys() & set(self.staged.between("", None)):  # what is staged would hide it
+            name = keys[key]
+            found = snapshot.lookup(name)
+            if found is not None:
+                stored = snapshot.runs.stored(name, found)
+                self._append(writer, packfile.FRAME_OF_REF[found.kind], key, encode_key(key), stored)
+        taken = {key: (snapshot, name) for key, name in keys.items() if key not in self.staged and name in snapshot}
+        self.grafts.add([], taken)
+
+    def _check_alone(self) -> None:
+        if self._shared is not None:
+            raise TransactionStateError(
+                "several processes stage into this transaction: move, copy and restore need one of its own, without a "
+                "name, that no other process has joined",
+                state="foreign",
+            )
 
     def _stage_again(self, writer: Writer, key: str, name: str, link: Link) -> None:
         kind = packfile.FRAME_VALUE if link.kind == packfile.FRAME_PARTIAL else link.kind
@@ -769,7 +789,7 @@ class Staging(Hierarchy):
     def version(self) -> Hashable:
         """What tells this view from what it was before anything was staged, or learned of others."""
         self._look_at_others()
-        return self.id, self.staged.version, tuple(self.grafts)
+        return self.id, self.staged.version, tuple(self.grafts), tuple(self.grafts.taken)
 
     @property
     def prefixes(self) -> list[str]:

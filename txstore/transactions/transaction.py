@@ -349,6 +349,16 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             prefix, prefix, at if was_there else None, drops=prefix if is_here else None, only_drops=not was_there
         )
 
+    def take(self, keys: Mapping[str, str], source: Snapshot) -> None:
+        """Let each key be what another, or the same, is in a snapshot: refs are written, as `move` writes them."""
+        if not keys:
+            return
+        for key in keys:
+            encode_key(key)
+        self._check_may_graft()
+        with self._staging.turns.at_all(keys):
+            self._write(lambda: self._staging.take(keys, source))
+
     def _places(self, source: str, destination: str, *, may_be_inside: bool = False) -> tuple[str, str]:
         start, to = directory_prefix(source), directory_prefix(destination)
         if not start or not to:
@@ -374,14 +384,17 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self, start: str, to: str, at: Snapshot | None, *, drops: str | None = None, only_drops: bool = False
     ) -> None:
         """Stage what is below one prefix below another, `drops` deleted after it was looked at."""
+        self._check_may_graft()
+        with self._staging.turns.at_all(()):
+            self._write(lambda: self._staging.graft(start, to, at, drops=drops, only_drops=only_drops))
+
+    def _check_may_graft(self) -> None:
         if self.is_named or self.is_participant:
             raise TransactionStateError(
                 "move, copy and restore need a transaction without a name, by the process that began it: make one of "
                 "its own, with repo.transaction()",
                 state="foreign",
             )
-        with self._staging.turns.at_all():
-            self._write(lambda: self._staging.graft(start, to, at, drops=drops, only_drops=only_drops))
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         turns = self._staging.turns
