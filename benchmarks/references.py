@@ -82,11 +82,8 @@ def restoring(setting: Setting) -> list[Row]:
                 mapping.restore("g", repo.mapping(-2))
 
         seconds = _timed(restore)
-    return [
-        Row(
-            "history: restore", f"restore of a group of {chunks * length / 1e9:.0f} GB that was deleted", seconds, 1, "s"
-        )
-    ]
+    what = f"restore of a group of {chunks * length / 1e9:.0f} GB that was deleted"
+    return [Row("history: restore", what, seconds, 1, "s")]
 
 
 def _of_chunks(path: Path, side: int) -> txstore.Repository:
