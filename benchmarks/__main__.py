@@ -27,6 +27,7 @@ from benchmarks import (
     maintenance,
     processes,
     readers,
+    references,
     remote,
     verify,
 )
@@ -46,6 +47,7 @@ BENCHMARKS = {
     **maintenance.BENCHMARKS,
     **processes.BENCHMARKS,
     **readers.BENCHMARKS,
+    **references.BENCHMARKS,
     **remote.BENCHMARKS,
     **verify.BENCHMARKS,
 }

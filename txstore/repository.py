@@ -940,9 +940,9 @@ class Repository:
     ) -> VacuumReport:
         """Delete what no commit needs that is kept: all of them, unless `keep` or `older_than` say otherwise.
 
-        Kept in any case are tagged commits, and all from the oldest on that a living process reads, or that a
-        transaction is based on. Reading a commit that is gone raises `SnapshotExpiredError`. Interrupted, it can be run
-        again.
+        Kept in any case are tagged commits, what branches begin behind and commits have merged, and all from the oldest
+        on that a living process reads, or that a transaction is based on. What a deleted branch alone has goes. Reading
+        a commit that is gone raises `SnapshotExpiredError`. Interrupted, it can be run again.
 
         Parameters
         ----------
@@ -952,6 +952,8 @@ class Repository:
             Give up commits older than this; with `keep`, only of those that it does not keep.
         dry_run : bool
             Change nothing; tell what would be done.
+        branch : str
+            Of which branch commits are given up; those of all others are kept.
         """
         self._existing()
         return vacuum(

@@ -18,6 +18,8 @@ import txstore
 from tests.maintenance.upkeep import content, put, tree
 from tests.transactions.faults import watch
 from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, SnapshotExpiredError
+from txstore.fsspec_filesystem import TxStoreFileSystem
+from txstore.loaders import Samples
 
 
 def commit(repo: txstore.Repository, values: dict[str, bytes], branch: str = "main") -> txstore.Commit:
@@ -251,6 +253,23 @@ def test_zarr_arrays_on_two_branches(repo):
         zarr.open_array(store, path="x")[0] = 100
     assert zarr.open_array(repo.snapshot(branch="dev"), path="x", mode="r")[:].tolist() == list(range(9))
     assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == [100, 1, 2, 3, 4, 5]
+
+
+def test_ways_in_and_out(forked, tmp_path):
+    with forked.transaction(branch="dev") as store:
+        zarr.create_array(store, name="x", data=np.arange(6), chunks=(2,))
+    head = forked.head("dev")
+    assert Samples(forked, "x", branch="dev").commit == head
+    assert Samples(forked, "x", at="dev").commit == head
+    assert TxStoreFileSystem(forked.url, branch="dev").exists("x/zarr.json")
+    assert not TxStoreFileSystem(forked.url).exists("x/zarr.json")
+    assert forked.export(tmp_path / "plain", branch="dev").commit == head
+    done = forked.publish(tmp_path / "copy", branch="dev")
+    assert (done.commit, zarr.open_array(tmp_path / "copy", path="x", mode="r")[5]) == (head, 5)
+    with forked.transaction(branch="dev") as store:
+        zarr.open_array(store, path="x")[5] = 7
+    assert forked.publish(tmp_path / "copy", branch="dev").commit == forked.head("dev")
+    assert zarr.open_array(tmp_path / "copy", path="x", mode="r")[5] == 7
 
 
 # --- names

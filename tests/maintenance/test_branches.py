@@ -489,3 +489,27 @@ def test_a_branch_that_is_deleted_and_vacuumed_under_its_users(repo):
     repo.vacuum(keep=1)
     with pytest.raises(CommitNotFoundError):
         other.head("deep")
+
+
+@pytest.mark.parametrize("name", ["main", "dev", "deep"])
+def test_a_turned_bit_is_never_other_data_on_any_branch(repo, name):
+    """And it is repaired, or told of: values are there once."""
+    there = contents(repo)
+    path = Path(repo.url, f"commits/{branch_id(repo, name)}/{files(repo, name)[0]:010}")
+    content = path.read_bytes()
+    for bit in range(7, 8 * len(content), 8 * len(content) // 40):
+        turned = bytearray(content)
+        turned[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(turned)
+        for branch, expected in there.items():
+            with contextlib.suppress(CorruptionError):
+                assert on(txstore.Repository(repo.url), branch) == expected
+        report = txstore.Repository(repo.url).verify(repair=True)
+        assert {fault.part for fault in report.faults} <= {"value"}
+        for branch, expected in there.items():
+            try:
+                assert on(txstore.Repository(repo.url), branch) == expected
+            except CorruptionError:
+                assert report.faults
+        path.write_bytes(content)
+        shutil.rmtree(Path(repo.url, "quarantine"), ignore_errors=True)

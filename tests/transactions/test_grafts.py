@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txstore
+from txstore.history.changes import changed
 from txstore.history.packs import OpenPack
 
 GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
@@ -308,6 +309,48 @@ def test_maintenance_treats_the_refs_as_any_other(filled: txstore.Repository, tm
     filled.vacuum(keep=1)
     assert read(filled, "h/y") == list(range(1, 9))
     assert filled.usage()
+
+
+def test_a_damaged_run_of_a_move_stays_damage(filled: txstore.Repository) -> None:
+    """Its refs are in no frames: a repair says so, and makes up nothing."""
+    with filled.begin("move") as tx:
+        tx.move("g/x", "h/y")
+        tx["h/more"] = b"1"
+    stored = filled.engine.commits.head()
+    assert stored is not None
+    file, run = Path(filled.url) / stored.path, stored.header.runs[0]
+    content = bytearray(file.read_bytes())
+    content[run.offset + 20] ^= 1
+    file.write_bytes(content)
+    report = txstore.Repository(filled.url).verify(repair=True)
+    assert report.faults
+    with pytest.raises(txstore.CorruptionError):
+        dict(txstore.Repository(filled.url).mapping())
+    content[run.offset + 20] ^= 1
+    file.write_bytes(content)
+    assert read(filled, "h/y") == list(range(1, 9))
+
+
+def test_where_packs_are_read_by_ranges() -> None:
+    repo = txstore.Repository("memory://grafts/data.tx", single_writer=True)
+    with repo.begin() as tx:
+        tx["a/zarr.json"] = GROUP
+        for number in range(3000):
+            tx[f"a/c/{number}"] = b"%d" % number
+    with repo.begin() as tx:
+        tx["a/c/7"] = b"other"
+    with txstore.Repository("memory://grafts/data.tx", single_writer=True).begin() as tx:
+        tx.move("a", "b")
+        tx.take({"b/c/0": "a/c/1"}, repo.mapping(0))
+        tx["b/c/2"] = b"mine"
+    repo = txstore.Repository("memory://grafts/data.tx", single_writer=True)
+    wanted = {f"b/c/{number}": b"%d" % number for number in range(3000)}
+    wanted |= {"b/zarr.json": GROUP, "b/c/7": b"other", "b/c/0": b"1", "b/c/2": b"mine"}
+    assert dict(repo.mapping()) == wanted
+    assert [change.key for change in changed(repo.mapping(1), repo.mapping())] == sorted(
+        [*wanted, *(key.replace("b/", "a/", 1) for key in wanted)]
+    )
+    assert repo.verify().faults == []
 
 
 def test_a_tagged_commit_below_the_floor_is_restored_from(filled: txstore.Repository) -> None:

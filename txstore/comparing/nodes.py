@@ -217,7 +217,7 @@ class _Node:
 
 
 def _place(suffix: str, ref: Ref) -> bytes:
-    return f"{suffix}\0{ref.kind} {ref.pack.id.hex()} {ref.offset} {ref.length}\n".encode()
+    return b"%s\0%d %s%d %d\n" % (suffix.encode(), ref.kind, ref.pack.id, ref.offset, ref.length)
 
 
 def index_of(suffix: str, dimensions: int) -> Chunk | None:
@@ -227,9 +227,10 @@ def index_of(suffix: str, dimensions: int) -> Chunk | None:
         parts = parts[1:]
     if not dimensions:
         return () if parts in ([], ["0"]) else None
-    if len(parts) != dimensions or not all(part.isascii() and part.isdecimal() for part in parts):
+    if len(parts) != dimensions or not all(parts):
         return None
-    return tuple(map(int, parts))
+    digits = "".join(parts)
+    return tuple(map(int, parts)) if digits.isascii() and digits.isdecimal() else None
 
 
 def _joined_by_moves(nodes: list[NodeDiff], found: Mapping[str, _Node]) -> list[NodeDiff]:

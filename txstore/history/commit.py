@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from html import escape
 from typing import Any
 
 from txstore.format import encoding, names
@@ -13,9 +14,10 @@ from txstore.format.records import Hint
 
 MAIN = names.MAIN
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_END, _SHOWN = "\n", 40  # of a message that is shown: its first line
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Commit:
     """One commit of the history.
 
@@ -49,6 +51,17 @@ class Commit:
 
     def __str__(self) -> str:
         return f"{self.branch}@{self.slot}"
+
+    def __repr__(self) -> str:
+        return f"<Commit {self} {self.id[:12]} {self._told()} {self.message.partition(_END)[0][:_SHOWN]!r}>"
+
+    def _repr_html_(self) -> str:
+        message = escape(self.message.partition(_END)[0])
+        return f"<b>Commit</b> {escape(str(self))} <code>{self.id[:12]}</code> {self._told()} {message}"
+
+    def _told(self) -> str:
+        """Return the time in the zone of whoever asks, with its name."""
+        return self.time.astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -385,7 +385,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     ) -> None:
         """Stage what is below one prefix below another, `drops` deleted after it was looked at."""
         self._check_may_graft()
-        with self._staging.turns.at_all(()):
+        with self._staging.turns.at_all():
             self._write(lambda: self._staging.graft(start, to, at, drops=drops, only_drops=only_drops))
 
     def _check_may_graft(self) -> None:
