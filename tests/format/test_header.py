@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import struct
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tests.format.test_layout import branches, headers, headers_with, ids, json_values, numbers, run_lists, text
 from txstore._native import header as native
 from txstore.format import commitfile
-from txstore.format.commitfile import Header, RunName, Section
+from txstore.format.commitfile import CommitName, Header, RunName, Section
 from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
 
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.skipif(native is None, reason="the extension was not bu
 
 
 def plain(branch: str) -> st.SearchStrategy[Header]:
-    """Headers as commits have them: without data packs, and without runs of other branches."""
-    packs = st.none() | ids.map(PackName) | st.builds(PackName, ids, st.just(branch), numbers)
+    """Headers as commits have them: without data packs, and not those that begin a branch, or merge another."""
+    packs = st.none() | ids.map(PackName) | st.builds(PackName, ids, st.just(branch) | branches, numbers)
     return headers_with(
         branch=st.just(branch), properties=st.dictionaries(text, json_values, max_size=3), runs=run_lists(packs)
     )
@@ -123,6 +124,16 @@ ENTRY = b"\x01" + bytes(16) + b"\x05"
 )
 def test_what_is_odd_is_taken_as_python_does(typed: bytes) -> None:
     assert outcome(Header.decode, FIXED + typed) == in_python(Header.decode, FIXED + typed)
+
+
+@given(plain_headers, branches, ids)
+def test_what_begins_a_branch_or_merges_another_is_left_to_python(header: Header, branch: str, some: bytes) -> None:
+    for changes in ({"fork": branch}, {"merged": CommitName(branch, header.slot, some, some)}):
+        changed = replace(header, **changes)
+        encoded = changed.encode()
+        assert native.decode(encoded, PackName, RunName, Section) is None
+        assert Header.decode(encoded) == changed
+        assert in_python(Header.encode, changed) == encoded
 
 
 @pytest.mark.parametrize("at", [0, 4, 6, 8, 16])

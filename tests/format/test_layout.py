@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import txstore
 from txstore._native import index
+from txstore.errors import KeyFormatError
 from txstore.format import commitfile, encoding, names, packfile, records
-from txstore.format.commitfile import Footer, Header, RunName, Section, Statistics
+from txstore.format.commitfile import CommitName, Footer, Header, RunName, Section, Statistics
 from txstore.format.encoding import MalformedError, NewerFormatError
 from txstore.format.packfile import PackName
-from txstore.format.records import Hint, RepositoryFormat, Tag
+from txstore.format.records import Branch, Hint, RepositoryFormat, Tag
 from txstore.format.regions import Region
 from txstore.history import identity, slots
 from txstore.history.commit import Stored
@@ -36,6 +37,13 @@ json_values = st.recursive(
 
 branches = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", fullmatch=True)
 pack_names = st.builds(PackName, ids, branches, numbers)
+
+
+def is_branch_name(name):
+    try:
+        return names.check_branch_name(name) == name
+    except KeyFormatError:
+        return False
 
 
 def run_lists(packs):
@@ -63,9 +71,15 @@ def headers_with(**fields):
     )  # fmt: skip
 
 
+counted = st.integers(0, encoding.MAX_COUNT)
+commit_names = st.builds(CommitName, branches, counted, ids, ids)
 headers = st.builds(
-    lambda header, constraints: replace(
-        header, constraints=constraints, required=commitfile.FEATURE_CONSTRAINTS if constraints else 0
+    lambda header, constraints, fork, merged: replace(
+        header,
+        constraints=constraints,
+        required=commitfile.FEATURE_CONSTRAINTS if constraints else 0,
+        fork=fork,
+        merged=merged,
     ),
     headers_with(
         branch=text,
@@ -73,6 +87,8 @@ headers = st.builds(
         runs=run_lists(st.none() | pack_names),
     ),
     st.dictionaries(text, json_values, max_size=2),
+    st.none() | branches,
+    st.none() | commit_names,
 )
 footers = st.builds(
     lambda length, offset, pack, checksum: Footer(length, offset, offset + length + 64, pack, checksum),
@@ -80,6 +96,18 @@ footers = st.builds(
 )  # fmt: skip
 hints = st.builds(Hint, u64, ids, u64, u64, u32, st.booleans(), u32)
 tags = st.builds(Tag, branches, u64, ids)
+branch_ids = st.just("main") | ids.map(bytes.hex)
+branch_records = st.builds(
+    lambda name, branch, commit, header, lineage: Branch(
+        name,
+        branch.hex(),
+        commit,
+        header,
+        tuple((each, slot) for slot, each in sorted(lineage.items(), reverse=True)),
+    ),
+    st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,30}", fullmatch=True).filter(is_branch_name),
+    ids, ids, ids, st.dictionaries(counted, branch_ids, min_size=1, max_size=4),
+)  # fmt: skip
 formats = st.builds(RepositoryFormat, ids, optional=u64)
 
 RECORDS = {
@@ -87,6 +115,8 @@ RECORDS = {
     "footer": (footers, Footer.encode, Footer.decode),
     "hint": (hints, Hint.encode, Hint.decode),
     "tag": (tags, Tag.encode, Tag.decode),
+    "branch": (branch_records, Branch.encode, Branch.decode),
+    "commit name": (commit_names, CommitName.encode, CommitName.decode),
     "format.json": (formats, RepositoryFormat.encode, RepositoryFormat.decode),
     "pack name": (pack_names, PackName.encode, PackName.decode),
     "head": (st.tuples(ids, ids, u32), lambda head: packfile.encode_head(*head), packfile.decode_head),

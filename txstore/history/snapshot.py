@@ -270,6 +270,7 @@ class Snapshots:
             except SnapshotExpiredError:
                 expired, head = head, self._commits.head(branch)
                 if _id(expired) == _id(head):
+                    self._commits.check_living(branch)
                     raise
 
     def get(self, name: PackName, missing: Missing | None = None) -> Pack:
