@@ -420,6 +420,8 @@ def new_end(commits: Commits, branch: str, slot: int, size: int, parent: Stored 
     except encoding.MalformedError:
         return None
     for name in names_of_packs:
+        if name.branch is not None or name.id[:12] != commit_id[:12]:
+            continue  # what was moved or copied lies in packs of other commits
         frames = walk_frames(Window(commits.storage, name.path), 1 << 62)
         packs.append(commitfile.DataPack(name, next((start for start, frame in frames if frame is None))))
     refs = [entry for page in entries_of(run) for entry in page]

@@ -109,7 +109,7 @@ class Committer:
         counter = _Counter(self.staging)
         packs = [pack.name for pack in self.packs]
         entries = counter.counted(self._entries())
-        if self.staging.grafts:
+        if self.staging.grafts.any:
             # What was written is newer than what was moved to the same place, and this than what was deleted there.
             sections = [index.build(entries, (), packs)]
             sections += self.staging.grafts.sections()
@@ -137,7 +137,7 @@ class Committer:
                     yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
             elif link.kind == packfile.FRAME_TOMBSTONE:
                 # A key that was not there needs no tombstone; it still counts as written (`_writes`).
-                if self.staging.grafts and (there := self.staging.grafts.find(key)) is not None:
+                if self.staging.grafts.any and (there := self.staging.grafts.find(key)) is not None:
                     if there[1] in there[0]:
                         yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
                 elif not base_is_empty and not self.staging.is_below_deleted(key) and key in self.base:

@@ -12,6 +12,7 @@ No I/O of its own: everything is asked of the snapshots that are passed in. The 
 | deleted a key that was not there                 | deleted it too                                    | no       |
 | deleted a prefix                                 | wrote a key below it, which is there              | yes      |
 | deleted a prefix                                 | deleted it too                                    | no       |
+| moved, copied or restored something to a path    | wrote a key below it, which is there              | yes      |
 | wrote a key below an array                       | changed the array structurally, or dropped it     | yes      |
 | wrote a chunk                                    | shrank its array so that the chunk is dropped     | yes      |
 | wrote a key                                      | turned a group above it into something else       | yes      |

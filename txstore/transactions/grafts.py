@@ -63,6 +63,7 @@ class Grafts:
     def __init__(self) -> None:
         self._all: tuple[Graft, ...] = ()
         self._taken: dict[str, tuple[Snapshot, str]] = {}
+        self.any = False  # whether there is any of either: an attribute, which is all that most transactions pay
 
     def __len__(self) -> int:
         return len(self._all) + len(self._taken)
@@ -85,6 +86,8 @@ class Grafts:
 
     def find(self, key: str) -> tuple[Snapshot, str] | None:
         """Return where a key is read from, and its name there; None if it is below no graft, and was not taken."""
+        if not self.any:
+            return None
         if (taken := self._taken.get(key)) is not None:
             return taken
         for graft in reversed(self._all):
@@ -119,18 +122,22 @@ class Grafts:
     def add(self, grafts: list[Graft], taken: Mapping[str, tuple[Snapshot, str]]) -> None:
         self._all = (*self._all, *grafts)
         self._taken = {**self._taken, **taken}
+        self.any = len(self) > 0
 
     def hide(self, prefix: str) -> None:
         """Forget what is below a prefix, which was deleted."""
+        if not self.any:
+            return
         self._all = tuple(
             replace(graft, hidden=graft.hidden | {prefix}) if prefix.startswith(graft.to) else graft
             for graft in self._all
             if not graft.to.startswith(prefix)
         )
         self._taken = {key: place for key, place in self._taken.items() if not key.startswith(prefix)}
+        self.any = len(self) > 0
 
     def clear(self) -> None:
-        self._all, self._taken = (), {}
+        self._all, self._taken, self.any = (), {}, False
 
     def sections(self) -> Iterator[bytes]:
         """Yield all refs as own runs, the newest first."""

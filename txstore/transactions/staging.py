@@ -180,7 +180,7 @@ class Staging(Hierarchy):
         located = self.base.locate(keys)
         staged, is_shared = self.staged, self._shared is not None
         table = located.table
-        if len(staged) or is_shared or self.grafts:
+        if len(staged) or is_shared or self.grafts.any:
             for row, key in enumerate(keys):
                 if key in staged or staged.is_below_deleted(key) or self.grafts.find(key) is not None:
                     table[row, 0] = ELSEWHERE
@@ -224,7 +224,7 @@ class Staging(Hierarchy):
 
     def under(self, key: str) -> tuple[Snapshot, str] | None:
         """Return where a key is read from that is not staged, and its name there: the base, or what was moved here."""
-        if self.grafts and (found := self.grafts.find(key)) is not None:
+        if self.grafts.any and (found := self.grafts.find(key)) is not None:
             return found
         return None if self.staged.is_below_deleted(key) else (self.base, key)
 
@@ -290,7 +290,9 @@ class Staging(Hierarchy):
     @property
     def may_be_foreign(self) -> bool:
         """Whether a value that this sets may lie outside of the repository."""
-        return self.staged.may_be_foreign or any(source.may_be_foreign for source in self.grafts.sources)
+        return self.staged.may_be_foreign or (
+            self.grafts.any and any(source.may_be_foreign for source in self.grafts.sources)
+        )
 
     def read(self, link: Link) -> bytes:
         """Return what is staged, of a value that lies outside the record.
@@ -325,7 +327,7 @@ class Staging(Hierarchy):
         staged = self.staged.between(start, stop)
         mine = next(staged, None)
         under = self._base_keys_between(start, stop, batch)
-        if self.grafts:
+        if self.grafts.any:
             grafted = self.grafts.keys_between(start, stop, batch)
             under = (key for key, _ in groupby(heapq.merge(under, grafted)))  # of the base there may be the same
         for theirs in under:
@@ -364,7 +366,9 @@ class Staging(Hierarchy):
 
     def is_unchanged(self, key: str, link: Link) -> bool:
         """Tell whether a staged value is just what the base holds, and so is no write (I5)."""
-        if self.staged.is_below_deleted(key) or self.staged.layers(key) or self.grafts.find(key) is not None:
+        if self.staged.is_below_deleted(key) or self.staged.layers(key):
+            return False
+        if self.grafts.any and self.grafts.find(key) is not None:
             return False
         found = self.base.lookup(key)
         if found is None or found.kind != packfile.REF_OF_FRAME.get(link.kind):
@@ -461,7 +465,7 @@ class Staging(Hierarchy):
         """
         region |= known.own
         apart = [end for end in self.staged.ends(key) if end.place != known.seen]
-        is_grafted = bool(self.grafts) and self.grafts.find(key) is not None  # the rest is not the base's
+        is_grafted = self.grafts.any and self.grafts.find(key) is not None  # the rest is not the base's
         if is_grafted or not region.encode() or any(end.region.intersects(region) for end in apart):
             self.stage(packfile.FRAME_VALUE, key, encoded, value)
             return
@@ -686,7 +690,7 @@ class Staging(Hierarchy):
             return
         if self._writer is None and not self._commits.identity.exists():
             return
-        if self.grafts:
+        if self.grafts.any:
             raise TransactionStateError(
                 "this transaction has moved, copied or restored something, which only the process that began it knows: "
                 "commit it before others join, or move after they have done their part",
