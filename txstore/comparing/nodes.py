@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from txstore.comparing.documents import FieldChange, changed_attributes, changed_fields
 from txstore.format.documents import Described, describe
 from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
-from txstore.history.changes import KeyChange, Ref
+from txstore.history.changes import KeyChange
 
 if TYPE_CHECKING:
     from txstore.format.grids import Chunk
@@ -165,7 +164,7 @@ class _Node:
         self.bytes_added = self.bytes_dropped = 0
         self.chunks: list[Chunk] = []
         self.keys: list[str] = []
-        self._digest = {ADDED: blake2b(digest_size=16), REMOVED: blake2b(digest_size=16)}
+        self._digests = {ADDED: 0, REMOVED: 0}
 
     def add(self, change: KeyChange) -> None:
         key, before, after = change
@@ -175,7 +174,7 @@ class _Node:
         self.bytes_added += after.length if after is not None else 0
         ref = after or before
         if what != CHANGED and ref is not None:
-            self._digest[what].update(_place(suffix, ref))
+            self._digests[what] += hash((suffix, ref.kind, ref.pack.id, ref.offset, ref.length))
         if is_document(key):
             return
         chunk = index_of(suffix, self._dimensions) if self.is_array else None
@@ -191,9 +190,9 @@ class _Node:
             return ADDED
         return REMOVED if self.before is not None and self.after is None else CHANGED
 
-    def digest(self, what: str) -> bytes:
-        """What two nodes have in common whose keys, all of them, lead to the same places."""
-        return self._digest[what].digest()
+    def digest(self, what: str) -> int:
+        """What two nodes have in common whose keys, all of them, lead to the same places; others have another sum."""
+        return self._digests[what]
 
     def told(self) -> NodeDiff:
         described = self.after or self.before
@@ -216,10 +215,6 @@ class _Node:
         )
 
 
-def _place(suffix: str, ref: Ref) -> bytes:
-    return b"%s\0%d %s%d %d\n" % (suffix.encode(), ref.kind, ref.pack.id, ref.offset, ref.length)
-
-
 def index_of(suffix: str, dimensions: int) -> Chunk | None:
     """Return the place in the grid of a key below an array: `c/0/1`, `c.0.1`, `0.1` or `0/1`; None if it is none."""
     parts = suffix.replace(".", "/").split("/")
@@ -235,7 +230,7 @@ def index_of(suffix: str, dimensions: int) -> Chunk | None:
 
 def _joined_by_moves(nodes: list[NodeDiff], found: Mapping[str, _Node]) -> list[NodeDiff]:
     """Say of a node that was added that it has moved, if one that was removed held the same in the same places."""
-    removed: dict[bytes, list[str]] = {}
+    removed: dict[int, list[str]] = {}
     for node in nodes:
         if node.change == REMOVED:
             removed.setdefault(found[node.path].digest(REMOVED), []).append(node.path)

@@ -169,7 +169,10 @@ class LazyRuns(Runs):
     def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
         # By few requests; a look-up that needs no older run has fetched a little too much.
         self._fill([_Blocks(run, *run.run.window(key, 0)[:2]) for run in self._lazy for key in keys])
-        return super().lookup_all(keys)
+        return [self.lookup(key) for key in keys]
+
+    def _keys_of_changes(self, start: bytes, stop: bytes | None, seq: int) -> set[bytes]:
+        return {change.key for change in self.changes(start, stop, seq)}
 
     def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
         found = self.lookup(encoded)

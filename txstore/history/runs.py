@@ -196,7 +196,11 @@ class Runs:
 
     def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
         """Return what `lookup` does for each of many keys."""
-        return [self.lookup(key) for key in keys]
+        runs, lookup, make = self._runs, index.lookup, Found._make
+        try:
+            return [None if (found := lookup(runs, key)) is None else make(found) for key in keys]
+        except ValueError as error:
+            raise self._corrupt(error) from error
 
     def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
         """Return the value of a key as a view of the mapped file, its checksum compared; None if there is none.
@@ -315,8 +319,14 @@ class Runs:
             ends = [run.window(position, _CHANGES_WINDOW, seq)[2] for run in self._runs]
             after = min((end for end in ends if end is not None), default=None)
             bound = after if stop is None or (after is not None and after < stop) else stop
-            yield from sorted({change.key for change in self.changes(position, bound, seq)})
+            yield from sorted(self._keys_of_changes(position, bound, seq))
             position = after
+
+    def _keys_of_changes(self, start: bytes, stop: bytes | None, seq: int) -> set[bytes]:
+        try:
+            return {item[0] for run in self._runs for item in run.scan(start, stop, -1, seq)}
+        except ValueError as error:
+            raise self._corrupt(error) from error
 
     def new_prefixes(self, seq: int) -> list[str]:
         """Return the prefixes that were deleted since `seq`."""
