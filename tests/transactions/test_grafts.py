@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -15,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txstore
+from tests.waiting import TIMEOUT
 from txstore.history.changes import changed
 from txstore.history.packs import OpenPack
 
@@ -364,6 +368,34 @@ def test_where_packs_are_read_by_ranges() -> None:
         [*wanted, *(key.replace("b/", "a/", 1) for key in wanted)]
     )
     assert repo.verify().faults == []
+
+
+_MOVING = """
+import sys, txstore
+repo = txstore.Repository(sys.argv[1])
+while True:
+    for source, destination in (("g/x", "h/y"), ("h/y", "g/x")):
+        with repo.begin() as tx:
+            tx.move(source, destination)
+"""
+
+
+@pytest.mark.parametrize("commits", [1, 4, 9])
+def test_killed_while_it_moves(filled: txstore.Repository, commits: int) -> None:
+    """The array is in one of the two places, whole."""
+    following = filled.follow(timeout=TIMEOUT)
+    process = subprocess.Popen([sys.executable, "-c", _MOVING, filled.url])
+    try:
+        assert len(list(islice(following, commits))) == commits
+    finally:
+        process.kill()
+        process.wait()
+    there = [path for path in ("g/x", "h/y") if filled.mapping().has_keys_below(path)]
+    assert len(there) == 1
+    assert read(filled, there[0]) == list(range(1, 9))
+    with filled.begin() as tx:
+        tx.move(there[0], "after")
+    assert read(filled, "after") == list(range(1, 9))
 
 
 def test_a_tagged_commit_below_the_floor_is_restored_from(filled: txstore.Repository) -> None:
