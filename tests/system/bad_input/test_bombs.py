@@ -68,7 +68,7 @@ def test_slots_up_to_a_far_one_are_not_counted(forged, tmp_path, change):
     assert len(faults) < 20
     with pytest.raises(CorruptionError):
         txstore.Repository(path).backup(tmp_path / "copy.tx")
-    with pytest.raises(CorruptionError) if change is head_in_a_far_slot else contextlib.nullcontext():
+    with pytest.raises(CorruptionError):
         txstore.Repository(path).usage()
     txstore.Repository(path).verify(repair=True)
     assert txstore.Repository(path).head().slot == FAR
@@ -280,7 +280,7 @@ def test_a_data_pack_that_is_listed_many_times(forged):
     path = forged(change)
     faults = txstore.Repository(path).verify().faults
     assert any("lists a data pack twice" in fault.reason for fault in faults)
-    assert sum("so does slot 0" in fault.reason for fault in faults) == 1
+    assert sum("so does commits/main/0000000000" in fault.reason for fault in faults) == 1
 
 
 # --- documents
