@@ -23,6 +23,7 @@ from txstore.errors import (
 )
 from txstore.format.constraints import Constraint
 from txstore.format.records import SNAPSHOT
+from txstore.history.ancestry import merge_base
 from txstore.history.branches import Branches
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commit import MAIN, Commit, Stored
@@ -400,9 +401,9 @@ class Repository:
         commits, snapshots, branch = self._existing(), self.engine.snapshots, self.engine.branch(branch)
         second = find_commit(commits, a if b is None else b, branch)
         first = parent_of(commits, second) if b is None else find_commit(commits, a, branch)
+        if three_dot and first is not None:
+            first = merge_base(commits, first, second)
         base = None if first is None else common_ancestor(commits, first, second)
-        if three_dot:
-            first = base
         before, after = snapshots.of(first), snapshots.of(second)
         changes = changed(before, after, base=snapshots.of(base))
         return Diff(

@@ -145,6 +145,11 @@ def test_two_branches(repo: txstore.Repository) -> None:
     blame = repo.blame("x", branch="dev")
     assert [str(blame[at]) for at in range(3)] == ["dev@1", "main@0", "main@0"]
     assert [str(commit) for commit in repo.log("dev", path="x")] == ["dev@1", "main@0"]
+    with repo.transaction(branch="dev") as store:
+        zarr.open_array(store, path="x")[4] = 30
+    repo.merge("dev")
+    assert repo.diff("main", "dev", three_dot=True).nodes == []  # all of it was merged
+    assert repo.diff("dev", "main", three_dot=True)["x"].regions == [a_slice((2, 4))]
 
 
 def test_what_is_staged(repo: txstore.Repository) -> None:
