@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -196,6 +197,15 @@ def _same(one: Any, other: Any) -> None:
         assert one.tobytes() == other.tobytes()
 
 
+@contextmanager
+def _what_zarr_can() -> Iterator[None]:
+    """Leave out what zarr itself fails at: 3.1 does with structs in shards, and integers of `oindex`."""
+    try:
+        yield
+    except (ValueError, TypeError):
+        assume(False)
+
+
 def _field(array: Any) -> Any:
     """Read a field, as far as this zarr can."""
     try:
@@ -241,14 +251,18 @@ def _compare(data: st.DataObject, made: Made, path: Path, store: txstore.TxStore
         assert not isinstance(theirs.async_array.codec_pipeline, TxCodecPipeline)
         for _ in range(data.draw(st.integers(1, 3))):
             kind, selection = data.draw(selections(made.shape))
-            before = np.asarray(_of(theirs, kind)[selection])
+            with _what_zarr_can():
+                before = np.asarray(_of(theirs, kind)[selection])
             values = _values(data.draw, before.shape, made.dtype, made.options.get("fill_value"))
-            _of(theirs, kind)[selection] = values
+            with _what_zarr_can():
+                _of(theirs, kind)[selection] = values
             _of(ours, kind)[selection] = values
             if data.draw(st.booleans()):
                 store.commit()
             kind, selection = data.draw(selections(made.shape))
-            _same(_of(ours, kind)[selection], _of(theirs, kind)[selection])
+            with _what_zarr_can():
+                expected = _of(theirs, kind)[selection]
+            _same(_of(ours, kind)[selection], expected)
         store.commit()
         _same(ours[...], theirs[...])
         if made.dtype == STRUCT:
