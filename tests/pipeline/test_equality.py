@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,8 @@ from txstore.pipeline.codec_pipeline import zarr_default
 
 DTYPES = ["b1", "i1", "u2", "<i4", ">i4", "u8", "f2", "<f4", ">f8", "f8", "c8", "c16", "<M8[ms]", "m8[s]", "S3", "<U2"]
 STRUCT = np.dtype([("x", "<i2"), ("y", "f8")])
+TEXT = np.dtypes.StringDType()  # of any length
+HAS_RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
 _prototype = default_buffer_prototype()
 
 
@@ -45,7 +49,7 @@ def _fill(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
             return st.booleans()
         case "S":
             return st.sampled_from([b"", b"ab"])
-        case "U":
+        case "U" | "T":
             return st.sampled_from(["", "xy"])
         case "M":
             return st.sampled_from([np.datetime64("NaT", "ms"), np.datetime64(5, "ms")])
@@ -90,9 +94,9 @@ def arrays(draw: st.DrawFn) -> Made:
     axes = draw(st.integers(0, 3))
     shape = tuple(draw(st.lists(st.integers(1, 9), min_size=axes, max_size=axes)))
     chunks = tuple(draw(st.integers(1, extent + 2)) for extent in shape)
-    dtype = draw(st.sampled_from([*map(np.dtype, DTYPES), STRUCT]))
+    dtype = draw(st.sampled_from([*map(np.dtype, DTYPES), STRUCT, TEXT]))
     format = draw(st.sampled_from([2, 3]))
-    options: dict[str, Any] = {"chunks": chunks, "zarr_format": format, "dtype": dtype}
+    options: dict[str, Any] = {"chunks": chunks, "zarr_format": format, "dtype": str if dtype == TEXT else dtype}
     if dtype.names is None and draw(st.booleans()):
         options["fill_value"] = draw(_fill(dtype))
     if format == 2:
@@ -106,8 +110,17 @@ def arrays(draw: st.DrawFn) -> Made:
             options["filters"] = [zarr.codecs.TransposeCodec(order=draw(st.permutations(range(axes))))]
         if axes and draw(st.booleans()):
             options["shards"] = tuple(chunk * draw(st.integers(1, 3)) for chunk in chunks)
+        elif axes and HAS_RECTILINEAR and draw(st.booleans()):
+            options["chunks"] = [draw(_lengths(extent)) for extent in shape]
     options["config"] = {"write_empty_chunks": draw(st.booleans())}
     return Made(shape, dtype, options)
+
+
+@st.composite
+def _lengths(draw: st.DrawFn, extent: int) -> list[int]:
+    """Chunks of any lengths along one axis."""
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, extent - 1)), max_size=3)) - {extent})
+    return [stop - start for start, stop in pairwise([0, *cuts, extent])]
 
 
 def _slices(extent: int) -> st.SearchStrategy[slice]:
@@ -161,6 +174,8 @@ def _values(draw: st.DrawFn, shape: tuple[int, ...], dtype: np.dtype[Any], fill:
         values["x"], values["y"] = rng.integers(0, 3, shape), rng.integers(0, 3, shape)
         return values
     numbers = rng.integers(0, 3, shape)
+    if dtype == TEXT:
+        return np.array(["", "a", "some words \u00e9"], dtype)[numbers]
     values = np.array(numbers.astype("U1").astype(dtype) if dtype.kind in "SU" else numbers.astype(dtype))
     if dtype.kind in "fc" and draw(st.booleans()):
         values[numbers == 1] = np.nan
@@ -176,7 +191,27 @@ def _same(one: Any, other: Any) -> None:
     one, other = np.asarray(one), np.asarray(other)
     assert one.dtype == other.dtype
     assert one.shape == other.shape
-    assert one.tobytes() == other.tobytes()
+    if one.dtype == TEXT:
+        assert one.tolist() == other.tolist()
+    else:
+        assert one.tobytes() == other.tobytes()
+
+
+@contextmanager
+def _what_zarr_can() -> Iterator[None]:
+    """Leave out what zarr itself fails at: 3.1 does with structs in shards, and integers of `oindex`."""
+    try:
+        yield
+    except (ValueError, TypeError):
+        assume(False)
+
+
+def _field(array: Any) -> Any:
+    """Read a field, as far as this zarr can."""
+    try:
+        return array.get_basic_selection(..., fields="x")
+    except (TypeError, ValueError, IndexError) as error:
+        return repr(error)
 
 
 def _copy(source: Any, target: Any) -> None:
@@ -203,7 +238,8 @@ def test_like_zarrs(data: st.DataObject, made: Made, tmp_path_factory: pytest.Te
 
 def _compare(data: st.DataObject, made: Made, path: Path, store: txstore.TxStore) -> None:
     memory = MemoryStore()
-    with warnings.catch_warnings():
+    rectilinear = {"array.rectilinear_chunks": True} if HAS_RECTILINEAR else {}
+    with warnings.catch_warnings(), zarr.config.set(rectilinear):
         warnings.simplefilter("ignore")
         create = partial(zarr.create_array, name="x", shape=made.shape, **made.options)
         try:
@@ -215,16 +251,22 @@ def _compare(data: st.DataObject, made: Made, path: Path, store: txstore.TxStore
         assert not isinstance(theirs.async_array.codec_pipeline, TxCodecPipeline)
         for _ in range(data.draw(st.integers(1, 3))):
             kind, selection = data.draw(selections(made.shape))
-            before = np.asarray(_of(theirs, kind)[selection])
+            with _what_zarr_can():
+                before = np.asarray(_of(theirs, kind)[selection])
             values = _values(data.draw, before.shape, made.dtype, made.options.get("fill_value"))
-            _of(theirs, kind)[selection] = values
+            with _what_zarr_can():
+                _of(theirs, kind)[selection] = values
             _of(ours, kind)[selection] = values
             if data.draw(st.booleans()):
                 store.commit()
             kind, selection = data.draw(selections(made.shape))
-            _same(_of(ours, kind)[selection], _of(theirs, kind)[selection])
+            with _what_zarr_can():
+                expected = _of(theirs, kind)[selection]
+            _same(_of(ours, kind)[selection], expected)
         store.commit()
         _same(ours[...], theirs[...])
+        if made.dtype == STRUCT:
+            _same(_field(ours), _field(theirs))
         mine, other = MemoryStore(), txstore.TxStore(str(path) + "-other")
         _copy(store, mine)
         _copy(memory, other)

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array
 import numpy as np
 import pytest
@@ -72,6 +73,32 @@ def test_a_data_set_its_regions_and_what_is_appended(client, repo):
     found = xarray.open_zarr(repo.snapshot())
     assert found.x.values.tolist() == expected.tolist()
     assert found.time.values.tolist() == list(range(48))
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "cluster"])
+def test_tiles_that_know_nothing_of_chunks(client, repo, scheduler):
+    """Chunks of Dask that end anywhere within chunks of the array: nobody takes turns, and nothing is lost."""
+    values = np.arange(1, 42 * 35 + 1).reshape(42, 35)
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=values.shape, chunks=(16, 16), dtype="i8")
+    options = {} if scheduler == "cluster" else {"scheduler": scheduler}
+    with repo.transaction() as store:
+        x = zarr.open_array(store, path="x")
+        dask.array.store(dask.array.from_array(values, chunks=(5, 9)), x, lock=False, **options)
+    assert np.array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], values)
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "cluster"])
+def test_regions_that_know_nothing_of_chunks(client, repo, scheduler):
+    with repo.transaction() as store:
+        numbers(0, 64, 16).to_zarr(store, mode="w")
+    with dask.config.set({} if scheduler == "cluster" else {"scheduler": scheduler}), repo.transaction() as store:
+        for start in (3, 30):
+            region = (numbers(start, start + 27, 5) * 10).drop_vars("time")
+            region.to_zarr(store, region={"time": slice(start, start + 27)}, safe_chunks=False)
+    expected = np.arange(64)
+    expected[3:57] *= 10
+    assert published(repo) == expected.tolist()
 
 
 def fail_in_one(block: np.ndarray, block_info: Any = None) -> np.ndarray:
