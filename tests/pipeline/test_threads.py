@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 import zarr
 
 import txstore
+from tests.pipeline.tiles import SIZE, THREADS, tiles, values
 from txstore.pipeline.part_codec import PartCodec
 
-SIZE, THREADS = 24, 8
 KINDS: dict[str, dict[str, Any]] = {
     "raw": {"compressors": None},
     "zstd": {},
@@ -33,20 +32,6 @@ def store(tmp_path: Path) -> Iterator[txstore.TxStore]:
     store.rollback()
 
 
-def tiles(rng: random.Random) -> list[tuple[slice, slice]]:
-    """Cut a square in rectangles that know nothing of chunks."""
-
-    def cuts() -> list[int]:
-        return [0, *sorted(rng.sample(range(1, SIZE), 5)), SIZE]
-
-    rows, columns = cuts(), cuts()
-    found = [
-        (slice(top, bottom), slice(left, right)) for top, bottom in pairwise(rows) for left, right in pairwise(columns)
-    ]
-    rng.shuffle(found)
-    return found
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shared", [True, False], ids=["one array object", "one for each thread"])
 def test_unaligned_tiles(store: txstore.TxStore, kind: str, shared: bool) -> None:
@@ -54,7 +39,7 @@ def test_unaligned_tiles(store: txstore.TxStore, kind: str, shared: bool) -> Non
     z = zarr.create_array(store, name="x", shape=(SIZE, SIZE), dtype="i4", **options)
     for seed in range(8):
         rng = random.Random(seed)
-        expected = np.random.default_rng(seed).integers(1, 100, (SIZE, SIZE)).astype("i4")
+        expected = values(seed)
 
         def write(tile: Any, expected: Any = expected) -> None:
             array = z if shared else zarr.open_array(store, path="x")

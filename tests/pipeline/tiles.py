@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,25 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.pipeline.test_threads import SIZE, tiles
 from tests.system.processes.workers import QUICK
 from tests.threads.harness import PIPELINES
 
-PROCESSES, THREADS = 4, 8
+SIZE, PROCESSES, THREADS = 24, 4, 8
 Array = np.ndarray[Any, Any]
+
+
+def tiles(rng: random.Random) -> list[tuple[slice, slice]]:
+    """Cut a square in rectangles that know nothing of chunks."""
+
+    def cuts() -> list[int]:
+        return [0, *sorted(rng.sample(range(1, SIZE), 5)), SIZE]
+
+    rows, columns = cuts(), cuts()
+    found = [
+        (slice(top, bottom), slice(left, right)) for top, bottom in pairwise(rows) for left, right in pairwise(columns)
+    ]
+    rng.shuffle(found)
+    return found
 
 
 def created(folder: str) -> txstore.Repository:
@@ -32,8 +46,7 @@ def values(seed: int) -> Array:
 
 
 def at_head(repo: txstore.Repository) -> Array:
-    found: Array = zarr.open_array(repo.snapshot(), path="x", mode="r")[...]  # type: ignore[assignment]
-    return found
+    return np.asarray(zarr.open_array(repo.snapshot(), path="x", mode="r")[...])
 
 
 def write(store: txstore.TxStore, seed: int, number: int) -> None:
@@ -62,7 +75,7 @@ def increment(url: str, seed: int, number: int) -> int:
         tries.append(0)
         z = zarr.open_array(store, path="x")
         begin = random.Random(seed * PROCESSES + number).randrange(SIZE - 6)
-        z[begin : begin + 6, 3:9] = z[begin : begin + 6, 3:9] + 1  # type: ignore[operator]
+        z[begin : begin + 6, 3:9] = np.asarray(z[begin : begin + 6, 3:9]) + 1
 
     txstore.Repository(url, durability="none").run(once, retries=1000)
     return len(tries) - 1

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import zarr
+import zarr.core.metadata.v3
 
 import txstore
 from tests.transactions.parts import write_part
+
+HAS_RECTILINEAR = hasattr(zarr.core.metadata.v3, "RectilinearChunkGridMetadata")
 
 Step = Callable[[txstore.TxStore], object]
 

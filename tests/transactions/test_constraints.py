@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import zarr
-from zarr.core.metadata import v3
 
 import txstore
 from tests.system.processes.steps import forked, status_of
 from tests.transactions.arrays import (
+    HAS_RECTILINEAR,
     Step,
     append,
     array,
@@ -36,7 +36,6 @@ from txstore.errors import NodeNotFoundError, UnsupportedFormatError
 from txstore.format import commitfile, documents
 from txstore.history.slots import Publisher
 
-HAS_RECTILINEAR = hasattr(v3, "RectilinearChunkGridMetadata")
 ALIGNED = EqualLength(["x", "y"])
 XY = both(create("x"), create("y"))
 

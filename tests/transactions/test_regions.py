@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import zarr
-import zarr.core.metadata.v3
 from hypothesis import HealthCheck, given, settings
 
 import txstore
+from tests.transactions.arrays import HAS_RECTILINEAR
 from txstore.format.keys import is_document
 from txstore.transactions.regions import APPEND, METADATA, Append, Blocks, Points, Resize, Whole, keys_to_lock
 
@@ -27,8 +27,6 @@ LAYOUTS = {
     "format 2": {"zarr_format": 2},
     "format 2, separator /": {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
 }
-
-HAS_RECTILINEAR = hasattr(zarr.core.metadata.v3, "RectilinearChunkGridMetadata")
 
 
 @pytest.fixture

@@ -260,14 +260,14 @@ class PackWriter:
         self._allocate(max(start, end))
         self._length = max(self._length, start, end)
         self._buffer_start = self._buffer_end = start
-        is_empty = end == begin
-        if is_empty and room <= len(self._buffer):
-            return None
-        if not is_empty:  # else the next one may begin where it does, and two can't be told apart by that
+        full = None
+        if end > begin:  # one that is empty is not noted: the next may begin where it does
+            full = begin
             self._retired[begin] = self._buffer[: end - begin]
-        size = min(max(4 * len(self._buffer), room), _BUFFER_LARGEST)
-        self._buffer = self._spare.pop() if self._spare else memoryview(bytearray(size))
-        return None if is_empty else begin
+        if full is not None or room > len(self._buffer):
+            size = min(max(4 * len(self._buffer), room), _BUFFER_LARGEST)
+            self._buffer = self._spare.pop() if self._spare else memoryview(bytearray(size))
+        return full
 
     def _write_retired(self, begin: int) -> None:
         content = self._retired[begin]

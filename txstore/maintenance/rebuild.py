@@ -184,9 +184,7 @@ def as_merged(section: bytes, name: RunName) -> bytes:
 
 def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> list[Part]:
     """Return the beginnings of damaged frames, where but one bit has changed, or the commit's run has the key."""
-    own = next((run for run in stored.header.runs if run.pack is None), None)
-    run = None if own is None else commits.storage.read_range(stored.path, own.offset, own.length)
-    refs = [] if run is None else _refs_to(pack, run, stored)
+    refs = _refs_to(pack, commits, stored)
     window, parts = Window(commits.storage, pack.path), []
     walk = list(walk_frames(window, end))
     sequence = -1
@@ -212,13 +210,16 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
     return parts
 
 
-def _refs_to(pack: PackName, run: bytes, stored: Stored) -> list[tuple[int, bytes, int, int, int]]:
-    """Return what a commit's own run says of a pack: offset, key, length, checksum and kind of frame, ascending."""
-    opened = native.Run(run, stored.header.seq)
-    try:
-        tables = [stored.header.name, *map(PackName.decode, opened.packs)]
-    except encoding.MalformedError as error:
-        raise ValueError(f"a run lists packs that are none: {error}") from error
+def _refs_to(pack: PackName, commits: Commits, stored: Stored) -> list[tuple[int, bytes, int, int, int]]:
+    """Return what a commit's own run says of a pack: offset, key, length, checksum and kind of frame, ascending.
+
+    Raises `ValueError` if the run is damaged.
+    """
+    own = next((run for run in stored.header.runs if run.pack is None), None)
+    if own is None:
+        return []
+    opened = native.Run(commits.storage.read_range(stored.path, own.offset, own.length), stored.header.seq)
+    tables = [stored.header.name, *map(PackName.decode, opened.packs)]
     return sorted(
         (offset, key, length, checksum, packfile.FRAME_OF_REF[kind])
         for page in entries_of(opened)

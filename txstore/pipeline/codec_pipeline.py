@@ -154,8 +154,13 @@ class TxCodecPipeline(CodecPipeline):
         """Read rows of which not all need fit in memory beside the array."""
         assert self.layout is not None
         count = max(1, _FETCHED // self.layout.size)
-        states = [self._read(store, rows[at : at + count], array) for at in range(0, len(rows), count)]
-        return None if None in states else b"".join(state for state in states if state is not None)
+        found = []
+        for at in range(0, len(rows), count):
+            states = self._read(store, rows[at : at + count], array)
+            if states is None:
+                return None
+            found.append(states)
+        return b"".join(found)
 
     # --- writing
 

@@ -29,7 +29,11 @@ class KeyTurns:
     def wait(self, key: str) -> None:
         """Wait until no other thread changes the value; the caller holds the lock of the key."""
         while key in self._changing:
-            self._ended[hash(key) % _LOCKS].wait()
+            self._ended_at(key).wait()
+
+    def _ended_at(self, key: str) -> threading.Condition:
+        """Return the condition of the key's lock: somebody has changed a value."""
+        return self._ended[hash(key) % _LOCKS]
 
     @contextmanager
     def changing(self, key: str) -> Iterator[None]:
@@ -45,7 +49,7 @@ class KeyTurns:
             if is_ours:
                 with self.at(key):
                     self._changing.discard(key)
-                    self._ended[hash(key) % _LOCKS].notify_all()
+                    self._ended_at(key).notify_all()
 
     def _one_of(self, keys: Collection[str] | None) -> str | None:
         """Return one of these keys whose value is being changed."""

@@ -52,10 +52,10 @@ class Siblings:
             if participant == self._staged.me or participant in self._passed_over:
                 continue
             tail = self._tails.get(participant) or shared.tail(participant)
-            seen = tail.last
             frames: Iterable[Frame] = tail.new_frames()
             if joining and participant and not shared.is_named:
-                alive = tail.is_alive()  # before its frames are read: of one that is dead, these are all
+                # Before its frames are read: of one that is dead, these are all.
+                seen, alive = tail.last, tail.is_alive()
                 frames = list(frames)
                 if not alive and not tail.is_sealed:
                     self._passed_over.add(participant)  # its work is to be done again: not on top of what it left

@@ -75,24 +75,27 @@ def test_a_data_set_its_regions_and_what_is_appended(client, repo):
     assert found.time.values.tolist() == list(range(48))
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "cluster"])
-def test_tiles_that_know_nothing_of_chunks(client, repo, scheduler):
+#: Who does the tasks: the threads of this process, or the cluster, which is there by default.
+anywhere = pytest.mark.parametrize("where", [{"scheduler": "threads"}, {}], ids=["threads", "cluster"])
+
+
+@anywhere
+def test_tiles_that_know_nothing_of_chunks(client, repo, where):
     """Chunks of Dask that end anywhere within chunks of the array: nobody takes turns, and nothing is lost."""
     values = np.arange(1, 42 * 35 + 1).reshape(42, 35)
     with repo.transaction() as store:
         zarr.create_array(store, name="x", shape=values.shape, chunks=(16, 16), dtype="i8")
-    options = {} if scheduler == "cluster" else {"scheduler": scheduler}
-    with repo.transaction() as store:
+    with dask.config.set(where), repo.transaction() as store:
         x = zarr.open_array(store, path="x")
-        dask.array.store(dask.array.from_array(values, chunks=(5, 9)), x, lock=False, **options)
+        dask.array.store(dask.array.from_array(values, chunks=(5, 9)), x, lock=False)
     assert np.array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], values)
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "cluster"])
-def test_regions_that_know_nothing_of_chunks(client, repo, scheduler):
+@anywhere
+def test_regions_that_know_nothing_of_chunks(client, repo, where):
     with repo.transaction() as store:
         numbers(0, 64, 16).to_zarr(store, mode="w")
-    with dask.config.set({} if scheduler == "cluster" else {"scheduler": scheduler}), repo.transaction() as store:
+    with dask.config.set(where), repo.transaction() as store:
         for start in (3, 30):
             region = (numbers(start, start + 27, 5) * 10).drop_vars("time")
             region.to_zarr(store, region={"time": slice(start, start + 27)}, safe_chunks=False)
