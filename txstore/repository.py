@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
@@ -485,14 +485,15 @@ class Repository:
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: str | None = None,
+        dry_run: bool = False,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
-    ) -> Commit:
+    ) -> Commit | Plan:
         """Make the changes of one commit once more, on a branch. Parameters and errors are those of `merge`."""
         change = operations.OfCommit(
             self.engine, find_commit(self._existing(), commit, self.engine.branch(onto)), reverts=False
         )
-        return cast("Commit", self._apply(change, onto, resolve, append, message, properties))
+        return self._apply(change, onto, resolve, append, message, properties, dry_run=dry_run)
 
     def revert(
         self,
@@ -500,14 +501,15 @@ class Repository:
         on: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
+        dry_run: bool = False,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
-    ) -> Commit:
+    ) -> Commit | Plan:
         """Undo the changes of one commit, in a new one. What was changed again since is a conflict, as in `merge`."""
         change = operations.OfCommit(
             self.engine, find_commit(self._existing(), commit, self.engine.branch(on)), reverts=True
         )
-        return cast("Commit", self._apply(change, on, resolve, None, message, properties))
+        return self._apply(change, on, resolve, None, message, properties, dry_run=dry_run)
 
     def _apply(
         self,
@@ -518,7 +520,7 @@ class Repository:
         message: str | None,
         properties: Mapping[str, Any] | None,
         *,
-        dry_run: bool = False,
+        dry_run: bool,
     ) -> Commit | Plan:
         target = self.engine.branch(branch)
         if dry_run:

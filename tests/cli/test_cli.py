@@ -98,7 +98,10 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert result.stderr
 
 
-COMMANDS = [("log",), ("ls",), ("ls", "--keys"), ("show",), ("verify",), ("verify", "--repair"), ("backup", "copy")]
+COMMANDS = [
+    ("log",), ("ls",), ("ls", "--keys"), ("show",), ("verify",), ("verify", "--repair"), ("backup", "copy"),
+    ("merge", "dev"), ("revert", "1"), ("cherry-pick", "1"),
+]  # fmt: skip
 STATUS = {"verify": 2, "backup": 2}  # else 1
 
 
@@ -243,6 +246,8 @@ REMOTE = [
     ["tx", "list"], ["tx", "show", None, "x"], ["tx", "commit", None, "x"], ["tx", "rollback", None, "x", "--yes"],
     ["backup", None, "copy"], ["export", None, "copy"], ["publish", None, "copy"],
     ["references", None, "x.json", "--tag", "v1"], ["import", "old.zarr", None],
+    ["merge", None, "dev"], ["revert", None, "1"], ["cherry-pick", None, "1"], ["tag", "list", None],
+    ["tag", "create", None, "v1"], ["tag", "delete", None, "v1"],
 ]  # fmt: skip
 
 

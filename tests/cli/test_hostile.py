@@ -57,6 +57,9 @@ def hostile(open_repo: Callable[..., txstore.Repository], monkeypatch: pytest.Mo
         store[f"{NAMES}/c/{NAMES}"] = b"1"
     repo.constraints["mine"] = RequiredAttributes("plain", {"a": STEERING})
     repo.tags["v1"] = 0
+    repo.branches["theirs"] = repo.head()
+    with repo.transaction(STEERING, branch="theirs") as store:
+        zarr.open_group(store).attrs[STEERING] = "theirs"
     return repo
 
 
@@ -94,6 +97,13 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
         yield "cp", [url, NAMES, f"{NAMES}{suffix}copy"]
         yield "mv", [url, f"{NAMES}{suffix}copy", f"{NAMES}{suffix}moved"]
         yield "restore", [url, f"{NAMES}{suffix}moved", "--at", "v1"]
+        yield "merge", [url, "theirs", "--dry-run"]
+        yield "merge", [url, "theirs", "--message", f"{STEERING}{suffix}"]
+        yield "revert", [url, "theirs", "--message", f"{STEERING}{suffix}"]
+        yield "cherry-pick", [url, "theirs"]
+        yield "tag create", [url, f"t{suffix}"]
+        yield "tag list", [url]
+        yield "tag delete", [url, f"t{suffix}"]
         yield "ls", [url]
         yield "ls", [url, NAMES]
         yield "ls", [url, "--keys"]
@@ -147,6 +157,17 @@ def test_json_is_json(hostile: txstore.Repository, tmp_path: Path) -> None:
     assert commands() - called == {"demo"}
 
 
+def test_conflicts(hostile: txstore.Repository) -> None:
+    with hostile.transaction() as store:
+        zarr.open_group(store).attrs[STEERING] = "ours"
+        zarr.open_group(store, path=NAMES, mode="w")
+    with hostile.transaction(branch="theirs") as store:
+        store[f"{NAMES}/c/0"] = b"1"
+    for command in (["merge", hostile.url, "theirs"], ["cherry-pick", hostile.url, "theirs"]):
+        assert "[bold red]" in shown_by(*command, status=1)
+        assert json.loads(shown_by(*command, "--json", status=1))["conflicts"]
+
+
 def test_errors(hostile: txstore.Repository, tmp_path: Path) -> None:
     for arguments in (
         ["show", hostile.url, STEERING],
@@ -163,6 +184,13 @@ def test_errors(hostile: txstore.Repository, tmp_path: Path) -> None:
         ["import", tmp_path, hostile.url, "--chunks", STEERING],
         ["ls", hostile.url, "--storage-options", STEERING],
         ["ls", hostile.url, "--source", STEERING],
+        ["merge", hostile.url, STEERING],
+        ["merge", hostile.url, "theirs", "--resolve", STEERING],
+        ["merge", hostile.url, "theirs", "--append", STEERING],
+        ["revert", hostile.url, STEERING],
+        ["cherry-pick", hostile.url, STEERING],
+        ["tag", "create", hostile.url, STEERING],
+        ["tag", "delete", hostile.url, STEERING],
     ):
         assert run(*arguments).exit_code != 0
         shown_by(*arguments, status=None)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from txstore.cli.output import (
+    BranchOption,
     JsonOption,
     PathArgument,
     StorageOption,
@@ -41,15 +42,16 @@ def diff(
     three_dot: Annotated[
         bool, typer.Option("--three-dot", help="What B has changed since both had the same history.")
     ] = False,
+    branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell what differs between two commits: arrays and groups, attributes, regions of elements."""
     repo = open_repository(path, storage_options)
-    first = repo.head() if a is None else find_commit(repo, a)
+    first = repo.head(branch) if a is None else find_commit(repo, a, branch)
     if first is None:
         raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
-    found = repo.diff(first, None if b is None else find_commit(repo, b), three_dot=three_dot)
+    found = repo.diff(first, None if b is None else find_commit(repo, b, branch), three_dot=three_dot)
     if as_json:
         print_json(found.as_dict())
         return
@@ -62,12 +64,13 @@ def blame(
     path: PathArgument,
     node: Annotated[str, typer.Argument(metavar="NODE", help="The array or group.", show_default=False)],
     at: Annotated[str | None, typer.Option(metavar="COMMIT", help="As of this commit instead of the newest.")] = None,
+    branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell which commits have written the chunks and documents of an array or group."""
     repo = open_repository(path, storage_options)
-    found = repo.blame(node, None if at is None else find_commit(repo, at))
+    found = repo.blame(node, None if at is None else find_commit(repo, at, branch), branch=branch)
     if as_json:
         print_json(found.as_dict(), indent=None)
         return
@@ -88,7 +91,7 @@ def blame(
 MessageOption = Annotated[
     str | None, typer.Option("--message", "-m", help="What the log says of it.", show_default=False)
 ]
-BranchOption = Annotated[str, typer.Option(help="The branch to commit to.")]
+TargetOption = Annotated[str, typer.Option("--branch", metavar="NAME", help="The branch to commit to.")]
 _Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The array or group.", show_default=False)]
 _Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Its new path.", show_default=False)]
 
@@ -99,7 +102,7 @@ def mv(
     source: _Source,
     destination: _Destination,
     message: MessageOption = None,
-    branch: BranchOption = MAIN,
+    branch: TargetOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -115,14 +118,14 @@ def cp(
     destination: _Destination,
     at: Annotated[str | None, typer.Option(metavar="COMMIT", help="As it was at this commit.")] = None,
     message: MessageOption = None,
-    branch: BranchOption = MAIN,
+    branch: TargetOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy an array or group, without copying values, in a commit of its own."""
 
     def copy(repo: Repository, tx: Transaction) -> None:
-        tx.copy(source, destination, None if at is None else repo.mapping(find_commit(repo, at)))
+        tx.copy(source, destination, None if at is None else repo.mapping(find_commit(repo, at, branch)))
 
     told = message or f"copy {source} to {destination}" + (f", as at {at}" if at else "")
     _commit(path, storage_options, branch, told, copy, as_json)
@@ -134,14 +137,14 @@ def restore(
     node: Annotated[str, typer.Argument(metavar="NODE", help="The array or group.", show_default=False)],
     at: Annotated[str, typer.Option(metavar="COMMIT", help="Make it what it was at this commit.", show_default=False)],
     message: MessageOption = None,
-    branch: BranchOption = MAIN,
+    branch: TargetOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make an array or group what it was at a commit, or delete it, if it was not there; in a commit of its own."""
 
     def back(repo: Repository, tx: Transaction) -> None:
-        tx.restore(node, repo.mapping(find_commit(repo, at)))
+        tx.restore(node, repo.mapping(find_commit(repo, at, branch)))
 
     _commit(path, storage_options, branch, message or f"restore {node}, as at {at}", back, as_json)
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 import txstore
-from txstore.cli import branches, cli_import, history, interchange, maintenance, space, transactions
+from txstore.cli import branches, cli_import, history, interchange, maintenance, merging, space, tags, transactions
 from txstore.cli.output import (
     BranchOption,
     Commands,
@@ -51,12 +51,14 @@ app = typer.Typer(
 )
 app.add_typer(transactions.app, name="tx")
 app.add_typer(branches.app, name="branch")
+app.add_typer(tags.app, name="tag")
 app.command()(maintenance.verify)
 app.command()(maintenance.backup)
 space.register(app)
 cli_import.register(app)
 interchange.register(app)
 history.register(app)
+merging.register(app)
 
 
 def _version(wanted: bool) -> None:

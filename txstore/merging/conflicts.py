@@ -85,12 +85,20 @@ class Conflict:
         return None if side is None else side()
 
     def __str__(self) -> str:
-        return f"{self.path or '/'!r}{self._place()}: {KINDS[self.kind]}"
+        place = self.place if self.region is not None or not self.place else f" ({self.place})"
+        return f"{self.path or '/'!r}{place}: {KINDS[self.kind]}"
 
-    def _place(self) -> str:
+    @property
+    def place(self) -> str:
+        """Where at the node: the region as `[0:4, 8:12]`, or the fields; "" where it is the node, or the value."""
         if self.region is not None:
             return f"[{', '.join(f'{along.start}:{along.stop}' for along in self.region)}]"
-        return f" ({', '.join(self.fields)})" if self.fields else ""
+        return ", ".join(self.fields)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what JSON can say of it: all but what the sides have."""
+        region = None if self.region is None else [[along.start, along.stop] for along in self.region]
+        return {"path": self.path, "kind": self.kind, "key": self.key, "region": region, "fields": list(self.fields)}
 
     def _repr_html_(self) -> str:
         return table_of([self])
@@ -99,7 +107,7 @@ class Conflict:
 def table_of(conflicts: list[Conflict]) -> str:
     """Return conflicts as an HTML table."""
     rows = "".join(
-        f"<tr><td>{html.escape(each.path or '/')}</td><td>{html.escape(each._place().strip())}</td>"
+        f"<tr><td>{html.escape(each.path or '/')}</td><td>{html.escape(each.place)}</td>"
         f"<td>{html.escape(KINDS[each.kind])}</td></tr>"
         for each in conflicts
     )

@@ -33,7 +33,7 @@ from txstore.format.keys import after_prefix, ancestors, directory_prefix, is_do
 from txstore.format.mapping import Hierarchy
 from txstore.merging import elements
 from txstore.merging.appending import Appended, appended
-from txstore.merging.conflicts import Answers, Conflict
+from txstore.merging.conflicts import Answers, Conflict, table_of
 from txstore.merging.documents import merge_documents
 from txstore.merging.nodes import NodeSide, described, parsed
 
@@ -45,7 +45,7 @@ class Change(Protocol):
     def after(self) -> object | None: ...
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     """What has to be done to ours."""
 
@@ -58,6 +58,31 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         return not (self.taken or self.values or self.deleted or self.deleted_below)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the keys and nodes, without values, as JSON can say it."""
+        return {
+            "taken": dict(self.taken),
+            "put_together": list(self.values),
+            "deleted": list(self.deleted),
+            "deleted_below": list(self.deleted_below),
+            "conflicts": [each.as_dict() for each in self.conflicts],
+        }
+
+    def __str__(self) -> str:
+        counts = {
+            "taken": len(self.taken),
+            "put together": len(self.values),
+            "deleted": len(self.deleted) + len(self.deleted_below),
+            "conflicts": len(self.conflicts),
+        }
+        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing"
+
+    def __repr__(self) -> str:
+        return f"<Plan: {self}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self}</p>" + (table_of(self.conflicts) if self.conflicts else "")
 
 
 class Side:
