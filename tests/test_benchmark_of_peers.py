@@ -377,9 +377,9 @@ def test_a_page_is_filled_between_its_marks() -> None:
 
 def test_no_figure_was_typed_by_hand() -> None:
     """What the documents show is what the kept run makes of them."""
-    kept = ROOT / "docs/benchmarks/peers.json"
+    kept = ROOT / "docs/understand/benchmarks/peers.json"
     if not kept.exists():
-        for name in ("docs/benchmarks.md", "README.md"):
+        for name in ("docs/understand/benchmarks.md", "README.md"):
             text = (ROOT / name).read_text(encoding="utf-8")
             assert filled(text, "No run on an idle machine is kept yet.") == text
         return

@@ -80,8 +80,8 @@ class Repository:
         Of the fsspec file system that the URL is of: credentials, endpoints. They are kept in this process and in its
         pickles, and written nowhere.
     single_writer : bool
-        On a file system where a commit can't be made sure to be made by one alone (`docs/remote.md`): nobody else
-        writes this repository, ever. Without it, such a repository can only be read.
+        On a file system where a commit can't be made sure to be made by one alone (`docs/how-to/remote.md`): nobody
+        else writes this repository, ever. Without it, such a repository can only be read.
     cache_dir : str or PathLike, optional
         Where on this machine to keep what was read from afar, `cache_size` bytes at most, for all processes that name
         it. By default 64 MiB are kept in memory.
@@ -89,8 +89,8 @@ class Repository:
         How many of the newest commits to keep, or for how long: whoever commits with this set folds older ones together
         now and then. By default history is kept, and only `vacuum` gives it up. Tagged commits stay.
     sources : dict, list of str, or str, optional
-        Below which directories or URLs values may lie in files outside of the repository (`docs/virtual.md`); a dict
-        has the options of their fsspec file systems. Nothing else is opened, whatever the repository says.
+        Below which directories or URLs values may lie in files outside of the repository (`docs/how-to/virtual.md`); a
+        dict has the options of their fsspec file systems. Nothing else is opened, whatever the repository says.
     commit_timeout : float, optional
         Seconds that a commit, or maintenance, waits for others that are committing, or at maintenance: then it raises
         `CommitTimeoutError`, which says who they are; what is staged is still there, to be committed again. By default
@@ -555,7 +555,7 @@ class Repository:
     def branches(self) -> Branches:
         """The branches: a `MutableMapping` from name to the newest `Commit`; the first one is "main".
 
-        To set one begins a branch behind a commit: a `Commit`, or what `commit` takes. See docs/history.md.
+        To set one begins a branch behind a commit: a `Commit`, or what `commit` takes. See docs/how-to/history.md.
 
         Examples
         --------
@@ -586,7 +586,7 @@ class Repository:
 
         To set one here makes a commit that declares it, to delete one a commit that drops it; to declare it together
         with the arrays, use `store.constraints` in a transaction. From then on, every commit is checked, whoever makes
-        it, and one that would break a constraint raises `ConstraintError`. See docs/constraints.md.
+        it, and one that would break a constraint raises `ConstraintError`. See docs/how-to/constraints.md.
 
         Examples
         --------
@@ -689,7 +689,7 @@ class Repository:
         """Bring a plain Zarr hierarchy to the head of a branch: only what has moved since the last time is written.
 
         Readers of its consolidated metadata see new arrays and appends whole or not at all; what is overwritten they
-        see chunk by chunk. Interrupted, it is run again. See docs/publishing.md.
+        see chunk by chunk. Interrupted, it is run again. See docs/how-to/publishing.md.
 
         Parameters
         ----------
@@ -741,7 +741,7 @@ class Repository:
         """Write where in this repository each chunk of a tagged commit lies, for readers with zarr and fsspec only.
 
         No chunk is copied: readers open the packs, with fsspec's `reference://`. The references hold until the tag is
-        deleted, and no longer: a vacuum keeps what is tagged. See docs/publishing.md.
+        deleted, and no longer: a vacuum keeps what is tagged. See docs/how-to/publishing.md.
 
         Parameters
         ----------
@@ -785,7 +785,7 @@ class Repository:
         storage_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Commit:
-        """Import plain Zarr, NetCDF or HDF5 in one commit, everything or nothing; return it. `docs/import.md`.
+        """Import plain Zarr, NetCDF or HDF5 in one commit, everything or nothing; return it. `docs/how-to/import.md`.
 
         Parameters
         ----------
@@ -840,8 +840,8 @@ class Repository:
     ) -> Commit:
         """Import references to the chunks of other files, in one commit; return it. No chunk is copied.
 
-        `docs/virtual.md` says what that is worth. The files have to lie below the repository's `sources`, here and
-        wherever the repository is read.
+        `docs/how-to/virtual.md` says what that is worth. The files have to lie below the repository's `sources`, here
+        and wherever the repository is read.
 
         Parameters
         ----------

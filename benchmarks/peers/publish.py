@@ -9,7 +9,7 @@ from benchmarks.peers.report import page, summary
 from benchmarks.peers.results import Results
 
 BEGIN, END = "<!-- measured: make bench-peers -->", "<!-- measured: end -->"
-FOLDER = "docs/benchmarks"
+FOLDER = "docs/understand/benchmarks"
 #: What the front page shows.
 _SUMMARY = [
     ("4096 × 16 KiB, raw", "write"),
@@ -27,10 +27,10 @@ def documents(results: Results) -> dict[str, str]:
     """Return what a run makes of files: the figures whole, of pages what goes between the marks."""
     drawn = {figure: picture for figure in FIGURES if (picture := draw(results, figure)) is not None}
     titles = {f"benchmarks/{figure.name}.svg": figure.title for figure in drawn}
-    first = [f"![{title}](docs/{path})" for path, title in titles.items()][:1]
+    first = [f"![{title}](docs/understand/{path})" for path, title in titles.items()][:1]
     return {
         **{f"{FOLDER}/{figure.name}.svg": picture for figure, picture in drawn.items()},
-        "docs/benchmarks.md": page(results, titles),
+        "docs/understand/benchmarks.md": page(results, titles),
         "README.md": "\n\n".join([summary(results, _SUMMARY), *first]),
     }
 

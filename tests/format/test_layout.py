@@ -1,5 +1,5 @@
 """Bytes <-> dataclasses: what is encoded is decoded, hostile bytes raise `MalformedError` and nothing else, and the
-worked example of docs/format.md is what the code writes."""
+worked example of docs/understand/format.md is what the code writes."""
 
 import contextlib
 import re
@@ -455,7 +455,7 @@ def test_newer_versions_are_told_from_damage():
 
 # --- the worked example of the document
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/understand/format.md"
 ROW = re.compile(r"\| (\d+) \| `([0-9a-f ]+)` \| (.+) \|")
 
 REPOSITORY = bytes.fromhex("00112233445566778899aabbccddeeff")

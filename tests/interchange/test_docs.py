@@ -18,7 +18,7 @@ from tests.interchange.manifests import TEMPERATURES, references_of, write_hdf5
 
 pytest.importorskip("h5netcdf")
 pytest.importorskip("xarray")
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs/how-to"
 README = Path(__file__).parents[2] / "README.md"
 
 

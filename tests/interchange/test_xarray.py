@@ -1,4 +1,4 @@
-"""`xr.open_dataset("data.tx")`, and the programs of docs/xarray.md."""
+"""`xr.open_dataset("data.tx")`, and the programs of docs/how-to/xarray.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import xarray as xr
 import txstore
 from txstore.xarray_backend import TxStoreBackendEntrypoint as Engine
 
-PAGE = Path(__file__).parents[2] / "docs" / "xarray.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/xarray.md"
 
 
 def dataset(first: int, length: int) -> xr.Dataset:

@@ -1,4 +1,4 @@
-"""The examples of docs/training.md run, from top to bottom; those that need a framework where it is installed."""
+"""The examples of docs/how-to/training.md run, top to bottom; those that need a framework where it is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_examples_run(tmp_path, framework):
     if framework is not None and importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
-    found = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/training.md").read_text(encoding="utf-8"), re.S | re.M)
+    page = (ROOT / "docs/how-to/training.md").read_text(encoding="utf-8")
+    found = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
     wanted = [code for code in found if "# needs " not in code or f"# needs {framework}\n" in code]
     assert len(wanted) >= 6 + (framework is not None)
     code = "\n".join(wanted).replace("/shared/group", str(tmp_path / "group"))

@@ -1,7 +1,7 @@
 """TxStore against a model: a dict for each commit, and what two transactions at a time may do to one another.
 
-The model knows the rules of `docs/invariants.md`, I5, as far as keys, prefixes and group documents go. It is exact: a
-commit that it expects must be made, a conflict that it expects must be raised.
+The model knows the rules of `docs/understand/invariants.md`, I5, as far as keys, prefixes and group documents go. It is
+exact: a commit that it expects must be made, a conflict that it expects must be raised.
 """
 
 from __future__ import annotations

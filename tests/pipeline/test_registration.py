@@ -110,7 +110,7 @@ def test_a_pickle_of_an_array(tmp_path: Path) -> None:
 
 
 def test_the_page_works() -> None:
-    page = Path(__file__).parents[2] / "docs" / "pipeline.md"
+    page = Path(__file__).parents[2] / "docs/understand/pipeline.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     said = in_process(block)
     assert f"# {said}" in block

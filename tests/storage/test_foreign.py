@@ -15,7 +15,7 @@ from txstore.storage.foreign import FileVersion, ForeignRange, canonical, is_bel
 from txstore.storage.sources import allowed
 
 RANGE = ForeignRange(FileVersion("s3://b/é.nc", 4096, '"tag"'), 512, 256)
-#: docs/format.md, "Foreign record", byte by byte.
+#: docs/understand/format.md, "Foreign record", byte by byte.
 RECORD = bytes.fromhex(
     "545853 54464f524e 01000000 0c000000 0002000000000000 0001000000000000 0010000000000000"
     "73333a2f2f622fc3a92e6e63 2274616722"

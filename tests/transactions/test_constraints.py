@@ -585,6 +585,6 @@ def test_who_does_not_know_one_can_read_and_not_write(repo, monkeypatch):
 
 def test_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs/constraints.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/how-to/constraints.md").read_text(encoding="utf-8")
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), {})
     assert capsys.readouterr().out == "aligned label its first dimension is 0, and that of 'image' 5\n"

@@ -38,7 +38,7 @@
 #include "chunk_codecs.h"
 
 #define MAX_THREADS 64
-#define FRAME_BYTES 32 /* docs/format.md, "Frames" */
+#define FRAME_BYTES 32 /* docs/understand/format.md, "Frames" */
 #define ALIGNED_FROM 1024
 #define ALIGNMENT 64
 #define FRAME_VALUE 1

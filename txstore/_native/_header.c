@@ -9,7 +9,7 @@
  * a header; here the answer is None for whatever is not plain: malformed, of a newer format, or with something rare in
  * it. What is answered is what format/commitfile.py would have found.
  *
- * THE BYTES (docs/format.md, "Header")
+ * THE BYTES (docs/understand/format.md, "Header")
  *
  *     fixed fields        120 bytes
  *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9; 11 and 12 are rare

@@ -1,7 +1,7 @@
 /* txstore._native._index: look up, scan, build and merge runs. index_twin.py is the same in Python.
  *
- * A run is one immutable sorted table of key -> ref, a section of a pack. docs/format.md, "Runs", is normative; this is
- * how it lies in memory, and what is done there:
+ * A run is one immutable sorted table of key -> ref, a section of a pack. docs/understand/format.md, "Runs", is normative; this
+ * is how it lies in memory, and what is done there:
  *
  *     0            offset of the index    of the prefixes  of the packs
  *     | block | block | ... | block | index           | prefixes        | packs    | trailer |
@@ -1033,7 +1033,7 @@ static PyModuleDef_Slot index_slots[] = {
 static PyModuleDef index_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "txstore._native._index",
-    .m_doc = "Runs: look up, scan, build, merge. docs/format.md, \"Runs\", is the layout.",
+    .m_doc = "Runs: look up, scan, build, merge. docs/understand/format.md, \"Runs\", is the layout.",
     .m_size = sizeof(module_state),
     .m_methods = index_methods,
     .m_slots = index_slots,

@@ -1,7 +1,7 @@
 """Runs: look up, scan, build, merge. The pure Python twin of `_index.c`: same names, same bytes, same errors.
 
-docs/format.md, "Runs", is the layout. A run is read where it lies; opening it checks the trailer, the index, the
-prefixes and the packs, and every access to a block checks that block. All faults are `ValueError`: "<part> at
+docs/understand/format.md, "Runs", is the layout. A run is read where it lies; opening it checks the trailer, the index,
+the prefixes and the packs, and every access to a block checks that block. All faults are `ValueError`: "<part> at
 <offset in the run>: <what is wrong>".
 """
 

@@ -1,4 +1,4 @@
-/* Opening a run, and finding blocks and prefixes in it. Layout: docs/format.md, "Runs".
+/* Opening a run, and finding blocks and prefixes in it. Layout: docs/understand/format.md, "Runs".
  *
  * REQUIRES: the GIL, because faults are raised as ValueError. Functions return -1 (or FAULT) with the exception set. */
 

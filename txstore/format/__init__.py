@@ -1,1 +1,1 @@
-"""Bytes and documents, pure: no I/O. docs/format.md is the layout."""
+"""Bytes and documents, pure: no I/O. docs/understand/format.md is the layout."""

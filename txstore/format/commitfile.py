@@ -1,4 +1,4 @@
-"""Commits: bytes <-> headers, footers, what these list. No I/O. docs/format.md is the layout and the words."""
+"""Commits: bytes <-> headers, footers, what these list. No I/O. docs/understand/format.md is the layout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FOOTER_SIZE = 64
 assert FOOTER.size == 60
 assert HEADER.size == 120
 
-#: docs/format.md, "Bounds": a header in bytes, and how many runs and sections it lists. `_header.c` has the last two.
+#: docs/understand/format.md, "Bounds": a header in bytes, its runs and sections. `_header.c` has the last two.
 MAX_HEADER = 64 << 20
 MAX_RUNS = MAX_SECTIONS = 1024
 

@@ -15,7 +15,7 @@ from txstore.format.keys import check_name
 VERSION = 1
 NO_ID = bytes(16)
 
-# What numbers and documents may say: docs/format.md, "Bounds".
+# What numbers and documents may say: docs/understand/format.md, "Bounds".
 #: Of slots and seqs: whoever counts on from one comes to no number that a field, or a byte lock, has no room for.
 MAX_COUNT = (1 << 62) - 1
 #: Microseconds since 1970 UTC: the end of the year 9999, behind which Python has no dates.

@@ -1,4 +1,4 @@
-"""Every file name of a repository is made and parsed here. docs/format.md, "Files"."""
+"""Every file name of a repository is made and parsed here. docs/understand/format.md, "Files"."""
 
 from __future__ import annotations
 

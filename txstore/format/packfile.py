@@ -1,4 +1,4 @@
-"""Packs: bytes <-> heads, frames, directories of frames. No I/O. docs/format.md is the layout and the words."""
+"""Packs: bytes <-> heads, frames, directories of frames. No I/O. docs/understand/format.md is the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small files beside the commits: hint, tag, `format.json` and the guard. docs/format.md, "Files"."""
+"""The small files beside the commits: hint, tag, `format.json` and the guard. docs/understand/format.md, "Files"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from txstore.format.encoding import (
 )
 from txstore.format.keys import check_name
 
-#: Of the files in which these lie, in bytes: docs/format.md, "Bounds".
+#: Of the files in which these lie, in bytes: docs/understand/format.md, "Bounds".
 MAX_SIZE = 4 << 20
 
 HINT = struct.Struct("<8sQ16sQQIII")

@@ -1,4 +1,4 @@
-"""Regions: which elements of a chunk are written. No I/O. docs/format.md, "Region", is the layout."""
+"""Regions: which elements of a chunk are written. No I/O. docs/understand/format.md, "Region", is the layout."""
 
 from __future__ import annotations
 

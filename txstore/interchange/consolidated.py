@@ -11,7 +11,7 @@ from txstore.format.keys import DOCUMENT_NAMES, document_key, node_of_document
 from txstore.format.mapping import Hierarchy
 
 #: What zarr 2 calls its consolidated metadata. One that lies in a repository is a copy that nobody keeps up, and
-#: through it appends would get lost (docs/architecture.md, "zarr's side"). So importing leaves it out.
+#: through it appends would get lost (docs/understand/architecture.md, "zarr's side"). So importing leaves it out.
 ZMETADATA = ".zmetadata"
 
 _BLOCK = "consolidated_metadata"

@@ -1,4 +1,4 @@
-"""Feeding training pipelines from one commit: `docs/training.md`. PyTorch, TensorFlow: imported when asked for."""
+"""Feeding training pipelines from one commit: `docs/how-to/training.md`. PyTorch, TensorFlow: imported late."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A repository on an object store: what is a rename on a disk is the creation of an object here.
 
 A staged file is collected in memory, and moving it to a name that must be free creates the object, which the server
-lets one do. What was created is durable. There are no locks and no pins: `docs/remote.md` says what takes their place.
+lets one do. What was created is durable. There are no locks and no pins: `docs/how-to/remote.md` says what takes
+their place.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from txstore.format.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
 from txstore.history.snapshot import Snapshot
 from txstore.storage.turns import this_user
 
-#: Bytes of message and properties together, written as JSON. Records and headers hold them (docs/format.md, "Bounds").
+#: Bytes of message and properties together, written as JSON: docs/understand/format.md, "Bounds".
 MAX_DESCRIPTION = 1 << 20
 _DURABILITIES = ("fsync", "none")
 

@@ -213,7 +213,7 @@ def xarray_dataset():
 
 @pytest.mark.parametrize("call", BY_MISTAKE)
 def test_a_link_to_the_repository_can_not_be_overwritten(tmp_path, call):
-    """docs/maintenance.md, "Guards". Nothing inside of the repository could prevent it: rmtree comes first."""
+    """docs/how-to/maintenance.md, "Guards". Nothing inside of the repository could prevent it: rmtree comes first."""
     (tmp_path / "data.tx").symlink_to("data.tx.d")
     (tmp_path / "data.tx.d").mkdir()
     repo = txstore.Repository(tmp_path / "data.tx")

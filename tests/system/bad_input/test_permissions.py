@@ -50,7 +50,7 @@ def test_a_read_only_repository_can_be_read(repository):
 
 @pytest.mark.parametrize("call", BY_MISTAKE)
 def test_a_repository_of_ones_own_that_is_read_only_can_not_be_overwritten(repository, call):
-    """docs/maintenance.md, "Guards"."""
+    """docs/how-to/maintenance.md, "Guards"."""
     if USER is not None:
         for found in [repository, *repository.rglob("*")]:
             os.chown(found, USER, USER)

@@ -1,4 +1,4 @@
-"""The examples of docs/dask.md run, from top to bottom, as they stand there."""
+"""The examples of docs/how-to/dask.md run, from top to bottom, as they stand there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_examples_run(tmp_path):
     pytest.importorskip("distributed")
-    found = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/dask.md").read_text(encoding="utf-8"), re.S | re.M)
+    page = (ROOT / "docs/how-to/dask.md").read_text(encoding="utf-8")
+    found = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
     assert len(found) > 5
     lines = "\n".join(found).splitlines()
     script = tmp_path / "examples.py"  # a script's workers import it: what it does is done by the one that is run

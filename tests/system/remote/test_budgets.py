@@ -1,4 +1,4 @@
-"""How many requests it takes, as a proxy in front of S3 counts them: the promises of docs/remote.md."""
+"""How many requests it takes, as a proxy in front of S3 counts them: the promises of docs/how-to/remote.md."""
 
 from __future__ import annotations
 

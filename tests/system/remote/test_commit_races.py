@@ -1,6 +1,6 @@
 """Commits of two processes with 16 threads each at one repository: each that is acknowledged is in the log, once.
 
-TXSTORE_COMMIT_ROUNDS is how often all of them commit at once; the promise of docs/remote.md is for 200.
+TXSTORE_COMMIT_ROUNDS is how often all of them commit at once; the promise of docs/how-to/remote.md is for 200.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Exclusive creation, proved: two processes with 16 threads each go for the same names, one of them gets each.
 
-TXSTORE_RACE_ROUNDS is the number of names; the promise of docs/remote.md is for 200.
+TXSTORE_RACE_ROUNDS is the number of names; the promise of docs/how-to/remote.md is for 200.
 """
 
 from __future__ import annotations
