@@ -74,12 +74,13 @@ def headers_with(**fields):
 counted = st.integers(0, encoding.MAX_COUNT)
 commit_names = st.builds(CommitName, branches, counted, ids, ids)
 headers = st.builds(
-    lambda header, constraints, fork, merged: replace(
+    lambda header, constraints, fork, merged, reach: replace(
         header,
         constraints=constraints,
         required=commitfile.FEATURE_CONSTRAINTS if constraints else 0,
         fork=fork,
         merged=merged,
+        reach=reach,
     ),
     headers_with(
         branch=text,
@@ -89,6 +90,7 @@ headers = st.builds(
     st.dictionaries(text, json_values, max_size=2),
     st.none() | branches,
     st.none() | commit_names,
+    st.dictionaries(branches, counted, max_size=3),
 )
 footers = st.builds(
     lambda length, offset, pack, checksum: Footer(length, offset, offset + length + 64, pack, checksum),

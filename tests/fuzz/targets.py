@@ -20,7 +20,16 @@ from txstore._native import index, index_twin
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format import encoding, names, packfile
-from txstore.format.commitfile import FEATURE_CONSTRAINTS, DataPack, Footer, Header, RunName, Section, Statistics
+from txstore.format.commitfile import (
+    FEATURE_CONSTRAINTS,
+    CommitName,
+    DataPack,
+    Footer,
+    Header,
+    RunName,
+    Section,
+    Statistics,
+)
 from txstore.format.encoding import CHECKSUM, MalformedError, crc32c
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import Hint, RepositoryFormat, Tag, TransactionRecord
@@ -78,6 +87,7 @@ _HEADERS = (
     ),
     Header(ID, OTHER_ID, ID, ID, 1 << 40, 1 << 41, 5, "b", runs=_RUNS[:1], packs=(DataPack(PackName(ID), 4096),)),
     Header(ID, OTHER_ID, ID, ID, 2, 3, 5, "b", required=FEATURE_CONSTRAINTS, constraints={"a": {"kind": "b"}}),
+    Header(ID, OTHER_ID, ID, ID, 4, 5, 5, "b", merged=CommitName("c", 3, ID, ID), reach={"b": 3, "c": 3, "main": 1}),
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ MAX_HEADER = 64 << 20
 MAX_RUNS = MAX_SECTIONS = 1024
 
 _BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING, _CONSTRAINTS = range(1, 11)
-_FORK, _MERGED = 11, 12
+_FORK, _MERGED, _REACH = 11, 12, 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,8 @@ class Header:
     constraints: Mapping[str, Any] = field(default_factory=dict)  # by name: what `constraints` writes of them
     fork: str | None = None  # the id of the parent's branch, where it is another: the first commit of a branch
     merged: CommitName | None = None  # the other parent of a merge
+    #: Of each branch that it has come from, or has merged, up to which slot. Only where history may be cut, or joins.
+    reach: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> PackName:
@@ -174,6 +176,7 @@ class Header:
             (_CONSTRAINTS, _encode_json(self.constraints)),
             (_FORK, b"" if self.fork is None else self.fork.encode()),
             (_MERGED, b"" if self.merged is None else self.merged.encode()),
+            (_REACH, b"".join(map(_encode_reached, self.reach.items()))),
         )
         packs = b"".join(map(_encode_data_pack, self.packs))
         if native is not None:
@@ -245,6 +248,7 @@ class Header:
             constraints=json_object(typed.get(_CONSTRAINTS, b"{}")) if required & FEATURE_CONSTRAINTS else {},
             fork=Reader(typed[_FORK]).branch() if _FORK in typed else None,
             merged=CommitName.decode(typed[_MERGED]) if _MERGED in typed else None,
+            reach=dict(_decode_reach(typed.get(_REACH, b""))),
         )  # fmt: skip
 
 
@@ -302,6 +306,19 @@ def _decode_runs(data: bytes) -> Iterator[RunName]:
             raise MalformedError("it lists a run twice", reader.position)
         places.add((run.pack, run.offset))
         yield run
+
+
+def _encode_reached(reached: tuple[str, int]) -> bytes:
+    branch, slot = reached
+    return encode_varint(len(branch)) + branch.encode() + encode_varint(slot)
+
+
+def _decode_reach(data: bytes) -> Iterator[tuple[str, int]]:
+    reader = Reader(data)
+    while not reader.at_end:
+        branch, slot = Reader(reader.take(reader.varint())).branch(), reader.varint()
+        check_numbers(("slot", slot, MAX_COUNT))
+        yield branch, slot
 
 
 def _encode_data_pack(pack: DataPack) -> bytes:

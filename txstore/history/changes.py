@@ -95,6 +95,8 @@ def parent_of(commits: Commits, stored: Stored) -> Stored | None:
     if stored.header.parent_id == encoding.NO_ID:
         return None
     parent = next(islice(commits.ancestors(stored), 1, None), None)
+    if parent is None and (below := commits.parent(stored)) is not None and stored.follows(below):
+        parent = below if commits.is_kept(below) else None  # below the floor, by a name of its own
     if parent is None:
         raise SnapshotExpiredError(f"{stored.commit.branch}@{stored.header.slot - 1}")
     return parent

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from txstore.errors import (
     CommitNotFoundError,
@@ -271,8 +271,8 @@ class Commits:
     def is_kept(self, stored: Stored) -> bool:
         """Tell whether a commit is one that no vacuum has given up.
 
-        It is not below the floor of a branch that there is, or it is tagged, or a branch begins behind it, or a commit
-        that is kept has merged it.
+        It is not below the floor of a branch that there is, or it is tagged, or a branch begins behind it, or it is the
+        last that a commit that is kept has merged of a branch.
         """
         header = stored.header
         if self.floor(header.branch) <= header.slot and self.branches.is_living(header.branch):
@@ -295,6 +295,8 @@ class Commits:
             stored = self.parent(stored)
             if stored is None and (floor := self.floor(header.branch)) >= header.slot:
                 return  # a vacuum has overtaken us
+            if stored is None and not self.branches.is_living(header.branch):
+                return  # one has deleted what was left of the branch
             if header.fork:  # from here on, that branch says what is kept: nothing else, if it was deleted
                 floor = self.floor(header.fork) if self.branches.is_living(header.fork) else header.slot
             if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
@@ -362,7 +364,26 @@ class Commits:
         """Tell whether a commit that is kept has merged this one."""
         living = [MAIN, *(record.id for record in self.branches.all().values())]
         heads = [head for head in map(self.head, living) if head is not None]
-        return any(child.header.merged == stored.name for head in heads for child in self.ancestors(head))
+        place, related = (stored.header.branch, stored.header.slot), self.related()
+        return any(place in self.kept_with(child, related) for head in heads for child in self.ancestors(head))
+
+    def related(self) -> set[str]:
+        """Return the ids of the branches that there are, and of those that they have come from."""
+        records = self.branches.all().values()
+        return {MAIN, *(record.id for record in records), *(each for record in records for each, _ in record.lineage)}
+
+    @staticmethod
+    def kept_with(stored: Stored, related: Collection[str]) -> Iterator[tuple[str, int]]:
+        """Yield the branches and slots of commits that are kept as long as a commit is: how far it reaches into others.
+
+        They are what a later merge begins at, with any of the `related` branches.
+        """
+        header = stored.header
+        if header.merged is not None:
+            yield header.merged.branch, header.merged.slot
+        for branch, slot in header.reach.items():
+            if branch != header.branch and branch in related:
+                yield branch, slot
 
     # --- branches
 

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from txstore.errors import (
@@ -53,6 +54,7 @@ class Contents(NamedTuple):
     required: int = 0  # features that a reader has to know, besides those of the parent
     constraints: Mapping[str, Any] | None = None  # None: those of the parent
     merged: Stored | None = None  # the other parent of a merge
+    reach: Mapping[str, int] = MappingProxyType({})  # of a merge, and of what raises the floor
 
 
 class Plan(Protocol):
@@ -298,6 +300,7 @@ class Publisher:
             optional=0 if self.durable else commitfile.FEATURE_NOT_SYNCED,
             fork=None if fork is None else fork.branch,
             merged=None if contents.merged is None else contents.merged.name,
+            reach=contents.reach,
         )
         try:
             header.check_bounds()

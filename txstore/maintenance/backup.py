@@ -256,6 +256,7 @@ class _BackUp:
         named = {(tag.branch, tag.slot) for tag in tags}
         named |= {(record.fork.branch, record.fork.slot) for record in self._branches.values()}
         met: set[tuple[str, int]] = set()
+        related = self.commits.related()
         for branch, head in self._heads.items():
             fork = self.commits.branches.fork(branch)
             first = self._floors[branch] if fork is None else max(self._floors[branch], fork.slot + 1)
@@ -265,9 +266,8 @@ class _BackUp:
             for slot in range(first, head.header.slot + 1):
                 stored = self._read(branch, slot)
                 met.add((branch, slot))
-                merged = stored.header.merged
-                if merged is not None and self.commits.named(merged) is not None:
-                    named.add((merged.branch, merged.slot))
+                there = (each for each in self.commits.kept_with(stored, related) if each not in named)
+                named.update(each for each in there if self.commits.read(*each) is not None)
                 yield stored
         for branch, slot in sorted(named - met):
             yield self._read(branch, slot)

@@ -63,8 +63,9 @@ def kept_commits(commits: Commits, floors: Mapping[str, int]) -> Iterator[Stored
     afterwards whether it was kept, so they are looked for in this order (I10).
     """
     met: set[CommitName] = set()
+    merged: set[tuple[str, int]] = set()
     tagged = [find_tagged(commits, name) for name in commits.tags()]
-    living = living_branches(commits)
+    living, related = living_branches(commits), commits.related()
     begun = [stored for stored in map(commits.fork_point, living) if stored is not None]
     for branch in living:
         head = commits.head(branch)
@@ -76,9 +77,9 @@ def kept_commits(commits: Commits, floors: Mapping[str, int]) -> Iterator[Stored
                 break
             met.add(stored.name)
             yield stored
-            if (merged := stored.header.merged) is not None:
-                begun += [found for found in [commits.named(merged)] if found is not None]
-    for stored in (*tagged, *begun):
+            merged.update(commits.kept_with(stored, related))
+    there = [stored for stored in (commits.read(*place) for place in sorted(merged)) if stored is not None]
+    for stored in (*tagged, *begun, *there):
         if stored.name not in met:
             met.add(stored.name)
             yield stored

@@ -452,7 +452,7 @@ def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sec
             header.repository_id, commit_id, header.id, head.hash, header.slot + 1, header.seq + 1,
             time=max(time.time_ns() // 1000, header.time + 1), branch=header.branch, message="runs rebuilt by verify",
             sections=tuple(parts), runs=(own, *(placed.get(name, name) for name in listed)), floor=header.floor,
-            required=header.required,
+            required=header.required, constraints=header.constraints,
         )  # fmt: skip
         encoded = new.encode()
         footer = Footer(

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 
 from txstore.errors import CommitNotFoundError, CorruptionError, WrongFileTypeError
 from txstore.format import names, packfile
+from txstore.history.ancestry import Ancestry
 from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
@@ -114,6 +115,7 @@ class _Vacuum:
         self.branch = branch
         self.dry_run = dry_run
         self.floor = 0  # how far it is to be raised
+        self._ancestry = Ancestry(commits)
 
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
         if not self.dry_run:
@@ -203,12 +205,17 @@ class _Vacuum:
                 self.storage.delete(writer.path)
 
     def catch_up(self) -> Snapshot:
-        return self.snapshots.newest(self.branch)
+        head = self.snapshots.newest(self.branch)
+        if head.stored is not None:
+            self._ancestry.reach(head.stored)  # before others wait for us
+        return head
 
     def contents(self, head: Snapshot) -> Contents:
         assert head.stored is not None
         # Looked at again, as late as can be: a transaction whose base falls below the floor can't be committed.
-        return Contents((), tuple(head.run_names), floor=self._limited(head.stored, self.floor))
+        floor = self._limited(head.stored, self.floor)
+        # What was merged below the floor is known by this commit alone.
+        return Contents((), tuple(head.run_names), floor=floor, reach=self._ancestry.joined(head.stored))
 
     # --- what goes
 

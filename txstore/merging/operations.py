@@ -161,7 +161,7 @@ def commit(
         found = plan(engine, change, head, resolve, append=append)
         if found.conflicts:
             raise MergeConflictError(found.conflicts)
-        if found.is_empty:
+        if found.is_empty and change.merged is None:
             return head
         transaction = engine.begin(
             head, branch=branch, message=message or change.message, properties=properties, other_parent=change.merged

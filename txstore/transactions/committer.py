@@ -13,6 +13,7 @@ from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, is_
 from txstore.format.packfile import PackName
 from txstore.history import declarations
 from txstore.history import runs as index
+from txstore.history.ancestry import Ancestry
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.slots import Contents, Publisher
@@ -65,6 +66,7 @@ class Committer:
         self.statistics = Statistics()
         self.own: Section | None = None
         self.merged: _Merged | None = None
+        self._ancestry = Ancestry(commits)
         self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # on which head, and what its header says then
 
     @property
@@ -82,7 +84,8 @@ class Committer:
         #    its values. What equals the base is left out.
         self.merges.put_together()
         self._append_own_run()
-        if self.own is None and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints):
+        is_empty = self.own is None and self.staging.other_parent is None  # a merge says that all of the other is here
+        if is_empty and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints):
             return None
 
         # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us.
@@ -196,6 +199,8 @@ class Committer:
     def catch_up(self) -> Snapshot:
         """Move on to the newest commit, if there is no conflict with what is new in it."""
         checked = self.head
+        if self.staging.other_parent is not None and checked.stored is not None:
+            self._ancestry.reach(checked.stored)  # here, and not when others wait for us
         found = self.commits.head(self.branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             return checked
@@ -246,7 +251,7 @@ class Committer:
         self.staging.check_held()
         own, merged, statistics = self.own, self.merged, self.statistics
         kept = self._keep_constraints(head)
-        seq = head.seq + 1
+        seq, other = head.seq + 1, self.staging.other_parent
         sections, runs = [], list(head.run_names)
         if merged is not None and (at := index.find_runs(merged.inputs, runs)) is not None:
             # Its inputs still stand side by side: nobody else has merged them meanwhile.
@@ -263,7 +268,8 @@ class Committer:
             statistics,
             required=required,
             constraints=kept,
-            merged=self.staging.other_parent,
+            merged=other,
+            reach={} if other is None or head.stored is None else self._ancestry.joined(head.stored, other),
         )
 
 

@@ -809,7 +809,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self.state, self._is_committing, is_begun = "committing", True, True
             self._staging.close_parts(allow_lost=allow_lost)
             self._check_alone("committed")  # again: now nobody can join any more
-            if self.staged_count:
+            if self.staged_count or self._staging.other_parent is not None:  # a merge is a commit, be it of no change
                 committer = Committer(self._commits, self._snapshots, self._staging, self._locks, message)
                 self._staging.is_unsettled = True
                 if (stored := committer.run()) is not None:
