@@ -85,6 +85,19 @@ def test_a_conflict_changes_nothing(repo: txstore.Repository) -> None:
     assert values(repo)[0] == 11
 
 
+@pytest.mark.parametrize("both", [True, False], ids=["both to the same", "answered"])
+def test_that_a_merge_changes_nothing_is_recorded(repo: txstore.Repository, both: bool) -> None:
+    theirs = commit(repo, put(0, 10), branch="dev")
+    commit(repo, put(0, 10 if both else 11))
+    merged = repo.merge("dev", resolve=None if both else {"x": "ours"})
+    assert merged == repo.head()
+    assert merged.merged == theirs.id
+    commit(repo, put(1, 12), branch="dev")
+    repo.merge("dev")  # what was answered is not asked again
+    assert values(repo)[:2] == [10 if both else 11, 12]
+    assert repo.verify().faults == []
+
+
 def test_a_constraint_is_kept(repo: txstore.Repository) -> None:
     commit(repo, create(path="y"))
     repo.constraints["same"] = txstore.constraints.EqualLength(["x", "y"])
