@@ -77,7 +77,7 @@ class LocalStorage:
 
     def exists(self, path: str) -> bool:
         try:
-            self._tree.status(path)
+            self._tree.look(path).close()
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True

@@ -95,14 +95,16 @@ class Tree:
             self._explain(error, path, wanted=stat.S_IFDIR)
             raise
 
-    def status(self, path: str) -> os.stat_result:
-        """Look at what is there: a link itself, not what it leads to."""
+    def look(self, path: str) -> local.Descriptor:
+        """Open whatever is there: a link itself, not what it leads to."""
         try:
-            descriptor = local.open_below(self.root, path, _LOOK_AT_IT)
+            return local.open_below(self.root, path, _LOOK_AT_IT)
         except OSError as error:
             self._explain(error, path, wanted=None)
             raise
-        with descriptor as number:
+
+    def status(self, path: str) -> os.stat_result:
+        with self.look(path) as number:
             return os.fstat(number)
 
     # --- names

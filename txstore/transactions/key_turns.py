@@ -19,7 +19,7 @@ class KeyTurns:
     def __init__(self) -> None:
         # Keys share locks, which are held for as long as it takes to stage, and no longer.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
-        self._ended = [threading.Condition(lock) for lock in self._locks]
+        self._ended: dict[int, threading.Condition] = {}  # of locks at which somebody has waited: they are few
         self._changing: set[str] = set()  # keys whose values are being changed; each is guarded by its lock
 
     def at(self, key: str) -> threading.Lock:
@@ -29,11 +29,11 @@ class KeyTurns:
     def wait(self, key: str) -> None:
         """Wait until no other thread changes the value; the caller holds the lock of the key."""
         while key in self._changing:
-            self._ended_at(key).wait()
-
-    def _ended_at(self, key: str) -> threading.Condition:
-        """Return the condition of the key's lock: somebody has changed a value."""
-        return self._ended[hash(key) % _LOCKS]
+            lock = hash(key) % _LOCKS
+            ended = self._ended.get(lock)
+            if ended is None:
+                ended = self._ended[lock] = threading.Condition(self._locks[lock])
+            ended.wait()
 
     @contextmanager
     def changing(self, key: str) -> Iterator[None]:
@@ -49,7 +49,9 @@ class KeyTurns:
             if is_ours:
                 with self.at(key):
                     self._changing.discard(key)
-                    self._ended_at(key).notify_all()
+                    ended = self._ended.get(hash(key) % _LOCKS)
+                    if ended is not None:
+                        ended.notify_all()
 
     def _one_of(self, keys: Collection[str] | None) -> str | None:
         """Return one of these keys whose value is being changed."""
