@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from datetime import UTC, datetime
 
 import pytest
 
@@ -23,6 +24,9 @@ EXAMPLES = [
     errors.CorruptionError("packs/00/00", reason="a wrong checksum", offset=64, key="a/c/0"),
     errors.WrongFileTypeError("packs/00", found="a symbolic link", wanted="a directory"),
     errors.SnapshotExpiredError("main@7"),
+    errors.ErasedError("a/c/0", "ana@lab", datetime(2026, 1, 1, tzinfo=UTC)),
+    errors.ErasureError(["a"], "b has the same values"),
+    errors.ErasureTimeoutError(["a"], ["a process reads main@7"]),
     errors.BackupError("/backup.tx", "it holds something else"),
     errors.SchemaError("/data.tx", ["there is no array at 'x'"]),
     errors.SourceError("/old.zarr", "nothing is here"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 
@@ -244,6 +245,45 @@ class SnapshotExpiredError(TxStoreError):
     def __init__(self, commit: str) -> None:
         self.commit = commit
         super().__init__(f"commit {commit} is no longer kept: take store.latest()")
+
+
+class ErasedError(TxStoreError):
+    """What is asked for was erased, for good, with `Repository.erase`: never a missing key, and never a fill value.
+
+    `by` and `time` (when, aware) are those of the erasure; None where its record was not at hand.
+    """
+
+    def __init__(self, key: str, by: str | None = None, time: datetime | None = None) -> None:
+        self.key = key
+        self.by = by
+        self.time = time
+        who = "" if by is None or time is None else f" by {by} on {time.isoformat(timespec='seconds')}"
+        super().__init__(
+            f"{key!r} was erased{who}, at every commit: there is no way back. repo.erasures has the record"
+        )
+
+
+class ErasureError(TxStoreError):
+    """Something can't be erased as it is asked for: nothing was changed, and the message says what to do first."""
+
+    def __init__(self, paths: Sequence[str], reason: str) -> None:
+        self.paths = tuple(paths)
+        self.reason = reason
+        super().__init__(f"{shown_keys(self.paths)} can't be erased: {reason}")
+
+
+class ErasureTimeoutError(ErasureError, TimeoutError):
+    """Somebody still reads what is to be erased, or has a transaction open that began before: wait, or end them.
+
+    `holders` says who.
+    """
+
+    def __init__(self, paths: Sequence[str], holders: Sequence[str], *, done: str = "Nothing was changed") -> None:
+        self.holders = tuple(holders)
+        super().__init__(
+            paths,
+            f"{'; '.join(self.holders)}. {done}. Close what is open, or wait longer with timeout=, and do it again",
+        )
 
 
 class BackupError(TxStoreError):

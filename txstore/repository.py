@@ -29,6 +29,7 @@ from txstore.history.changes import changed, commits_of, common_ancestor, parent
 from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
+from txstore.history.erasures import Erasure, read_erasures
 from txstore.history.find import At, find_commit
 from txstore.history.follow import follow
 from txstore.history.log import Log, changing
@@ -36,6 +37,7 @@ from txstore.history.opening import Access
 from txstore.history.snapshot import Snapshot
 from txstore.history.tags import Tags
 from txstore.maintenance.backup import Backup, back_up
+from txstore.maintenance.erase import ErasureReport, check_paths, erase
 from txstore.maintenance.optimize import optimize
 from txstore.maintenance.repair import verify_and_repair
 from txstore.maintenance.report import Report
@@ -963,6 +965,66 @@ class Repository:
             self.engine.commits, self.engine.snapshots, branch=self.engine.branch(branch), keep=keep,
             older_than=older_than, dry_run=dry_run,
         )  # fmt: skip
+
+    def erase(self, *paths: str, timeout: float | None = 60.0) -> ErasureReport:
+        """Erase every version of what lies below some arrays or groups: from every commit, branch and tag, for good.
+
+        The files that hold it are put anew in their places, without it, and all files are walked through until nothing
+        is left. All commits stay, with their ids: reading there what was erased raises `ErasedError`, which says who
+        has erased it and when, and lists of keys leave it out. Commits wait meanwhile. Interrupted, it is done again:
+        the same call goes on. What it can't reach: docs/maintenance.md, "Erasing".
+
+        Parameters
+        ----------
+        *paths : str
+            Arrays and groups. What was moved from one to another, or copied without its values, has to be erased
+            together.
+        timeout : float, optional
+            For how many seconds readers of older commits, and open transactions, are waited for; None: for ever.
+
+        Raises
+        ------
+        NodeNotFoundError
+            No commit has ever had anything there.
+        ErasureError
+            Other keys share the values, or a quarantine is in the way: the message says what to do. Nothing was
+            changed.
+        ErasureTimeoutError
+            Somebody still reads it, or has a transaction open: the message says who.
+        ConstraintError
+            A constraint is about it: drop that first.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction("add two") as store:
+        ...     for name in ("patient-7", "patient-8"):
+        ...         zarr.create_array(store, name=name, data=np.arange(3)) is None
+        False
+        False
+        >>> repo.erase("patient-7").values
+        2
+        >>> try:
+        ...     zarr.open_array(repo.snapshot(at=0), path="patient-7", mode="r")
+        ... except txstore.ErasedError as error:
+        ...     print(error.key)
+        patient-7/zarr.json
+        """
+        self._existing()
+        meant = check_paths(paths)
+
+        def delete(head: Snapshot, branch: str) -> None:
+            message = f"delete {', '.join(meant)}, to be erased"
+            with self.engine.begin(head, branch=branch, message=message) as mapping:
+                for path in meant:
+                    mapping.delete_dir(path)
+
+        return erase(self.engine.commits, self.engine.snapshots, meant, delete, timeout=timeout)
+
+    def erasures(self) -> list[Erasure]:
+        """Return what was erased, by whom and when, the oldest first."""
+        return read_erasures(self._existing().storage)
 
     def usage(self, *, branch: str = MAIN) -> Usage:
         """Return how many bytes are live, history, staged, and needed by nothing; and the live ones by array."""

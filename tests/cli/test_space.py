@@ -79,3 +79,18 @@ def test_sizes_that_people_read():
     assert [readable_size(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30, 2 << 40)] == [
         "0 B", "1023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB", "2.0 TiB",
     ]  # fmt: skip
+
+
+def test_erase(rewritten):
+    refused = run("erase", rewritten.url, "a", "--json")
+    assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+    asked = run("erase", rewritten.url, "a")
+    assert (asked.exit_code, "for good?" in asked.output) == (1, True)
+    assert run("erase", rewritten.url, "b", "--yes").exit_code == 1
+    assert rewritten.erasures() == []
+    done = run_json("erase", rewritten.url, "a", "--yes")
+    assert (done["paths"], done["commit"]["message"]) == (["a"], "erased 'a'")
+    assert done["values"] > 0
+    again = run("erase", rewritten.url, "a", "--yes")
+    assert (again.exit_code, again.output) == (0, "nothing is left to erase\n")
+    assert len(rewritten.erasures()) == 1

@@ -596,7 +596,7 @@ index_scan(PyObject *module, PyObject *args, PyObject *kwargs)
         int more = merger_open(&m, runs, PyTuple_GET_SIZE(tuple), span_of(start), stop_key);
         while (more >= 0 && PyList_GET_SIZE(list) != limit && (more = merger_next(&m)) > 0) {
             const cursor *c = &m.sources[m.newest].cursor;
-            if (c->kind != KIND_TOMBSTONE && append_entry(list, c, m.newest) < 0)
+            if (is_live(c->kind) && append_entry(list, c, m.newest) < 0)
                 more = -1;
         }
         if (more < 0)
@@ -865,7 +865,7 @@ graft_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *kno
     while (more >= 0 && (more = merger_next(&m)) > 0) {
         const cursor *c = &m.sources[m.newest].cursor;
         uint32_t pack = 0;
-        if (c->kind == KIND_TOMBSTONE)
+        if (!is_live(c->kind))
             continue;
         span from = cursor_key(c);
         size_t rest = from.length - r->start.length, length = r->to.length + rest;

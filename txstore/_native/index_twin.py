@@ -26,7 +26,9 @@ RESTART_EVERY = 16
 KEY_BYTES = 4096
 RUN_KIND_BLOCK_TABLE = 1
 BLOCK_CODEC_NONE = 0
-TOMBSTONE, PACK, FOREIGN = REF_KINDS = 0, 1, 3  # all but the first lead to a pack
+#: All but the first lead to a pack. What an erased one leads to is no more: the key is not live, nor deleted.
+TOMBSTONE, PACK, FOREIGN, ERASED = REF_KINDS = 0, 1, 3, 5
+NOT_LIVE = (TOMBSTONE, ERASED)
 PREFIX_TOMBSTONE = 4  # what lookup() answers for a key that only a prefix hides
 
 RECORD = struct.Struct("<QIIQII")  # format.md, "Index"
@@ -272,6 +274,7 @@ class _Cursor:
         self.key = b""
         self.shared = 0
         self.chained = 0  # entries in a row, up to this one, whose keys are not whole: fewer than RESTART_EVERY
+        self.kind_at = 0  # where in the block the entry says what it is; its last four bytes are the checksum
         self.kind = self.seq = self.pack = self.offset = self.length = self.checksum = 0
 
     def seek(self, key: bytes) -> bool:
@@ -357,7 +360,7 @@ class _Cursor:
         at += unshared
         if at == end:
             self._bad("bad entry")
-        kind = block[at]
+        kind, self.kind_at = block[at], at
         if kind not in REF_KINDS:
             self._bad(f"unknown ref kind {kind}")
         seq, at = _read_varint(block, at + 1, end)
@@ -486,7 +489,7 @@ def scan(runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int) ->
     if limit == 0:
         return result
     for i, c in _newest(runs, start, stop):
-        if c.kind != TOMBSTONE:
+        if c.kind not in NOT_LIVE:
             result.append((c.key, i, c.kind, c.seq, c.pack, c.offset, c.length, c.checksum))
             if len(result) == limit:
                 break
@@ -565,7 +568,7 @@ def graft(
     writer = _Writer()
     numbers: dict[bytes, int] = {}
     for i, c in _newest(runs, start, stop):
-        if c.kind == TOMBSTONE:
+        if c.kind in NOT_LIVE:
             continue
         if not c.key.startswith(start):
             raise ValueError("a key does not begin with what is to be replaced")
@@ -574,6 +577,37 @@ def graft(
             raise OverflowError("a key would have more than 4096 bytes")
         writer.add(key, c.kind, 0, _number(numbers, tables[i][c.pack]), c.offset, c.length, c.checksum)
     return writer.finish([], list(numbers))
+
+
+def erase(section: Buffer, ranges: Sequence[tuple[bytes, bytes | None]], stay: frozenset[int]) -> bytes:
+    """The same run, as long as it was, where entries with start <= key < stop are erased, and have no checksum.
+
+    Those stay that lead to packs of these numbers. There is none of this in C: it is done once in a lifetime.
+    """
+    run = Run(section, U64_MAX)
+    content = bytearray(section)
+    cursor = _Cursor(run)
+    for i in range(run.blocks):
+        after = run._first_keys[i + 1] if i + 1 < run.blocks else None
+        here = [
+            (start, stop)
+            for start, stop in ranges
+            if (after is None or start < after) and (stop is None or run._first_keys[i] < stop)
+        ]
+        if not here:
+            continue
+        cursor.load(i)
+        base, record_at = cursor.start, run._index_at + i * RECORD.size
+        while cursor.at < cursor.end:
+            cursor.decode()
+            is_meant = any(start <= cursor.key and (stop is None or cursor.key < stop) for start, stop in here)
+            if is_meant and cursor.kind not in NOT_LIVE and cursor.pack not in stay:
+                content[base + cursor.kind_at] = ERASED
+                content[base + cursor.at - U32.size : base + cursor.at] = bytes(U32.size)
+        offset, length, _, *rest = RECORD.unpack_from(content, record_at)
+        RECORD.pack_into(content, record_at, offset, length, _crc32c(bytes(content[offset : offset + length])), *rest)
+    U32.pack_into(content, len(content) - U32.size, _crc32c(bytes(content[run._index_at : -U32.size])))
+    return bytes(content)
 
 
 def _number(numbers: dict[bytes, int], entry: bytes) -> int:

@@ -18,7 +18,8 @@ enum {
     RUN_KIND_BLOCK_TABLE = 1,
     BLOCK_CODEC_NONE = 0,
 };
-enum { KIND_TOMBSTONE = 0, KIND_PACK = 1, KIND_FOREIGN = 3 }; /* ref kinds; all but the first lead to a pack */
+/* ref kinds; all but the first lead to a pack. What KIND_ERASED leads to is no more: the key is not live, nor deleted. */
+enum { KIND_TOMBSTONE = 0, KIND_PACK = 1, KIND_FOREIGN = 3, KIND_ERASED = 5 };
 enum { NONE = -1, FAULT = -2 };             /* in place of a number of a block or prefix */
 
 typedef struct {
@@ -68,7 +69,13 @@ load64(const uint8_t *data)
 static inline int
 is_ref_kind(uint64_t kind)
 {
-    return kind == KIND_PACK || kind == KIND_TOMBSTONE || kind == KIND_FOREIGN;
+    return kind == KIND_PACK || kind == KIND_TOMBSTONE || kind == KIND_FOREIGN || kind == KIND_ERASED;
+}
+
+static inline int
+is_live(uint8_t kind)
+{
+    return kind != KIND_TOMBSTONE && kind != KIND_ERASED;
 }
 
 static int

@@ -1,4 +1,4 @@
-"""`txstore optimize`, `vacuum` and `du`: what a repository takes of the disk, and getting it back."""
+"""`txstore optimize`, `vacuum`, `erase` and `du`: what a repository takes of the disk, and getting rid of it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from txstore.cli.output import (
     open_repository,
     print_json,
     print_table,
+    printable,
     readable_size,
     reporting_errors,
     showing_progress,
@@ -33,7 +34,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def register(app: typer.Typer) -> None:
-    for command in (optimize, vacuum, du):
+    for command in (optimize, vacuum, erase, du):
         app.command()(command)
 
 
@@ -81,6 +82,35 @@ def vacuum(
         f"{report.files:,} files ({readable_size(report.bytes)}{staged}) {would}deleted, {report.expired:,} commits "
         f"{would}given up; commits are kept from slot {report.floor} on"
     )
+
+
+@reporting_errors
+def erase(
+    path: PathArgument,
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Arrays and groups.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for readers and transactions.")] = 60.0,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Erase every version of arrays and groups, from every commit, branch and tag. There is no way back."""
+    repo = open_repository(path, storage_options)
+    if not yes:
+        if as_json:
+            raise typer.BadParameter("--json does not ask: give --yes, too")
+        shown = ", ".join(repr(node) for node in nodes)
+        typer.confirm(printable(f"Erase every version of {shown}, for good?"), abort=True, err=True)
+    report = repo.erase(*nodes, timeout=timeout)
+    if as_json:
+        commit = None if report.commit is None else commit_as_dict(report.commit)
+        print_json({**asdict(report), "commit": commit})
+    elif report.commit is None:
+        tell("nothing is left to erase")
+    else:
+        tell(
+            f"{report.values:,} values ({readable_size(report.bytes)}) erased, in {report.files:,} files, as "
+            f"{report.commit}; of what was copied elsewhere nobody knows: see docs/how-to/maintenance.md"
+        )
 
 
 @reporting_errors

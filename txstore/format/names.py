@@ -17,6 +17,8 @@ PINS = "locks/pins"
 PACKS = "packs"
 TAGS = "tags"
 BRANCHES = "branches"
+#: Records of what was erased; the directory is made with the first one.
+ERASED = "erased"
 #: The id of the first branch, which is also its name. Those of others are 32 hexadecimal digits.
 MAIN = "main"
 DIRECTORIES = (STAGING, "commits", "commits/main", "floor", "floor/main", "heads", PACKS, TAGS, LOCKS)
@@ -24,7 +26,7 @@ DIRECTORIES = (STAGING, "commits", "commits/main", "floor", "floor/main", "heads
 QUARANTINE = "quarantine"
 FLOOR = "floor"
 #: All that lies at the top of a repository.
-TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, BRANCHES, *(name.partition("/")[0] for name in DIRECTORIES)})
+TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, BRANCHES, ERASED, *(name.partition("/")[0] for name in DIRECTORIES)})
 
 NEW = ".new"
 #: What the name of a lease ends with (`leases`): it is beside what is held.
@@ -202,6 +204,10 @@ def tag_path(name: str) -> str:
     return f"{TAGS}/{name}"
 
 
+def erasure_path(erasure: str) -> str:
+    return f"{ERASED}/{erasure}"
+
+
 def belongs(path: str) -> bool:
     """Tell whether a file or directory of a repository can have this path. Nothing else is ever deleted."""
     top, _, rest = path.partition("/")
@@ -216,6 +222,8 @@ def belongs(path: str) -> bool:
         return is_name(rest)
     if top == BRANCHES:
         return is_branch_file(rest)
+    if top == ERASED:
+        return _ID.fullmatch(rest) is not None
     if top == STAGING:
         return _is_staged(rest)
     if top == LOCKS:

@@ -33,9 +33,11 @@ FRAME_VALUE, FRAME_TOMBSTONE, FRAME_PREFIX, FRAME_PARTICIPANT, FRAME_SEAL = 1, 2
 FRAME_FOREIGN = 10  # a value, too: the record of a range of bytes in a file outside (`foreign`)
 FRAME_PARTIAL = 11  # a value, too: of a chunk of which its writer has written a region
 FRAME_MERGED = 12  # a value, too: the commit's own, made of what was written in part. Without bytes: a deletion
+FRAME_ERASED = 0x80  # added to the kind of a frame whose value is no more
 FRAME_READ, FRAME_NAMES_BELOW, FRAME_KEYS_BELOW, FRAME_ANY_BELOW = FRAMES_READ = 6, 7, 8, 9
 SEEN_NOTHING, SEEN_BASE, SEEN_FRAME = 0, 1, 2
 REF_TOMBSTONE, REF_PACK, REF_FOREIGN = 0, 1, 3
+REF_ERASED = 5  # in the place of a ref to a value that is no more: the key is neither there nor deleted
 #: What an index look-up returns for a key that only a prefix tombstone covers; never stored as a ref.
 FOUND_PREFIX = 4
 
@@ -119,9 +121,16 @@ def encode_frame(
 def rest_length(kind: int, seen: int, key_length: int, rest: memoryview | bytes) -> int:
     """Return how much of `rest`, which follows the header of a frame, is its key, predecessor and region."""
     length = key_length + (PREDECESSOR.size if seen == SEEN_FRAME else 0)
-    if kind == FRAME_PARTIAL:
+    if kind & ~FRAME_ERASED == FRAME_PARTIAL:
         length += REGION.size + int.from_bytes(rest[length : length + REGION.size], "little")
     return length
+
+
+def erased(frame: bytes) -> bytes:
+    """Return the beginning of a frame, up to its padding, as it is when its value is no more: its lengths stay."""
+    magic, kind, *between, _ = FRAME.unpack_from(frame)
+    fixed, rest = FRAME.pack(magic, kind | FRAME_ERASED, *between, 0), frame[FRAME_SIZE:]
+    return b"".join((fixed, CHECKSUM.pack(crc32c(rest, crc32c(fixed))), rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +145,15 @@ class Frame:
     checksum: int
     end: int  # where the next frame starts
     region: Region = WHOLE  # of a partial frame: what was written
+
+    @property
+    def is_erased(self) -> bool:
+        return self.kind & FRAME_ERASED != 0
+
+    @property
+    def original_kind(self) -> int:
+        """What it was, if it was erased."""
+        return self.kind & ~FRAME_ERASED
 
 
 def decode_frame(data: memoryview, start: int, *, begin: int = 0, size: int | None = None) -> Frame:
@@ -162,7 +180,7 @@ def decode_frame(data: memoryview, start: int, *, begin: int = 0, size: int | No
     named = key_length + (PREDECESSOR.size if seen == SEEN_FRAME else 0)
     encoded = rest[named + REGION.size :]
     region = Region.decode(encoded)
-    if kind == FRAME_PARTIAL and not encoded:
+    if kind & ~FRAME_ERASED == FRAME_PARTIAL and not encoded:
         raise MalformedError("a partial frame says nothing of what was written", start)
     offset, end = frame_layout(start, key_length, length, has_predecessor=seen == SEEN_FRAME, region=encoded)
     if offset + length > (len(data) if size is None else size):

@@ -26,7 +26,7 @@ from txstore.format.encoding import (
     json_object,
     with_checksum,
 )
-from txstore.format.keys import check_name
+from txstore.format.keys import check_name, decode_key
 
 #: Of the files in which these lie, in bytes: docs/understand/format.md, "Bounds".
 MAX_SIZE = 4 << 20
@@ -240,12 +240,56 @@ class TransactionRecord:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ErasureRecord:
+    """What was erased, by whom and when."""
+
+    id: str
+    paths: tuple[str, ...]
+    by: str
+    time: int  # when it began, microseconds since 1970 UTC
+    until: Mapping[str, int]  # of each branch, by its id, the last slot that it is about; -1: of none
+    finished: int | None = None
+    values: int = 0
+    length: int = 0  # of the values, in bytes
+
+    def encode(self) -> bytes:
+        members = {
+            "erasure": self.id, "paths": list(self.paths), "by": self.by, "time": self.time,
+            "until": dict(self.until), "finished": self.finished,
+            "values": self.values, "bytes": self.length,
+        }  # fmt: skip
+        return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> ErasureRecord:
+        members = json_object(data)
+        checksum = members.pop("checksum", None)
+        if checksum != _json_checksum(members):
+            raise MalformedError("the record of what was erased has a wrong checksum")
+        for name, is_fit in _FIT_FOR_AN_ERASURE.items():
+            if name not in members or not is_fit(members[name]):
+                raise MalformedError(f"the record of what was erased has no {name} that makes sense")
+        return cls(
+            members["erasure"], tuple(members["paths"]), members["by"], members["time"], members["until"],
+            members["finished"], members["values"], members["bytes"],
+        )  # fmt: skip
+
+
 def _is_id(value: object) -> bool:
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and value <= MAX_TIME
+
+
+def _is_slot(value: Any) -> bool:
+    return value == -1 or _is_number(value)  # -1: a branch without commits
 
 
 def _is_name(value: object) -> bool:
@@ -267,8 +311,26 @@ _FIT_FOR_A_RECORD: Mapping[str, Callable[[Any], bool]] = {
     "properties": lambda properties: isinstance(properties, dict),
     "durability": lambda durability: durability in ("fsync", "none"),
     "owner": lambda owner: isinstance(owner, str),
-    "time": lambda time: _is_number(time) and time <= MAX_TIME,
+    "time": _is_time,
     "isolation": lambda isolation: isolation in ISOLATIONS,
+}
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and decode_key(value.encode(errors="replace")) == value
+
+
+_FIT_FOR_AN_ERASURE: Mapping[str, Callable[[Any], bool]] = {
+    "erasure": _is_id,
+    "paths": lambda paths: isinstance(paths, list) and len(paths) > 0 and all(map(_is_path, paths)),
+    "by": lambda by: isinstance(by, str),
+    "time": _is_time,
+    "until": lambda until: (
+        isinstance(until, dict) and all(map(names.is_branch_id, until)) and all(map(_is_slot, until.values()))
+    ),
+    "finished": lambda time: time is None or _is_time(time),
+    "values": _is_number,
+    "bytes": _is_number,
 }
 
 

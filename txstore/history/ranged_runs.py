@@ -20,7 +20,7 @@ import numpy as np
 
 from txstore import processes
 from txstore._native import index
-from txstore.errors import CorruptionError
+from txstore.errors import CorruptionError, ErasedError
 from txstore.format import packfile
 from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
@@ -176,6 +176,8 @@ class LazyRuns(Runs):
 
     def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
         found = self.lookup(encoded)
+        if found is not None and found.kind == packfile.REF_ERASED:
+            raise ErasedError(key)
         if found is None or found.kind not in packfile.FRAME_OF_REF:
             return None
         return self.stored(key, found) if found.kind == packfile.REF_PACK else self.foreign(key, found)
@@ -189,7 +191,7 @@ class LazyRuns(Runs):
         wanted: dict[PackName, list[tuple[int, Found]]] = {}
         for row, key in enumerate(encoded):
             found = self.lookup(key)
-            is_there = found is not None and found.kind in packfile.FRAME_OF_REF
+            is_there = found is not None and found.kind in (*packfile.FRAME_OF_REF, packfile.REF_ERASED)
             table[row, 0] = ELSEWHERE if is_there else MISSING
             if found is not None and found.kind == packfile.REF_PACK:
                 wanted.setdefault(self.pack_name(found.run, found.pack), []).append((row, found))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from txstore._native import index
-from txstore.errors import CorruptionError, KeyFormatError, UnsupportedFormatError
+from txstore.errors import CorruptionError, ErasedError, KeyFormatError, UnsupportedFormatError
 from txstore.format import encoding, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.keys import stored_prefix
@@ -216,6 +216,8 @@ class Runs:
         run, kind, _, number, offset, length, checksum = found
         if kind == packfile.REF_PACK:
             return self.open_pack(run, number).view(offset, length, checksum, key)
+        if kind == packfile.REF_ERASED:
+            raise ErasedError(key)
         return self.foreign(key, Found._make(found)) if kind == packfile.REF_FOREIGN else None
 
     def locate(self, keys: Sequence[str]) -> Located:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Never
 
-from txstore.errors import CorruptionError, SnapshotExpiredError
+from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.constraints import Constraint
-from txstore.format.keys import decode_key, encode_key
+from txstore.format.keys import after_prefix, decode_key, directory_prefix, encode_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName
 from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import decode as decode_constraints
+from txstore.history.erasures import Erasure, read_erasures
 from txstore.history.packs import Missing, Pack, PackSource
 from txstore.history.ranged_packs import open_packs
 from txstore.history.ranged_runs import open_runs
@@ -63,8 +65,10 @@ class Snapshot(Hierarchy):
         sources: Sources = _NO_SOURCES,
         opened: Known = NONE_KNOWN,
         warm: _Warm | None = None,
+        erasures: Callable[[], Sequence[Erasure]] = tuple,
     ) -> None:
         """`opened`: runs of this commit that are open."""
+        self._erasures = erasures
         self.stored = stored
         self.url = url
         self.sources = sources
@@ -137,7 +141,10 @@ class Snapshot(Hierarchy):
         return None if found is None else found.seq
 
     def get_view(self, key: str) -> memoryview | None:
-        value = self.runs.value(key, encode_key(key))
+        try:
+            value = self.runs.value(key, encode_key(key))
+        except (ErasedError, CorruptionError) as error:
+            raise self._told(error, key) from error
         return self.sources.read(value) if isinstance(value, ForeignRange) else value
 
     def locate(self, keys: Sequence[str]) -> Located:
@@ -161,24 +168,69 @@ class Snapshot(Hierarchy):
 
     def get_part(self, key: str, part: slice) -> memoryview | None:
         """Return a part of a value without comparing the checksum, which covers the whole."""
-        found = self.lookup(key)
+        found = self._look_for(key)
         if found is None:
             return None
         if found.kind == packfile.REF_FOREIGN:
             return self.sources.read(self.runs.foreign(key, found), part)
         pack = self.runs.open_pack(found.run, found.pack)
-        if pack.may_be_replaced:
+        if not pack.may_be_replaced:
+            return pack.part(found.offset, found.length, part, key)
+        try:
             return pack.view(found.offset, found.length, found.checksum, key)[part]
-        return pack.part(found.offset, found.length, part, key)
+        except CorruptionError as error:
+            raise self._told(error, key) from error
 
     def size_of(self, key: str) -> int | None:
-        found = self.lookup(key)
+        found = self._look_for(key)
         if found is not None and found.kind == packfile.REF_FOREIGN:
             return self.runs.foreign(key, found).length
         return None if found is None else found.length
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self.lookup(key) is not None
+        return isinstance(key, str) and self._look_for(key) is not None
+
+    # --- what was erased
+
+    def _look_for(self, key: str) -> Found | None:
+        """As `lookup`, but what was erased is not told to be missing."""
+        found = self.runs.lookup(encode_key(key))
+        if found is not None and found.kind == packfile.REF_ERASED:
+            raise self._told(ErasedError(key), key)
+        return found if found is not None and found.kind in packfile.FRAME_OF_REF else None
+
+    def _told(self, error: ErasedError | CorruptionError, key: str) -> ErasedError | CorruptionError:
+        """Return the error that says who has erased a value, if that is why it can't be read.
+
+        Whoever had opened the run before finds zeros where the value was.
+        """
+        if isinstance(error, CorruptionError) and not self._is_blank(key):
+            return error
+        for erasure in self._erasures():
+            if erasure.covers(key):
+                return ErasedError(key, erasure.by, erasure.time)
+        return error
+
+    def _is_blank(self, key: str) -> bool:
+        with contextlib.suppress(CorruptionError, OSError):
+            found = self.lookup(key)
+            if found is not None:
+                pack = self.runs.open_pack(found.run, found.pack)
+                return not any(pack.part(found.offset, found.length, slice(None), key))
+        return False
+
+    def check_not_erased(self, path: str, since: int = 0) -> None:
+        """Raise `ErasedError` if anything below a path that the commit had was erased: of what is newer than a seq."""
+        prefix = directory_prefix(path)
+        for erasure in self._erasures():
+            for each in map(directory_prefix, erasure.paths):
+                if each.startswith(prefix) or prefix.startswith(each):
+                    low = max(prefix, each)
+                    stop = after_prefix(low)
+                    for change in self.runs.changes(low.encode(), None if stop is None else stop.encode(), since):
+                        found = self.runs.lookup(change.key) if change.kind == packfile.REF_ERASED else None
+                        if found is not None and found.kind == packfile.REF_ERASED:
+                            raise ErasedError(change.key.decode(), erasure.by, erasure.time)
 
     # zarr 2 accepts a mapping, and reads it, only if these are there.
 
@@ -228,7 +280,10 @@ class Snapshots:
             return last
         packs: PackSource = self._packs if stored is None else _PacksOfCommit(self, stored)
         opened = NONE_KNOWN if stored is None else self._opened(stored.header.runs, last)
-        snapshot = Snapshot(stored, packs, self._commits.storage.url, self._sources, opened, self._warm)
+        snapshot = Snapshot(
+            stored, packs, self._commits.storage.url, self._sources, opened, self._warm,
+            partial(read_erasures, self._commits.storage),
+        )  # fmt: skip
         # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
         self.pins(branch).hold(snapshot, snapshot.seq)
         if stored is not None and check:
@@ -277,6 +332,14 @@ class Snapshots:
         """Open a pack; in a forked child, pin first what the parent had pinned."""
         self._renew()
         return self._packs.get(name, missing)
+
+    def forget(self, packs: Iterable[bytes]) -> None:
+        """Open anew what is opened from now on: files were replaced. `packs`: their ids."""
+        self._last.clear()
+        self._warm.runs = {}
+        for pack_id in packs:
+            self._commits.storage.cache.forget(pack_id)
+        self._packs = open_packs(self._commits.storage)
 
     def check_kept(self, stored: Stored) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has given a commit up."""

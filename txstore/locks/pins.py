@@ -92,6 +92,10 @@ class Pins:
         self._settle_what_is_gone()
         return found[0]
 
+    def is_held_here(self, below: int) -> bool:
+        """Tell whether this process itself has pinned a seq below `below`."""
+        return any(held.seq < below and held() is not None for held in list(self._held))
+
     def _lowest(self, below: int) -> int | None:
         self._settle()
         ours = [held.seq for held in list(self._held) if held.seq < below]

@@ -22,12 +22,15 @@ from txstore.format.packfile import PackName
 from txstore.format.records import Branch, Tag
 from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
+from txstore.history.erasures import read_records
 from txstore.history.opening import open_commits, open_storage
 from txstore.history.runs import names_of
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import check_frames, check_sections, frames_end, open_run
+from txstore.maintenance.erase import scrub, write_record
 from txstore.maintenance.reachable import data_packs, hold_all
 from txstore.maintenance.report import Fault
+from txstore.maintenance.scrub import survey
 from txstore.storage.interface import StagedFile, Storage
 
 _COPIED = 1 << 20
@@ -139,6 +142,7 @@ class _BackUp:
         for directory in ("", *names.DIRECTORIES):
             self._make_directory(directory)
         self._write_once(names.GUARD, records.encode_guard())  # always the same, whatever lies in the source
+        self._erase(copies)
         if self._heads:
             self._copy_history(last)
         self._write_branches(copies)
@@ -219,6 +223,14 @@ class _BackUp:
                 raise BackupError(self.target.url, f"{what}: {why}")
             found[branch] = last
         return found
+
+    def _erase(self, copies: Commits) -> None:
+        """Erase in the copy what was erased since the last time: files of these names are not copied again."""
+        known = {record.id: record for record in read_records(self.target)}
+        for record in read_records(self.source):
+            if known.get(record.id) != record:
+                scrub(self.target, survey(copies, record.paths, record.until), record.paths)
+                write_record(self.target, record)
 
     # --- what there is to copy
 

@@ -245,7 +245,10 @@ def check_frames(
         kinds.append(_ref_of(frame))
         if not window.is_zero(frame.head_end, frame.offset):
             note(frame.head_end, "padding", "the padding of a frame is not zero")
-        if frame.kind in (packfile.FRAME_VALUE, packfile.FRAME_PARTIAL) or frame.length:
+        if frame.is_erased:
+            if not window.is_zero(frame.offset, frame.offset + frame.length):
+                note(frame.offset, "erasure", "the value was erased, and something is there", frame.key)
+        elif frame.kind in (packfile.FRAME_VALUE, packfile.FRAME_PARTIAL) or frame.length:
             computed = window.checksum(frame.offset, frame.length)
             if computed != frame.checksum:
                 what = "reaches beyond the file" if computed is None else "has a wrong checksum"
@@ -261,6 +264,8 @@ def check_frames(
 
 def _ref_of(frame: Frame) -> int:
     """Return the kind of the refs that may lead to what a frame holds; `REF_TOMBSTONE` if none does."""
+    if frame.is_erased:
+        return packfile.REF_ERASED
     if frame.kind == packfile.FRAME_MERGED and frame.length:
         return packfile.REF_PACK
     return packfile.REF_OF_FRAME.get(frame.kind, packfile.REF_TOMBSTONE)

@@ -42,6 +42,8 @@ _TAIL = 1 << 20
 #: So many places are looked at where a header, or a footer, may be.
 _ENDS = 64
 
+_FRAME_OF_REF = {**packfile.FRAME_OF_REF, packfile.REF_ERASED: packfile.FRAME_VALUE | packfile.FRAME_ERASED}
+
 #: So much of a damaged frame is searched for the one bit.
 _FRAME_START_MOST = 512
 
@@ -71,6 +73,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     header = stored.header
     staged = StagedKeys(0)
     merged: dict[str, packfile.Frame] = {}  # by the commit itself
+    erased: set[tuple[int, int]] = set()  # participants and sequences of frames whose values are no more
     packs = [pack.name for pack in header.packs]
     parts = [(0, header.name, frames_end(stored))]
     parts += [(packfile.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in header.packs]
@@ -78,7 +81,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
         window = Window(commits.storage, name.path)
         first = packfile.first_frame(bytes(window.at(0, packfile.HEAD_SIZE))) if packfile.nth_of(number) else 0
         for _, frame in walk_frames(window, end):
-            if frame is None or not _stage(staged, merged, number, first, frame):
+            if frame is None or not _stage(staged, merged, erased, number, first, frame):
                 return None
     broken = staged.settle({}, lambda one, other: (one.length, one.checksum) == (other.length, other.checksum))
     if not merged.keys() >= set(broken):
@@ -88,7 +91,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     found = None
     for keeps_equal in (False, True):  # whether a value was left out as equal depended on what was read besides
         prefixes = [prefix for prefix in staged.prefixes if base.has_keys_below(prefix)]
-        entries = list(_entries(staged, merged, base, numbers, keeps_equal=keeps_equal))
+        entries = list(_entries(staged, merged, erased, base, numbers, keeps_equal=keeps_equal))
         section = runs.build(entries, [prefix.encode() for prefix in prefixes], packs)
         values = [entry for entry in entries if entry[1] != packfile.REF_TOMBSTONE]
         counted = len(values), len(entries) - len(values), len(prefixes), sum(entry[3] for entry in values)
@@ -101,23 +104,31 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
 
 
 def _stage(
-    staged: StagedKeys, merged: dict[str, packfile.Frame], number: int, first: int, frame: packfile.Frame
+    staged: StagedKeys,
+    merged: dict[str, packfile.Frame],
+    erased: set[tuple[int, int]],
+    number: int,
+    first: int,
+    frame: packfile.Frame,
 ) -> bool:
     """Add a frame of the pack with a number, before which its participant had written `first` frames.
 
     Return whether its key can be one.
     """
-    key = (decode_key if frame.kind in packfile.FRAMES_WITH_KEY else decode_prefix)(frame.key)
+    kind = frame.original_kind
+    key = (decode_key if kind in packfile.FRAMES_WITH_KEY else decode_prefix)(frame.key)
     if key is None:
         return False
     participant, sequence = packfile.participant_of(number), first + frame.sequence
-    if frame.kind == packfile.FRAME_PREFIX:
+    if frame.is_erased:
+        erased.add((participant, sequence))
+    if kind == packfile.FRAME_PREFIX:
         staged.hide(key, participant, sequence, frame.seen)
-    elif frame.kind == packfile.FRAME_MERGED:
+    elif kind == packfile.FRAME_MERGED:
         merged[key] = frame
-    elif frame.kind in packfile.FRAMES_OF_KEYS:
+    elif kind in packfile.FRAMES_OF_KEYS:
         offset = packfile.join_offset(packfile.nth_of(number), frame.offset)
-        link = Link(participant, sequence, frame.seen, frame.kind, offset, frame.length, frame.checksum, frame.region)
+        link = Link(participant, sequence, frame.seen, kind, offset, frame.length, frame.checksum, frame.region)
         staged.add(key, link, later=True)  # all is settled in the end
     return True
 
@@ -125,6 +136,7 @@ def _stage(
 def _entries(
     staged: StagedKeys,
     merged: dict[str, packfile.Frame],
+    erased: set[tuple[int, int]],
     base: Snapshot,
     numbers: dict[int, int],
     *,
@@ -136,16 +148,25 @@ def _entries(
         if link is None:
             frame = merged[key]
             if frame.length:
-                yield key.encode(), packfile.REF_PACK, frame.offset, frame.length, frame.checksum, 0
-            elif key in base:
+                kind = packfile.REF_ERASED if frame.is_erased else packfile.REF_PACK
+                yield key.encode(), kind, frame.offset, frame.length, frame.checksum, 0
+            elif _was_there(base, key):
                 yield key.encode(), packfile.REF_TOMBSTONE, 0, 0, 0, 0
         elif link.kind == packfile.FRAME_TOMBSTONE:
-            if not staged.is_below_deleted(key) and key in base:
+            if not staged.is_below_deleted(key) and _was_there(base, key):
                 yield key.encode(), packfile.REF_TOMBSTONE, 0, 0, 0, 0
         elif keeps_equal or not _is_unchanged(staged, base, key, link):
             nth, offset = packfile.split_offset(link.offset)
             number = numbers.get(packfile.pack_number(link.participant, nth), 0)
-            yield key.encode(), packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, number
+            kind = packfile.REF_OF_FRAME[link.kind]
+            if (link.participant, link.sequence) in erased:
+                kind = packfile.REF_ERASED
+            yield key.encode(), kind, offset, link.length, link.checksum, number
+
+
+def _was_there(base: Snapshot, key: str) -> bool:
+    found = base.runs.lookup(key.encode())
+    return found is not None and found.kind in (*packfile.FRAME_OF_REF, packfile.REF_ERASED)
 
 
 def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link) -> bool:
@@ -221,7 +242,7 @@ def _refs_to(pack: PackName, commits: Commits, stored: Stored) -> list[tuple[int
     opened = native.Run(commits.storage.read_range(stored.path, own.offset, own.length), stored.header.seq)
     tables = [stored.header.name, *map(PackName.decode, opened.packs)]
     return sorted(
-        (offset, key, length, checksum, packfile.FRAME_OF_REF[kind])
+        (offset, key, length, checksum, _FRAME_OF_REF[kind])
         for page in entries_of(opened)
         for key, kind, _, number, offset, length, checksum in page
         if kind != packfile.REF_TOMBSTONE and number < len(tables) and tables[number] == pack

@@ -15,6 +15,7 @@ from txstore.format.packfile import PackName
 from txstore.format.records import Tag, TransactionRecord
 from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
+from txstore.history.erasures import Erasure, as_erasure, read_record
 from txstore.history.find import find_tagged
 from txstore.history.opening import open_commits
 from txstore.history.ranged_packs import open_packs
@@ -85,6 +86,7 @@ class Verifier:
         self._floors: dict[str, int] = {}  # of the branches that there are
         self._named: set[Place] = set()  # what is kept below a floor: tagged, begun behind, or merged
         self._oldest: dict[Place, Snapshot] = {}  # of those looked into
+        self._erasures: list[Erasure] = []
 
     def run(self) -> Report:
         if not self._check_names():
@@ -96,6 +98,7 @@ class Verifier:
             self._add_error(error, names.FORMAT, part="format")
             return self.report
         self._check_tags()
+        self._check_erasures()
         for branch in self._check_branches():
             self._check_chain(branch)
         for place in self._named - self._ids.keys():
@@ -349,11 +352,17 @@ class Verifier:
     ) -> None:
         """Look at a value itself: its frame is damaged, or its pack lies below the floor and was not walked."""
         key = encoded.decode(errors="backslashreplace")
+        if kind == packfile.REF_ERASED and any(each.covers(key) and not each.finished for each in self._erasures):
+            return  # it is told that this was interrupted
+        if values.has(pack.id, packfile.REF_ERASED, offset, length, 0):
+            return  # a run that was merged by somebody who had opened what it is made of before that was erased
         if values.has(pack.id, kind, offset, length, checksum) is False:
             self._add(Fault(pack.path, "a ref leads to where no such value is", offset, key, part="ref"))
             return
         try:
-            found = Window(self.storage, pack.path).checksum(offset, length)
+            window = Window(self.storage, pack.path)
+            found = window.checksum(offset, length)
+            is_blank = found != checksum and window.is_zero(offset, offset + length)
         except FileNotFoundError:
             is_read = pack.path not in self._known and any(
                 self._is_read(first, pack, encoded, offset) for first in firsts
@@ -366,6 +375,8 @@ class Verifier:
             self._add_error(error, pack.path)
             return
         self._known.add(pack.path)
+        if is_blank and (kind == packfile.REF_ERASED or any(erasure.covers(key) for erasure in self._erasures)):
+            return
         if found != checksum:
             self._add(Fault(pack.path, "the value has a wrong checksum", offset, key, part="value"))
 
@@ -411,6 +422,22 @@ class Verifier:
             except encoding.MalformedError as error:
                 self._add(Fault(path, error.reason, part="floor"))
 
+    def _check_erasures(self) -> None:
+        for name in sorted(self.storage.list(names.ERASED)):
+            path = f"{names.ERASED}/{name}"
+            if not names.belongs(path):
+                continue
+            try:
+                record = read_record(self.storage, path)
+            except (TxStoreError, OSError) as error:
+                self._add_error(error, path, part="erasure")
+                continue
+            self._erasures.append(as_erasure(record))
+            if record.finished is None:
+                shown = ", ".join(map(repr, record.paths))
+                reason = f"the erasure of {shown} by {record.by} was interrupted: erase it again"
+                self._add(Fault(path, reason, part="erasure"))
+
     def _check_staging(self) -> None:
         staged: list[str] = []
         with contextlib.suppress(PermissionError):  # it is none of the business of who may only read
@@ -435,7 +462,7 @@ class Verifier:
 
     def _check_names(self) -> bool:
         """Tell what was left by others, and whether each directory is one: else nothing in it can be looked at."""
-        directories = ["", *names.DIRECTORIES, names.BRANCHES]
+        directories = ["", *names.DIRECTORIES, names.BRANCHES, names.ERASED]
         are_directories = True
         for directory in directories:
             try:

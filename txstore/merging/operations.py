@@ -85,10 +85,19 @@ class OfCommit(Source):
 
     def onto(self, head: Stored) -> Change:
         parent, commit = parent_of(self.engine.commits, self._commit), self._commit
+        self._check_not_erased(parent)
         said = f": {commit.header.message}" if commit.header.message else ""
         if self._reverts:
             return Change(commit, parent, None, f"revert of {commit.commit}{said}")
         return Change(parent, commit, None, f"pick of {commit.commit}{said}")
+
+    def _check_not_erased(self, parent: Stored | None) -> None:
+        """Raise `ErasedError` if what the commit has written, or deleted, is there no more."""
+        snapshots = self.engine.snapshots
+        before, after = snapshots.of(parent), snapshots.of(self._commit)
+        after.check_not_erased("", since=before.seq)
+        for prefix in after.runs_since(before.seq).new_prefixes(before.seq):
+            before.check_not_erased(prefix)
 
 
 def plan(

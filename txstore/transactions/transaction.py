@@ -330,6 +330,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def copy(self, source: str, destination: str, at: Snapshot | None = None) -> None:
         """Copy an array or group, as it is here or in a snapshot, as `move` moves it. Raises what `move` does."""
         start, to = self._places(source, destination, may_be_inside=at is not None)
+        if at is not None:
+            at.check_not_erased(source)
         self._check_node(self if at is None else at, source)
         if at is None and self.isolation == SERIALIZABLE:
             for key in self.keys_below(source):
@@ -342,6 +344,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises `NodeNotFoundError` if there is nothing then and now, and what `move` does. The root is restored, too.
         """
         prefix = directory_prefix(path)
+        at.check_not_erased(path)
         is_here, was_there = self.has_keys_below(path), at.has_keys_below(path)
         if not is_here and not was_there:
             raise NodeNotFoundError(path)

@@ -1,0 +1,117 @@
+"""An erasure is killed, or the power lost, after every step of it: done again, it is done, and nothing else is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+
+import pytest
+
+import txstore
+from tests import reliability
+from tests.crash.disk import Disk, Image, PowerLoss, Tree
+from tests.crash.system import SYSTEM, URL, Process, forget_all, simulated
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux"),
+]
+
+#: So many images are looked at.
+IMAGES = max(40, int(os.environ.get("TXSTORE_CRASH_IMAGES", "0")) // 10)
+
+SECRET, KEPT = random.Random(1).randbytes(600), random.Random(2).randbytes(600)
+
+
+def fill() -> None:
+    repo = txstore.Repository(URL)
+    for number in range(3):
+        with repo.begin(f"{number}") as tx:
+            tx["s/a"] = bytes([number]) + SECRET
+            tx[f"s/{number}"] = SECRET
+            tx[f"k/{number}"] = KEPT
+    repo.tags["v1"] = 0
+    repo.branches["dev"] = repo.head()
+    with repo.begin("of dev", branch="dev") as tx:
+        tx["s/a"] = SECRET
+    repo.optimize()
+
+
+def has_secret(tree: Tree) -> bool:
+    """Tell whether any file that has a name has it."""
+    directories, files = tree
+    named = {inode for entries in directories.values() for inode in entries.values()}
+    return any(SECRET[100:140] in content for inode, content in files.items() if inode in named)
+
+
+def recorded() -> tuple[Disk, set[str]]:
+    """Run it; return the disk with the steps of the erasure, and what commits there were."""
+    disk = Disk()
+    SYSTEM.turn_on(disk, boot=1, seed=1)
+    try:
+        with Process():
+            fill()
+            repo = txstore.Repository(URL)
+            ids = {commit.id for name in ("main", "dev") for commit in repo.log(name)}
+            del repo
+        forget_all()
+        erasing = Disk(disk.image())
+        SYSTEM.turn_on(erasing, boot=1, seed=2)
+        with Process():
+            txstore.Repository(URL).erase("s")
+    finally:
+        forget_all()
+    assert has_secret(erasing.start)
+    assert not has_secret(erasing.image())
+    return erasing, ids
+
+
+def check(image: Image, ids: set[str], *, boot: int) -> None:
+    SYSTEM.turn_on(Disk(image.tree), boot=boot, seed=1 << 20)
+    try:
+        with Process():
+            repo = txstore.Repository(URL)
+            assert {commit.id for name in ("main", "dev") for commit in repo.log(name)} >= ids
+            faults = repo.verify().faults
+            assert {fault.part for fault in faults} <= {"erasure"}, faults
+            for slot in range(3):  # what it is meanwhile is told, or as it was
+                with contextlib.suppress(txstore.ErasedError):
+                    assert bytes(repo.mapping(at=slot)["s/a"])[1:] == SECRET
+            repo.erase("s")
+            assert repo.verify().faults == []
+            assert all(each.finished for each in repo.erasures())
+            for name in ("main", "dev"):
+                for slot in range(4):
+                    mapping = repo.mapping(at=slot, branch=name)
+                    assert all(mapping[f"k/{number}"] == KEPT for number in range(min(slot + 1, 3)))
+                    with pytest.raises(txstore.ErasedError):
+                        mapping["s/0"]
+        assert not has_secret(SYSTEM.disk.image())
+    finally:
+        forget_all()
+
+
+def test_killed_or_without_power_after_every_step() -> None:
+    chance = random.Random(7)
+    with simulated(), reliability.counting("erasures interrupted") as counted:
+        disk, ids = recorded()
+        loss, images = PowerLoss(disk.start), []
+        for number, step in enumerate(disk.steps, 1):
+            loss.advance(step)
+            images.append((number, loss.all_kept(), 1))
+            images += [(number, loss.image(choice, chance), 2) for choice in loss.choices(chance, 2)]
+        seen: set[int] = set()
+        for number, image, boot in chance.sample(images, min(len(images), IMAGES)):
+            if image.identity in seen:
+                continue
+            seen.add(image.identity)
+            try:
+                check(image, ids, boot=boot)
+            except BaseException as error:
+                step = disk.steps[number - 1]
+                error.add_note(f"after step {number}, {step.call} {step.path}: boot {boot}, {image.kept}")
+                raise
+        counted["images looked at"] = len(seen)
+    assert len(seen) > 20

@@ -1,0 +1,502 @@
+"""Erasing: afterwards no file, object or cache has a byte of it, and whoever asks for it is told so."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.maintenance.upkeep import below, put
+from txstore.maintenance import erase as erasing
+from txstore.maintenance import scrub as scrubbing
+
+
+def value(seed: int, length: int = 1000) -> bytes:
+    """Known, and like nothing else."""
+    return random.Random(seed).randbytes(length)
+
+
+SECRETS = {f"s/{name}": value(number) for number, name in enumerate(("c/0", "c/1", "t/c/0", "zarr.json"))}
+SECRETS["s/c/0 again"] = value(70)
+SECRETS["on dev"] = value(71)
+SECRETS["short"] = value(72, 9)
+KEPT = {f"k/c/{number}": value(100 + number) for number in range(3)} | {"s2/c/0": value(110), "sa": value(111)}
+
+
+def fill(repo: txstore.Repository) -> None:
+    """Several versions, on two branches, tagged, in own and merged runs, in commit files and a data pack."""
+    put(repo, {key: each for key, each in SECRETS.items() if key.startswith("s/")} | KEPT, "first")
+    repo.tags["v1"] = 0
+    put(repo, {"s/c/0": SECRETS["s/c/0 again"], "s/c/3": SECRETS["short"]}, "second")
+    repo.branches["dev"] = repo.head()
+    with repo.begin("of dev", branch="dev") as mapping:
+        mapping["s/c/1"] = SECRETS["on dev"]
+        mapping["s/c/0"] = b"overwritten in the same transaction" + SECRETS["short"]
+        mapping["s/c/0"] = SECRETS["on dev"]
+    for number in range(4):
+        put(repo, {f"n/{number}": b"%d" % number, "s/c/3": SECRETS["short"] * 3}, f"more {number}")
+    repo.optimize()
+
+
+def files_of(root: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(Path(root).rglob("*")):
+        if path.is_file():
+            yield str(path), path.read_bytes()
+
+
+def pieces() -> list[bytes]:
+    """Parts of all that was secret: none is in anything else."""
+    return [each[at : at + 8] for each in SECRETS.values() for at in range(0, len(each) - 7, 100)]
+
+
+def leaks(files: Iterator[tuple[str, bytes]]) -> list[str]:
+    return [path for path, content in files if any(piece in content for piece in pieces())]
+
+
+def check_all_is_told(repo: txstore.Repository, commits: int, *, branch: str = "main") -> None:
+    for slot in range(commits):
+        mapping = repo.mapping(at=slot, branch=branch)
+        with pytest.raises(txstore.ErasedError, match="'s/c/0' was erased by") as caught:
+            mapping["s/c/0"]
+        assert caught.value.time is not None
+        for ask in (mapping.get_view, mapping.size_of, mapping.__contains__, partial(mapping.get_part, part=slice(3))):
+            with pytest.raises(txstore.ErasedError):
+                ask("s/c/0")
+        assert not [key for key in mapping if key.startswith("s/")]
+        assert {key: mapping[key] for key in KEPT} == KEPT
+
+
+def test_no_file_has_a_byte_of_it(repo: txstore.Repository) -> None:
+    fill(repo)
+    commits = [(commit.id, commit.message) for name in ("main", "dev") for commit in repo.log(name)]
+    assert leaks(files_of(repo.url))
+    heads = {name: repo.head(name).slot for name in repo.branches}
+
+    report = repo.erase("s")
+
+    assert leaks(files_of(repo.url)) == []
+    assert report.values >= 10
+    assert report.bytes > 5000
+    assert report.commit == repo.head()
+    assert repo.head().message == "erased 's'"
+    assert repo.head().properties["erased"] == ["s"]
+    assert repo.verify().faults == []
+    assert repo.verify(repair=True).faults == []
+    for name, head in heads.items():
+        check_all_is_told(repo, head + 1, branch=name)
+        check_all_is_told(txstore.Repository(repo.url), head + 1, branch=name)
+        assert "s/c/0" not in repo.mapping(branch=name)  # deleted, as anything
+    found = [(commit.id, commit.message) for name in ("main", "dev") for commit in repo.log(name)]
+    assert set(commits) <= set(found)
+    assert repo.tags["v1"].id == repo.commit(0).id
+    [erasure] = repo.erasures()
+    assert (erasure.paths, erasure.values, erasure.by) == (("s",), report.values, repo.head().author)
+    assert erasure.finished is not None
+
+
+def test_what_is_written_there_later_stays(repo: txstore.Repository) -> None:
+    fill(repo)
+    repo.erase("s")
+    put(repo, {"s/c/0": b"new"})
+    assert repo.mapping()["s/c/0"] == b"new"
+    repo.optimize()
+    repo.vacuum(keep=1)
+    assert repo.mapping()["s/c/0"] == b"new"
+    assert repo.verify().ok
+    repo.erase("s")
+    assert repo.verify().ok
+    assert len(repo.erasures()) == 2
+
+
+def test_a_second_time_there_is_nothing_to_do(repo: txstore.Repository) -> None:
+    fill(repo)
+    repo.erase("s")
+    head = repo.head()
+    assert repo.erase("s") == erasing.ErasureReport(("s",), None, 0, 0, 0)
+    assert repo.head() == head
+
+
+def test_arrays_of_zarr(repo: txstore.Repository) -> None:
+    data = np.frombuffer(value(5, 4000), np.uint8)
+    with repo.transaction("two") as store:
+        for name in ("secret", "open"):
+            zarr.create_array(store, name=name, data=data, chunks=(1000,), attributes={"who": f"Jane {name}"})
+    with repo.transaction("more") as store:
+        zarr.open_array(store, path="secret")[0] = 1
+    repo.erase("secret")
+    old = repo.snapshot(at=0)
+    with pytest.raises(txstore.ErasedError):
+        zarr.open_array(old, path="secret", mode="r")
+    group = zarr.open_group(old, mode="r")
+    assert [name for name, _ in group.members()] == ["open"]
+    assert np.array_equal(group["open"][:], data)
+    assert b"Jane secret" not in b"".join(content for _, content in files_of(repo.url))
+
+
+def test_bad_paths(repo: txstore.Repository) -> None:
+    fill(repo)
+    for paths, kind in {
+        (): ValueError,
+        ("",): ValueError,
+        ("s", "/"): ValueError,
+        ("a//b",): txstore.KeyFormatError,
+    }.items():
+        with pytest.raises(kind):
+            repo.erase(*paths)
+    with pytest.raises(txstore.NodeNotFoundError):
+        repo.erase("s", "absent")
+    assert leaks(files_of(repo.url))
+    assert repo.erasures() == []
+    with pytest.raises(txstore.RepositoryNotFoundError):
+        txstore.Repository(f"{repo.url}.not").erase("s")
+
+
+def test_what_was_moved_or_copied_is_erased_with_it_or_not_at_all(repo: txstore.Repository) -> None:
+    data = np.frombuffer(value(5, 4000), np.uint8)
+    with repo.transaction("raw") as store:
+        zarr.create_array(store, name="raw", data=data, chunks=(1000,))
+    with repo.transaction("move") as store:
+        store.move("raw", "final")
+    with repo.transaction("copy") as store:
+        store.copy("final", "copied")
+    head = repo.head()
+    for path in ("raw", "final", "copied"):
+        with pytest.raises(txstore.ErasureError, match="the same values") as caught:
+            repo.erase(path)
+        assert all(f"'{other}'" in str(caught.value) for other in {"raw", "final", "copied"} - {path})
+    assert repo.head() == head
+    with repo.transaction("copied, value by value") as store:
+        zarr.create_array(store, name="other", data=zarr.open_array(store, path="final")[:] + 1, chunks=(1000,))
+    repo.erase("raw", "final", "copied")
+    assert repo.verify().ok
+    assert data.tobytes()[:100] not in b"".join(content for _, content in files_of(repo.url))
+    assert np.array_equal(zarr.open_array(repo.snapshot(), path="other", mode="r")[:], data + 1)
+    for slot in range(3):
+        with pytest.raises(txstore.ErasedError):
+            zarr.open_array(repo.snapshot(at=slot), path=("raw", "final", "copied")[slot], mode="r")
+
+
+def test_it_comes_back_by_no_way(repo: txstore.Repository) -> None:
+    with repo.transaction("made") as store:
+        zarr.create_group(store)
+        zarr.create_array(store, name="g/s", data=np.arange(10))
+        zarr.create_array(store, name="k", data=np.arange(10))
+    made = repo.head()
+    repo.branches["dev"] = made
+    with repo.transaction("changed", branch="dev") as store:
+        zarr.open_array(store, path="g/s")[0] = 7
+    repo.erase("g/s")
+    deleting = repo.log()[1]
+    for path in ("g/s", "g", ""):
+        with pytest.raises(txstore.ErasedError), repo.transaction() as store:
+            store.restore(path, at=made)
+    for path in ("g/s", "g"):
+        with pytest.raises(txstore.ErasedError), repo.transaction() as store:
+            store.copy(path, "back", at=made)
+    for commit in (made, deleting):
+        with pytest.raises(txstore.ErasedError):
+            repo.revert(commit)
+    with pytest.raises(txstore.ErasedError):
+        repo.cherry_pick(repo.commit(1, branch="dev"))
+    repo.merge("dev")
+    assert [node.path for node in repo.diff(made, -1).changed] == []
+    assert "k" in dict(zarr.open_group(repo.snapshot(), mode="r").members())
+    with repo.transaction("the rest can be had") as store:
+        store.copy("k", "k2", at=made)
+    exported = f"{repo.url}.zarr"
+    repo.export(exported, at=made)
+    assert not os.path.exists(f"{exported}/g/s")
+    assert repo.verify().ok
+
+
+def test_a_constraint_is_dropped_first(repo: txstore.Repository) -> None:
+    with repo.transaction("made") as store:
+        zarr.create_array(store, name="s", data=np.arange(10))
+        zarr.create_array(store, name="k", data=np.arange(10))
+        store.constraints["equal"] = txstore.constraints.EqualLength(["s", "k"])
+    with pytest.raises(txstore.ConstraintError):
+        repo.erase("s")
+    assert zarr.open_array(repo.snapshot(), path="s", mode="r")[3] == 3
+    assert repo.erasures() == []
+    del repo.constraints["equal"]
+    repo.erase("s")
+    assert repo.verify().ok
+
+
+# --- who is in the way
+
+
+def test_a_reader_is_waited_for(repo: txstore.Repository) -> None:
+    fill(repo)
+    reader = repo.mapping(at=1)
+    assert reader["s/c/0"] == SECRETS["s/c/0 again"]
+    head = repo.head()
+    with pytest.raises(txstore.ErasureTimeoutError, match=r"this process reads main@1.*Nothing was changed"):
+        repo.erase("s", timeout=0)
+    assert repo.head() == head
+    assert repo.erasures() == []
+    assert reader["s/c/1"] == SECRETS["s/c/1"]
+    del reader
+    gc.collect()
+    repo.erase("s", timeout=0)
+    assert leaks(files_of(repo.url)) == []
+
+
+def test_a_reader_in_another_process_is_waited_for(repo: txstore.Repository) -> None:
+    fill(repo)
+    program = (
+        "import sys, txstore; mapping = txstore.Repository(sys.argv[1]).mapping(at=1); print(len(mapping['s/c/0']));"
+        "sys.stdout.flush(); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, repo.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdout is not None
+        assert int(reader.stdout.readline()) == 1000
+        with pytest.raises(txstore.ErasureTimeoutError, match="a process reads main@1"):
+            repo.erase("s", timeout=0)
+        reader.communicate()
+    repo.erase("s", timeout=0)
+    assert leaks(files_of(repo.url)) == []
+
+
+def test_who_reads_what_has_it_no_more_reads_on(repo: txstore.Repository) -> None:
+    fill(repo)
+    for name in repo.branches:
+        with repo.begin("delete", branch=name) as mapping:
+            mapping.delete_dir("s")
+    del mapping
+    gc.collect()
+    reader, other = repo.mapping(), repo.mapping(branch="dev")
+    assert reader["k/c/0"] == KEPT["k/c/0"]
+    writing = repo.begin("goes on")
+    writing["n/9"] = b"9"
+    repo.erase("s", timeout=0)
+    assert (reader["k/c/1"], other["k/c/2"]) == (KEPT["k/c/1"], KEPT["k/c/2"])
+    writing.commit()
+    assert repo.mapping()["n/9"] == b"9"
+    assert leaks(files_of(repo.url)) == []
+    assert repo.verify().ok
+
+
+def test_transactions_are_waited_for(repo: txstore.Repository) -> None:
+    fill(repo)
+    open_one = repo.begin("not done")
+    open_one["n/0"] = b"0"
+    with pytest.raises(txstore.ErasureTimeoutError, match="or writes on it"):
+        repo.erase("s", timeout=0)
+    open_one.rollback()
+    del open_one
+    with repo.transaction(name="nightly") as store:
+        store["s/c/9"] = SECRETS["short"] * 100
+    gc.collect()
+    with pytest.raises(txstore.ErasureTimeoutError, match="the transaction 'nightly', begun by"):
+        repo.erase("s", timeout=0)
+    assert repo.erasures() == []
+    del store
+    repo.engine.existing("nightly").rollback()
+    gc.collect()
+    repo.erase("s", timeout=0)
+    assert leaks(files_of(repo.url)) == []
+
+
+def test_what_dead_processes_have_left_goes(repo: txstore.Repository) -> None:
+    fill(repo)
+    program = (
+        "import os, sys, txstore; tx = txstore.Repository(sys.argv[1]).begin();"
+        "tx['s/c/9'] = bytes.fromhex(sys.argv[2]) * 3000; os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, repo.url, SECRETS["s/c/0"].hex()], check=False)
+    assert [path for path in leaks(files_of(repo.url)) if ".staging" in path]
+    repo.erase("s")
+    assert leaks(files_of(repo.url)) == []
+
+
+def test_a_deleted_branch_has_nothing_left(repo: txstore.Repository) -> None:
+    fill(repo)
+    reader = repo.mapping(branch="dev")
+    del repo.branches["dev"]
+    with pytest.raises(txstore.ErasureTimeoutError, match="a branch that was deleted"):
+        repo.erase("s", timeout=0)
+    del reader
+    gc.collect()
+    repo.erase("s", timeout=0)
+    assert leaks(files_of(repo.url)) == []
+    assert repo.verify().ok
+
+
+def test_a_quarantine_is_looked_at_first(repo: txstore.Repository) -> None:
+    fill(repo)
+    quarantine = Path(repo.url, "quarantine", "commits")
+    quarantine.mkdir(parents=True)
+    (quarantine / "0000000000").write_bytes(SECRETS["s/c/0"])
+    with pytest.raises(txstore.ErasureError, match="quarantine"):
+        repo.erase("s")
+    shutil.rmtree(quarantine.parent)
+    repo.erase("s")
+    assert leaks(files_of(repo.url)) == []
+
+
+def test_damage_is_repaired_first(repo: txstore.Repository) -> None:
+    fill(repo)
+    path = Path(repo.url, "commits", "main", "0000000000")
+    content = path.read_bytes()
+    at = content.index(b"s/c/0") - 20
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(txstore.CorruptionError):
+        repo.erase("s")
+    assert repo.erasures() == []
+    path.write_bytes(content)
+    repo.erase("s")
+
+
+def test_a_file_that_was_opened_before_shows_nothing_else(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without pins, as on an object store, there may be readers whom nobody knows of."""
+    fill(repo)
+    other = txstore.Repository(repo.url)
+    monkeypatch.setattr(erasing._Erasing, "_holders", lambda self: iter(()))
+    mapping = other.mapping(at=0)
+    assert mapping["k/c/0"] == KEPT["k/c/0"]
+    assert "s/c/0" in mapping  # its run is open
+    repo.erase("s")
+    mapping._packs._snapshots._packs._open.clear()  # as where ranges are read
+    mapping.runs._open_packs[0].clear()
+    with pytest.raises((txstore.ErasedError, txstore.CorruptionError)):
+        txstore.Repository(repo.url).mapping(at=0)["s/c/0"]
+
+
+# --- interrupted
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_interrupted_it_is_done_again(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fill(repo)
+    rewrite = scrubbing.rewrite
+    left = iter(range(number))
+
+    def interrupted(*args: object) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        rewrite(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(erasing, "rewrite", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        repo.erase("s")
+    monkeypatch.undo()
+    again = txstore.Repository(repo.url)
+    [fault] = again.verify().faults
+    assert (fault.part, "erase it again" in fault.reason) == ("erasure", True)
+    [erasure] = again.erasures()
+    assert erasure.finished is None
+    again.erase("s")
+    assert leaks(files_of(repo.url)) == []
+    assert again.verify().ok
+    assert [erasure.finished is not None for erasure in again.erasures()] == [True]
+    check_all_is_told(again, 3)
+
+
+# --- copies
+
+
+def test_a_backup_follows(repo: txstore.Repository, tmp_path: Path) -> None:
+    fill(repo)
+    old, new = tmp_path / "old.tx", tmp_path / "new.tx"
+    repo.backup(old)
+    assert leaks(files_of(old))
+    repo.erase("s")
+    put(repo, {"s/c/0": b"written again"})
+    for copy in (old, new, old):
+        repo.backup(copy)
+        assert leaks(files_of(copy)) == []
+        copied = txstore.Repository(copy)
+        assert copied.verify().ok
+        assert copied.erasures() == repo.erasures()
+        assert copied.mapping()["s/c/0"] == b"written again"
+        check_all_is_told(copied, 2)
+
+
+def test_a_backup_in_the_middle(repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(repo)
+    repo.backup(tmp_path / "copy.tx")
+    with monkeypatch.context() as patched:
+        patched.setattr(erasing, "scrub", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            repo.erase("s")
+    repo.backup(tmp_path / "copy.tx")
+    assert leaks(files_of(tmp_path / "copy.tx")) == []
+    repo.erase("s")
+    put(repo, {"s/c/0": b"written again"})
+    repo.backup(tmp_path / "copy.tx")
+    copied = txstore.Repository(tmp_path / "copy.tx")
+    assert copied.verify().ok
+    assert copied.mapping()["s/c/0"] == b"written again"
+
+
+def test_published_copies_follow(repo: txstore.Repository, tmp_path: Path) -> None:
+    with repo.transaction("made") as store:
+        zarr.create_group(store)
+        zarr.create_array(store, name="s", data=np.frombuffer(SECRETS["s/c/0"], np.uint8), compressors=None)
+        zarr.create_array(store, name="k", data=np.arange(3))
+    repo.publish(tmp_path / "plain.zarr")
+    assert leaks(files_of(tmp_path / "plain.zarr"))
+    repo.erase("s")
+    repo.publish(tmp_path / "plain.zarr")
+    assert leaks(files_of(tmp_path / "plain.zarr")) == []
+
+
+# --- repair
+
+
+@pytest.mark.parametrize("branch", ["main", "dev"])
+@pytest.mark.parametrize("what", ["run", "frame"])
+def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, what: str) -> None:
+    fill(repo)
+    repo.erase("s")
+    name = repo.engine.branch(branch)
+    [path, *_] = sorted(Path(repo.url, "commits", name).iterdir())
+    content = bytearray(path.read_bytes())
+    content[content.index(b"TXRN") + 30 if what == "run" else content.index(b"s/c/0") - 20] ^= 4
+    path.write_bytes(content)
+    assert not txstore.Repository(repo.url).verify().ok
+    report = txstore.Repository(repo.url).verify(repair=True)
+    assert report.faults == []
+    assert leaks(files_of(repo.url)) == []
+    check_all_is_told(txstore.Repository(repo.url), 3, branch=branch)
+
+
+# --- object stores
+
+
+def test_objects_and_caches(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    repo = txstore.Repository(f"memory://{tmp_path.name}/erased.tx", single_writer=True, cache_dir=cache)
+    fill(repo)
+    objects = repo.engine.storage.objects
+
+    def scanned() -> list[str]:
+        return leaks((path, bytes(objects.get(path))) for path, _ in below(objects))
+
+    for slot in range(3):
+        assert all(repo.mapping(at=slot).values())
+    assert scanned()
+    assert leaks(files_of(cache))
+    repo.erase("s")
+    assert scanned() == []
+    assert leaks(files_of(cache)) == []
+    check_all_is_told(repo, 3)
+    assert repo.verify().ok
+    put(repo, {"s/c/0": b"new"})
+    assert repo.mapping()["s/c/0"] == b"new"

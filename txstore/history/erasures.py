@@ -1,0 +1,79 @@
+"""What was erased: the records that say what, by whom and when. `maintenance.erase` makes them."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from txstore.errors import CorruptionError
+from txstore.format import names
+from txstore.format.encoding import MalformedError
+from txstore.format.keys import directory_prefix
+from txstore.format.records import ErasureRecord
+from txstore.history.commit import EPOCH
+from txstore.storage.interface import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """One call of `Repository.erase`.
+
+    Attributes
+    ----------
+    paths : tuple of str
+        The arrays and groups of which every version was erased.
+    by : str
+    time : datetime
+        When it began; aware.
+    finished : datetime or None
+        None: it was interrupted, and has to be done again.
+    values, bytes : int
+        How many values were erased, and how long they were.
+    """
+
+    id: str
+    paths: tuple[str, ...]
+    by: str
+    time: datetime
+    finished: datetime | None
+    values: int
+    bytes: int
+
+    def covers(self, key: str) -> bool:
+        return any(key.startswith(directory_prefix(path)) for path in self.paths)
+
+
+def read_records(storage: Storage) -> list[ErasureRecord]:
+    """Return all records, the oldest first. Raises `CorruptionError`."""
+    found = []
+    for name in storage.list(names.ERASED):
+        path = f"{names.ERASED}/{name}"
+        if names.belongs(path):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(read_record(storage, path))
+    return sorted(found, key=lambda record: (record.time, record.id))
+
+
+def read_record(storage: Storage, path: str) -> ErasureRecord:
+    """Raises `CorruptionError`, or `FileNotFoundError`."""
+    try:
+        return ErasureRecord.decode(storage.read(path))
+    except MalformedError as error:
+        raise CorruptionError(path, reason=error.reason) from error
+
+
+def read_erasures(storage: Storage) -> list[Erasure]:
+    """Return what was erased, and what was begun to be, the oldest first. Raises `CorruptionError`."""
+    return [as_erasure(record) for record in read_records(storage)]
+
+
+def as_erasure(record: ErasureRecord) -> Erasure:
+    return Erasure(
+        record.id, record.paths, record.by, _as_time(record.time),
+        None if record.finished is None else _as_time(record.finished), record.values, record.length,
+    )  # fmt: skip
+
+
+def _as_time(microseconds: int) -> datetime:
+    return EPOCH + timedelta(microseconds=microseconds)

@@ -1,0 +1,294 @@
+"""Erasing all versions of what lies below some paths: from every commit, of every branch, and every tag, for good.
+
+Order: nothing is changed before all was looked through and nobody is in the way. Then the heads lose it by ordinary
+commits; those who could still read it are waited for once more; a record says what is being erased. From then on it is
+read by nobody, and one file after the other is put in the place of the old one, until a walk through all of them
+finds nothing. Interrupted anywhere, it is done again: what was erased stays so.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+from txstore.errors import (
+    ConflictError,
+    ErasureError,
+    ErasureTimeoutError,
+    NodeNotFoundError,
+    SnapshotExpiredError,
+)
+from txstore.format import names
+from txstore.format.keys import directory_prefix
+from txstore.format.records import ErasureRecord
+from txstore.history.commit import MAIN, Commit
+from txstore.history.commits import Commits
+from txstore.history.erasures import read_records
+from txstore.history.slots import Contents, Publisher
+from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.locks.pins import SPAN
+from txstore.maintenance.reachable import living_branches
+from txstore.maintenance.scrub import Survey, rewrite, survey
+from txstore.maintenance.vacuum import vacuum
+from txstore.storage.interface import Storage
+from txstore.storage.turns import this_user
+
+_LOOK_AGAIN = 0.05  # seconds
+#: So often it is looked whether anything is left, where others can't be kept from committing meanwhile.
+_ROUNDS = 5
+
+#: Deletes the paths from the head of a branch with a commit. Raises what a commit raises.
+Delete = Callable[[Snapshot, str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureReport:
+    """What was erased.
+
+    Attributes
+    ----------
+    paths : tuple of str
+    commit : Commit or None
+        The one that says so in the history of "main"; None if nothing was left to erase.
+    values, bytes : int
+        How many values, of all versions, and how long they were.
+    files : int
+        How many files were put in the place of others.
+    """
+
+    paths: tuple[str, ...]
+    commit: Commit | None
+    values: int
+    bytes: int
+    files: int
+
+
+def erase(
+    commits: Commits, snapshots: Snapshots, paths: Collection[str], delete: Delete, *, timeout: float | None
+) -> ErasureReport:
+    """See `Repository.erase`. `delete` commits that nothing is below the paths any more."""
+    return _Erasing(commits, snapshots, paths, delete, timeout).run()
+
+
+class _Erasing:
+    def __init__(
+        self, commits: Commits, snapshots: Snapshots, paths: Collection[str], delete: Delete, timeout: float | None
+    ) -> None:
+        self._commits = commits
+        self._storage = commits.storage
+        self._snapshots = snapshots
+        self._paths = tuple(sorted(set(paths)))
+        self._delete = delete
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._files = 0
+
+    def run(self) -> ErasureReport:
+        self._check_quarantine()
+        found = survey(self._commits, self._paths)
+        record = self._begun()
+        if not found.changes and record is None:
+            self._check_met(found)
+            return ErasureReport(self._paths, None, 0, 0, 0)
+        if record is None:
+            self._check_met(found)
+        if found.shared:
+            raise ErasureError(
+                self._paths,
+                "these have some of the same values, which were moved or copied without being written: "
+                f"{_shown(found.shared)}. Give them, too, or take them out of the history first: delete them, then "
+                "vacuum",
+            )
+        self._wait()
+        until = self._delete_everywhere()
+        self._wait(done="The newest commits have it no more, the older ones still have it")
+        if self._storage.is_remote:  # else a vacuum sees at once who lives
+            for paths in self._staged().values():
+                self._storage.delete(*(set(paths) - self._storage.are_held(paths)))
+        vacuum(self._commits, self._snapshots, branch=MAIN)  # what nothing needs need not be looked through
+        if record is None:
+            record = ErasureRecord(os.urandom(16).hex(), self._paths, this_user(), time.time_ns() // 1000, until)
+        record = replace(record, until=until)
+        write_record(self._storage, record)
+        record = self._scrub(record)
+        commit = self._note(record)
+        write_record(self._storage, replace(record, finished=time.time_ns() // 1000))
+        return ErasureReport(self._paths, commit, record.values, record.length, self._files)
+
+    # --- whether it may be done
+
+    def _check_quarantine(self) -> None:
+        if self._storage.list(names.QUARANTINE):
+            raise ErasureError(
+                self._paths,
+                f"a repair has left files in {names.QUARANTINE}/, and what is in them can't be told: look at them, "
+                "delete them",
+            )
+
+    def _check_met(self, found: Survey) -> None:
+        for path in self._paths:
+            if path not in found.met:
+                raise NodeNotFoundError(path)
+
+    def _begun(self) -> ErasureRecord | None:
+        """Return the record of the same erasure, if that was interrupted."""
+        for record in read_records(self._storage):
+            if record.paths == self._paths and record.finished is None:
+                return record
+        return None
+
+    # --- who is in the way
+
+    def _wait(self, done: str = "Nothing was changed") -> None:
+        while holders := list(self._holders()):
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                raise ErasureTimeoutError(self._paths, holders, done=done)
+            time.sleep(_LOOK_AGAIN)
+
+    def _holders(self) -> Iterator[str]:
+        """Say who reads a commit that has what is to be erased, or has a transaction open on one."""
+        living = living_branches(self._commits)
+        for branch in {*self._commits.branch_directories()} - {*living}:
+            if self._snapshots.pins(branch).lowest(SPAN) is not None:
+                yield f"a process reads a branch that was deleted, {branch}"
+        for branch in living:
+            head = self._commits.head(branch)
+            if head is None:
+                continue
+            header = head.header
+            is_there = self._is_there(self._snapshots.newest(branch))
+            seq = self._snapshots.pins(branch).lowest(header.seq + is_there)
+            if seq is not None:
+                slot = seq - (header.seq - header.slot)
+                here = (
+                    "this process" if self._snapshots.pins(branch).is_held_here(header.seq + is_there) else "a process"
+                )
+                yield f"{here} reads {self._commits.label(branch, slot)}, or writes on it"
+            for record in self._commits.recorded():
+                base = -1 if record.base is None else record.base[0]
+                if record.branch == branch and base < header.slot + is_there:
+                    what = f"the transaction {record.name!r}" if record.name is not None else "a transaction"
+                    yield f"{what}, begun by {record.owner}, is open on {self._commits.label(branch, base)}"
+
+        if self._storage.is_remote:
+            # Nobody tells on which commit these are. Those that are recorded do.
+            for transaction, paths in self._staged().items():
+                if self._storage.are_held(paths):
+                    yield f"transaction {transaction.hex()} is open"
+
+    def _staged(self) -> dict[bytes, list[str]]:
+        """Return the packs that are staged, by their transactions, but for those that are recorded."""
+        recorded = {record.id for record in self._commits.recorded()}
+        found: dict[bytes, list[str]] = {}
+        for path in self._commits.paths_in(names.STAGING):
+            part = names.parse_staging(posixpath.basename(path))
+            if part is not None and part[0] not in recorded:
+                found.setdefault(part[0], []).append(path)
+        return found
+
+    def _is_there(self, snapshot: Snapshot) -> bool:
+        return any(map(snapshot.has_keys_below, self._paths))
+
+    # --- what is done
+
+    def _delete_everywhere(self) -> dict[str, int]:
+        """Return of each branch the last slot that may have any of it."""
+        until = {}
+        for branch in self._commits.branch_directories():
+            until[branch] = max(self._commits.slots(branch), default=-1)
+        for branch in living_branches(self._commits):
+            until[branch] = self._delete_from(branch)
+        return until
+
+    def _delete_from(self, branch: str) -> int:
+        """Return the slot of a commit of a branch that has nothing of it."""
+        while True:
+            head = self._snapshots.newest(branch)
+            if not self._is_there(head):
+                return head.slot
+            try:
+                self._delete(head, branch)
+            except (ConflictError, SnapshotExpiredError):
+                if self._deadline is not None and time.monotonic() >= self._deadline:
+                    raise
+
+    def _scrub(self, record: ErasureRecord) -> ErasureRecord:
+        with self._storage.lock(names.COMMIT_LOCK):
+            for _ in range(_ROUNDS):
+                found = survey(self._commits, self._paths, record.until)
+                if not found.changes:
+                    self._forget_hints()
+                    return record
+                record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
+                write_record(self._storage, record)
+                self._files += scrub(self._storage, found, self._paths)
+                self._snapshots.forget(change.pack_id for change in found.changes.values())
+        raise ErasureError(self._paths, "others write it again and again: try again when they have ended")
+
+    def _forget_hints(self) -> None:
+        """On an object store a hint holds the end of a commit file, which may be the one from before."""
+        if self._storage.is_remote:
+            self._storage.delete(*[names.hint_path(branch) for branch in self._commits.branch_directories()])
+
+    def _note(self, record: ErasureRecord) -> Commit:
+        """Make the commit that says so."""
+        writer = self._commits.new_pack(os.urandom(16), 0)
+        publisher = Publisher(
+            self._commits, writer, branch=MAIN, durable=True, message=f"erased {_shown(self._paths)}",
+            properties={"erased": list(self._paths), "erasure": record.id},
+        )  # fmt: skip
+        try:
+            publisher.prepare(self._commits.head(MAIN))
+            stored = publisher.publish(_Unchanged(self._snapshots))
+            assert stored is not None
+            return stored.commit
+        finally:
+            if writer.close() and not publisher.offered:
+                self._storage.delete(writer.path)
+
+
+class _Unchanged:
+    """A commit that changes nothing: a `Plan` of `history.slots`."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+
+    def catch_up(self) -> Snapshot:
+        return self._snapshots.newest(MAIN)
+
+    def contents(self, head: Snapshot) -> Contents:
+        return Contents((), tuple(head.run_names))
+
+
+def scrub(storage: Storage, found: Survey, paths: Collection[str]) -> int:
+    """Put every file in the place of the old one that holds any of it; return how many."""
+    for path, change in found.changes.items():
+        rewrite(storage, path, change, paths)
+    return len(found.changes)
+
+
+def write_record(storage: Storage, record: ErasureRecord) -> None:
+    """Write a record, in the place of an earlier one of the same erasure."""
+    storage.make_directory(names.ERASED, durable=True)
+    path = names.erasure_path(record.id)
+    temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+    storage.write_once(temporary, record.encode(), durable=True)
+    storage.replace(temporary, path)
+    storage.sync_directory(names.ERASED)
+
+
+def _shown(paths: Collection[str]) -> str:
+    some = [repr(path) for path, _ in zip(paths, range(5), strict=False)]
+    return ", ".join(some) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+
+
+def check_paths(paths: Collection[str]) -> tuple[str, ...]:
+    """Return the paths of nodes as keys begin with them. Raises `ValueError`, `KeyFormatError`."""
+    if not paths:
+        raise ValueError("name the arrays or groups to be erased")
+    found = [directory_prefix(path)[:-1] for path in paths]
+    if "" in found:
+        raise ValueError("the root can't be erased: delete the repository, or name the arrays and groups in it")
+    return tuple(path for path in found if not any(path.startswith(f"{other}/") for other in found))

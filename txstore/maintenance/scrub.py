@@ -1,0 +1,305 @@
+"""Taking values out of the files that hold them: what `erase` does to a repository, and a backup to an older copy.
+
+A file keeps its length, and all that others say of it: which commit it is, its hash, where its frames and runs are. Of
+a frame below a path, the value becomes zeros, and the kind says so; of an entry of a run, the kind says so, and the
+checksum becomes zero. So it is enough to put one file after the other in the place of the old one, in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from txstore._native import index, index_twin
+from txstore.errors import CorruptionError
+from txstore.format import commitfile, encoding, names, packfile
+from txstore.format.keys import after_prefix, directory_prefix
+from txstore.format.packfile import Frame, PackName
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
+from txstore.maintenance.check_file import Window, frames_end, walk_frames
+from txstore.maintenance.reachable import StagedPacks, data_packs
+from txstore.storage.interface import StagedFile, Storage
+
+_COPIED = 1 << 20
+_WITH_VALUE = (packfile.FRAME_VALUE, packfile.FRAME_FOREIGN, packfile.FRAME_PARTIAL, packfile.FRAME_MERGED)
+_LEADS_TO_VALUE = tuple(packfile.FRAME_OF_REF)
+
+
+@dataclass(slots=True)
+class _File:
+    """One file to look through."""
+
+    name: PackName
+    size: int
+    stored: Stored | None = None  # of a commit file
+    end: int | None = None  # of the frames that count in a data pack, if a commit says so
+
+
+@dataclass(slots=True)
+class Change:
+    """What becomes of one file."""
+
+    pack_id: bytes
+    size: int
+    holes: list[tuple[int, int]] = field(default_factory=list)  # offset and length of what becomes zeros
+    patches: list[tuple[int, bytes]] = field(default_factory=list)
+    #: Each with the numbers of the packs in its table whose values stay.
+    runs: list[tuple[commitfile.Section, frozenset[int]]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.holes or self.patches or self.runs)
+
+
+@dataclass(slots=True)
+class Survey:
+    """What there is to be erased. `met` are the paths of which there is anything, erased or not."""
+
+    changes: dict[str, Change] = field(default_factory=dict)
+    values: int = 0
+    bytes: int = 0
+    met: set[str] = field(default_factory=set)
+    shared: dict[str, None] = field(default_factory=dict)  # nodes elsewhere that have the same values
+
+
+def survey(commits: Commits, paths: Collection[str], until: Mapping[str, int] | None = None) -> Survey:
+    """Look through every file, reachable or not, for what lies below some paths.
+
+    `until`: of each branch, the last slot that this is about; what later commits have brought stays. Raises
+    `CorruptionError` where a file can't be looked through.
+    """
+    return _Surveyor(commits, paths, until).run()
+
+
+class _Surveyor:
+    def __init__(self, commits: Commits, paths: Collection[str], until: Mapping[str, int] | None) -> None:
+        self._commits = commits
+        self._storage = commits.storage
+        self._prefixes = {path: directory_prefix(path).encode() for path in paths}
+        self._begin = tuple(self._prefixes.values())
+        self._until = until
+        self._young: set[bytes] = set()  # packs that are newer than what this is about
+        self._ends: dict[bytes, int] = {}  # of the frames that count, of data packs
+        self._referred: set[bytes] = set()  # packs that runs lead to
+        self._found = Survey()
+        self._offsets: dict[bytes, set[int]] = {}  # of the values that are to be erased, by their packs
+
+    def run(self) -> Survey:
+        packs = list(data_packs(self._commits))
+        staged = StagedPacks(self._storage.list(names.STAGING))
+        files = list(self._commit_files())
+        for file in files:
+            for section, run, tables in self._runs_of(file):
+                self._look_through(file, section, run, tables)
+        for file in (*files, *self._data_packs(packs, staged)):
+            if file.name.id not in self._young:
+                with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                    self._look_into(file)
+        for file in files:
+            for _, run, tables in self._runs_of(file):
+                self._look_beside(run, tables)
+        return self._found
+
+    def _commit_files(self) -> Iterator[_File]:
+        for branch in self._commits.branch_directories():
+            for slot in sorted(self._commits.slots(branch)):
+                stored = self._commits.read(branch, slot)
+                if stored is None:
+                    continue
+                header = stored.header
+                self._ends.update((pack.name.id, pack.end) for pack in header.packs)
+                if self._until is not None and slot > self._until.get(branch, -1):
+                    self._young |= {header.id, *(pack.name.id for pack in header.packs)}
+                yield _File(header.name, stored.footer.file_length, stored, frames_end(stored))
+
+    def _data_packs(self, packs: Collection[str], staged: StagedPacks) -> Iterator[_File]:
+        """Yield the data packs, but for those of transactions that go on.
+
+        What is in `packs/` was listed before what is staged, and that before the commits, as by a vacuum: a commit's
+        packs are in one of the three.
+        """
+        for folder in dict.fromkeys(map(posixpath.dirname, packs)):
+            sizes = self._storage.sizes(folder)
+            for path in packs:
+                name = posixpath.basename(path)
+                pack_id = names.parse_data_pack(name[:2], name)
+                if posixpath.dirname(path) != folder or pack_id is None:
+                    continue
+                if path in staged and pack_id not in self._ends and pack_id not in self._referred:
+                    continue
+                if name in sizes:  # else it went meanwhile
+                    yield _File(PackName(pack_id), sizes[name], None, self._ends.get(pack_id))
+
+    # --- runs
+
+    def _runs_of(self, file: _File) -> Iterator[tuple[commitfile.Section, index.Run, list[PackName]]]:
+        if file.stored is None:
+            return
+        for section in file.stored.header.sections:
+            if section.kind != commitfile.SECTION_RUN:
+                continue
+            try:
+                content = self._storage.read_range(file.name.path, section.offset, section.length)
+                run = index.Run(content, file.stored.header.seq)
+                tables = [file.name, *map(PackName.decode, run.packs)]
+            except FileNotFoundError:
+                return  # it went meanwhile
+            except ValueError as error:
+                raise CorruptionError(file.name.path, offset=section.offset, reason=f"damaged run: {error}") from error
+            yield section, run, tables
+
+    def _look_through(self, file: _File, section: commitfile.Section, run: index.Run, tables: list[PackName]) -> None:
+        self._referred.update(pack.id for pack in tables)
+        is_changed = False
+        for path in self._prefixes:
+            for _, kind, _, number, offset, _, _ in _entries(run, *_range_of(path), file.name.path):
+                if kind == packfile.REF_ERASED:
+                    self._found.met.add(path)
+                if kind in _LEADS_TO_VALUE and tables[number].id not in self._young:
+                    self._found.met.add(path)
+                    self._offsets.setdefault(tables[number].id, set()).add(offset)
+                    is_changed = True
+        if is_changed:
+            stay = frozenset(number for number, pack in enumerate(tables) if pack.id in self._young)
+            self._change(file).runs.append((section, stay))
+
+    def _look_beside(self, run: index.Run, tables: list[PackName]) -> None:
+        """Find keys elsewhere that lead to what is to be erased: what was moved, or copied without its values."""
+        shared = self._found.shared
+        if not self._offsets.keys() & {pack.id for pack in tables}:
+            return
+        for key, kind, _, number, offset, _, _ in _entries(run, b"", None, tables[0].path):
+            if kind in _LEADS_TO_VALUE and not key.startswith(self._begin):
+                offsets = self._offsets.get(tables[number].id)
+                if offsets is not None and offset in offsets:
+                    shared[_node_of(key.decode(errors="replace"))] = None
+
+    # --- frames
+
+    def _look_into(self, file: _File) -> None:
+        path = file.name.path
+        window = Window(self._storage, path)
+        listed = None if file.stored is not None else self._directory(file)
+        end = file.end if file.end is not None else file.size
+        if listed is not None:
+            end = listed[0]
+        head = bytes(window.at(0, packfile.HEAD_SIZE))
+        try:
+            if packfile.decode_head(head)[0] != file.name.id:
+                raise encoding.MalformedError("the pack's head names another pack")
+        except encoding.MalformedError as error:
+            raise CorruptionError(path, offset=0, reason=error.reason) from error
+        copy_at = 0 if listed is None else listed[1]
+        for position, frame in walk_frames(window, end):
+            if frame is None:
+                if file.end is None and listed is None and window.is_zero(position, end):
+                    break  # room that nobody has used
+                raise CorruptionError(path, offset=position, reason="no whole frame is where one should begin")
+            length = frame.head_end - position
+            self._look_at(file, window, position, frame, copy_at)
+            copy_at += length if listed is not None else 0
+        if file.stored is None and listed is None and not window.is_zero(end, file.size):
+            # A process that has outlived its transaction has left something behind the frames that count.
+            self._change(file).holes.append((end, file.size - end))
+
+    def _directory(self, file: _File) -> tuple[int, int] | None:
+        """Return where the frames of a data pack end, and where the list of them begins; None if there is none."""
+        try:
+            tail = self._storage.read_tail(file.name.path, packfile.DIRECTORY_SIZE)[0]
+            end, length = packfile.decode_directory(tail)
+        except encoding.MalformedError:
+            return None
+        return end, file.size - packfile.DIRECTORY_SIZE - length
+
+    def _look_at(self, file: _File, window: Window, position: int, frame: Frame, copy_at: int) -> None:
+        if frame.original_kind not in _WITH_VALUE:
+            return
+        offsets = self._offsets.get(file.name.id, ())
+        path = next((path for path, prefix in self._prefixes.items() if frame.key.startswith(prefix)), None)
+        if path is not None:
+            self._found.met.add(path)
+        if path is None and frame.offset not in offsets:
+            return
+        if frame.is_erased:
+            if not window.is_zero(frame.offset, frame.offset + frame.length):
+                self._change(file).holes.append((frame.offset, frame.length))
+            return
+        self._offsets.setdefault(file.name.id, set()).add(frame.offset)
+        head = packfile.erased(bytes(window.at(position, frame.head_end - position)))
+        change = self._change(file)
+        change.patches.append((position, head))
+        if copy_at:
+            change.patches.append((copy_at, head))
+        if frame.length:
+            change.holes.append((frame.offset, frame.length))
+        self._found.values += 1
+        self._found.bytes += frame.length
+
+    def _change(self, file: _File) -> Change:
+        return self._found.changes.setdefault(file.name.path, Change(file.name.id, file.size))
+
+
+def _range_of(path: str) -> tuple[bytes, bytes | None]:
+    """Return between which keys all lie that are below a path."""
+    prefix = directory_prefix(path)
+    stop = after_prefix(prefix)
+    return prefix.encode(), None if stop is None else stop.encode()
+
+
+def _node_of(key: str) -> str:
+    """Return the array or group that a key is of, as far as its name tells."""
+    array, chunk, _ = key.rpartition("/c/")
+    return array if chunk else key.rpartition("/")[0]
+
+
+def _entries(
+    run: index.Run, start: bytes, stop: bytes | None, path: str
+) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
+    try:
+        while page := run.scan(start, stop, 4096):
+            yield from page
+            start = page[-1][0] + b"\0"
+    except ValueError as error:
+        raise CorruptionError(path, reason=f"damaged run: {error}") from error
+
+
+# --- writing
+
+
+def rewrite(storage: Storage, path: str, change: Change, paths: Collection[str]) -> None:
+    """Put a file in the place of another, without what is to be erased below some paths."""
+    patches = list(change.patches)
+    for section, stay in change.runs:
+        content = storage.read_range(path, section.offset, section.length)
+        patches.append((section.offset, index_twin.erase(content, list(map(_range_of, paths)), stay)))
+    storage.make_directory(names.STAGING, durable=False)
+    temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"  # the next writer deletes what a dead process left
+    file = storage.create(temporary, at_most=storage.permissions(path) | 0o700)
+    try:
+        _copy(storage, path, file, change)
+        for offset, content in patches:
+            file.write(offset, [content])
+        file.sync()
+        storage.replace(temporary, path)
+    except BaseException:
+        storage.delete(temporary)
+        raise
+    finally:
+        file.close()
+    storage.sync_directory(posixpath.dirname(path))
+
+
+def _copy(storage: Storage, path: str, file: StagedFile, change: Change) -> None:
+    file.write(change.size - 1, [b"\0"])  # holes take no room where the file system knows such
+    position = 0
+    for offset, length in [*sorted(change.holes), (change.size, 0)]:
+        while position < offset:
+            part = storage.read_range(path, position, min(_COPIED, offset - position))
+            if not part:
+                raise CorruptionError(path, offset=position, reason="the file is too short")
+            file.write(position, [part])
+            position += len(part)
+        position = max(position, offset + length)
