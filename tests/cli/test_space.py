@@ -7,7 +7,7 @@ import pytest
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
 from tests.maintenance.upkeep import content, floor_of, rewrite, tree
-from txstore.cli.output import readable_size
+from txstore.format.shown import readable_size
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from txstore.cli.output import (
     options_of,
     print_json,
     public_place,
-    readable_size,
     reporting_errors,
     showing_progress,
     tell,
 )
+from txstore.format.shown import readable_size
 from txstore.history.commit import MAIN
 
 if TYPE_CHECKING:

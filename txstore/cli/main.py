@@ -31,7 +31,6 @@ from txstore.cli.output import (
     print_json,
     print_pairs,
     print_table,
-    readable_size,
     reporting_errors,
     tell,
 )
@@ -39,6 +38,7 @@ from txstore.errors import CommitNotFoundError, SnapshotExpiredError, TxStoreErr
 from txstore.format.constraints import Constraint
 from txstore.format.keys import ancestors, is_document
 from txstore.format.mapping import Hierarchy
+from txstore.format.shown import readable_size
 from txstore.history.commit import MAIN, Commit
 from txstore.history.declarations import encode
 from txstore.repository import Repository

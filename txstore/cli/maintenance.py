@@ -73,12 +73,7 @@ def _print(report: Report, repair: bool) -> None:
         tell(f"FAULT {fault}{left}")
     for path in report.strays:
         tell(f"NOTE  {path}: no file of a repository is called so; it does no harm, and stays")
-    outside = f" ({report.foreign:,} to files outside)" if report.foreign else ""
-    repaired = f", {len(report.repaired)} repaired," if report.repaired else ""
-    tell(
-        f"{len(report.faults)} faults{repaired} in {report.commits:,} commits, {report.values:,} values, "
-        f"{report.refs:,} refs{outside}, {report.bytes:,} bytes"
-    )
+    tell(str(report))
 
 
 @reporting_errors_as(2)

@@ -36,6 +36,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from txstore.errors import TxStoreError
+from txstore.format.shown import printable
 from txstore.history.commit import MAIN, Commit
 from txstore.repository import Repository
 from txstore.storage.objects.errors import Secrets
@@ -284,21 +285,8 @@ def local_time(time: datetime, *, seconds: bool = False) -> str:
     return time.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z" if seconds else "%Y-%m-%d %H:%M %Z")
 
 
-def readable_size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
 def as_text(content: str) -> Text:
     return Text(printable(content))
-
-
-def printable(content: str) -> str:
-    """Show control characters by their escapes: what a repository says must not steer the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in content)
 
 
 @contextmanager

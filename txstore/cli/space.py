@@ -20,12 +20,11 @@ from txstore.cli.output import (
     open_repository,
     print_json,
     print_table,
-    printable,
-    readable_size,
     reporting_errors,
     showing_progress,
     tell,
 )
+from txstore.format.shown import printable, readable_size
 from txstore.history.commit import MAIN
 from txstore.maintenance.usage import Usage
 
@@ -76,12 +75,7 @@ def vacuum(
     if as_json:
         print_json(asdict(report))
         return
-    would = "would be " if dry_run else ""
-    staged = f", {readable_size(report.staged)} of it staged by processes that died" if report.staged else ""
-    tell(
-        f"{report.files:,} files ({readable_size(report.bytes)}{staged}) {would}deleted, {report.expired:,} commits "
-        f"{would}given up; commits are kept from slot {report.floor} on"
-    )
+    tell(str(report))
 
 
 @reporting_errors
@@ -107,10 +101,7 @@ def erase(
     elif report.commit is None:
         tell("nothing is left to erase")
     else:
-        tell(
-            f"{report.values:,} values ({readable_size(report.bytes)}) erased, in {report.files:,} files, as "
-            f"{report.commit}; of what was copied elsewhere nobody knows: see docs/how-to/maintenance.md"
-        )
+        tell(f"{report}; of what was copied elsewhere nobody knows: see docs/how-to/maintenance.md")
 
 
 @reporting_errors

@@ -17,11 +17,11 @@ from txstore.cli.output import (
     open_repository,
     print_json,
     print_table,
-    readable_size,
     reporting_errors,
     tell,
 )
 from txstore.errors import shown_keys
+from txstore.format.shown import readable_size
 from txstore.transactions.named import NamedTransaction, Participant
 
 app = typer.Typer(help="List the transactions that have a name, and end them.", no_args_is_help=True)

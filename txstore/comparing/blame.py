@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from txstore.comparing.nodes import index_of
 from txstore.errors import NodeNotFoundError
 from txstore.format.documents import Described, describe
 from txstore.format.keys import DOCUMENT_NAMES, after_prefix, directory_prefix, document_key, is_document
+from txstore.format.shown import html_head, html_table, printable
 from txstore.history.commit import Commit
 from txstore.history.runs import Live
 from txstore.history.snapshot import Snapshot
@@ -93,15 +93,13 @@ class Blame:
         return "\n".join(["  ".join(cells).rstrip() for cells in self._cells()])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in self._cells())
-        return f"<b>Blame</b> <code>{escape(self.path or '/')}</code><table>{rows}</table>"
+        return html_head("Blame", self.path or "/") + html_table(self._cells())
 
     def _cells(self) -> Iterator[tuple[str, str, str]]:
         for commit, count, documents in self.rows():
             what = [*([f"{count:,} chunks"] if count else []), *documents]
             told = "not kept any more" if commit is None else commit.message.partition("\n")[0]
-            printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told)
-            yield "-" if commit is None else f"{commit} {commit.id[:12]}", ", ".join(what), printable
+            yield "-" if commit is None else f"{commit} {commit.id[:12]}", ", ".join(what), printable(told)
 
 
 def blame(snapshot: Snapshot, path: str, commits_of: Callable[[Sequence[int]], Mapping[int, Commit | None]]) -> Blame:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any
 
 from txstore.comparing.documents import ABSENT, FieldChange
 from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff
+from txstore.format.shown import html_head, html_text, printable
 
 _SIGNS = {ADDED: "+", REMOVED: "-", MOVED: ">", CHANGED: "~"}
 #: So many regions of an array are told, and so many characters of a value.
@@ -27,17 +27,17 @@ def as_text(title: str, nodes: Sequence[NodeDiff]) -> str:
     for node in _topmost(nodes):
         lines.append(f"{_SIGNS[node.change]} {_name(node)}{_summary(node)}")
         lines += [f"    {line}" for line in _details(node)]
-    return "\n".join(_printable(line) for line in lines)
+    return "\n".join(printable(line) for line in lines)
 
 
 def as_html(title: str, nodes: Sequence[NodeDiff]) -> str:
     rows = "".join(
-        f"<tr><td>{escape(_SIGNS[node.change])}</td><td><code>{escape(_name(node))}</code></td>"
-        f"<td>{escape(_summary(node).lstrip(' :'))}</td>"
-        f"<td>{'<br>'.join(escape(line) for line in _details(node))}</td></tr>"
+        f"<tr><td>{html_text(_SIGNS[node.change])}</td><td><code>{html_text(_name(node))}</code></td>"
+        f"<td>{html_text(_summary(node).lstrip(' :'))}</td>"
+        f"<td>{'<br>'.join(map(html_text, _details(node)))}</td></tr>"
         for node in _topmost(nodes)
     )
-    head = f"<b>Diff</b> {escape(title + ': ' + counted(nodes) + _sizes(nodes))}"
+    head = html_head("Diff", f"{title}: {counted(nodes)}{_sizes(nodes)}")
     return f"{head}<table>{rows}</table>" if rows else head
 
 
@@ -99,7 +99,3 @@ def _value(value: Any) -> str:
 def _sizes(nodes: Sequence[NodeDiff]) -> str:
     added, dropped = sum(node.bytes_added for node in nodes), sum(node.bytes_dropped for node in nodes)
     return f" ({added:,} bytes added, {dropped:,} dropped)" if added or dropped else ""
-
-
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

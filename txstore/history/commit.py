@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from html import escape
 from typing import Any
 
 from txstore.format import encoding, names
 from txstore.format.commitfile import CommitName, Footer, Header
 from txstore.format.records import Hint
+from txstore.format.shown import html_head, html_text
 
 MAIN = names.MAIN
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -53,13 +53,13 @@ class Commit:
         return f"{self.branch}@{self.slot}"
 
     def __repr__(self) -> str:
-        return f"<Commit {self} {self.id[:12]} {self._told()} {self.message.partition(_END)[0][:_SHOWN]!r}>"
+        return f"<Commit {self} {self.id[:12]} {self._when()} {self.message.partition(_END)[0][:_SHOWN]!r}>"
 
     def _repr_html_(self) -> str:
-        message = escape(self.message.partition(_END)[0])
-        return f"<b>Commit</b> {escape(str(self))} <code>{self.id[:12]}</code> {self._told()} {message}"
+        message = html_text(self.message.partition(_END)[0])
+        return f"{html_head('Commit', str(self))} <code>{self.id[:12]}</code> {self._when()} {message}"
 
-    def _told(self) -> str:
+    def _when(self) -> str:
         """Return the time in the zone of whoever asks, with its name."""
         return self.time.astimezone().strftime("%Y-%m-%d %H:%M %Z")
 

@@ -11,11 +11,12 @@ from txstore.format import names
 from txstore.format.encoding import MalformedError
 from txstore.format.keys import directory_prefix
 from txstore.format.records import ErasureRecord
+from txstore.format.shown import html_head
 from txstore.history.commit import EPOCH
 from txstore.storage.interface import Storage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Erasure:
     """One call of `Repository.erase`.
 
@@ -39,6 +40,18 @@ class Erasure:
     finished: datetime | None
     values: int
     bytes: int
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(repr, self.paths))
+        when = self.time.astimezone().strftime("%Y-%m-%d %H:%M %Z")
+        done = f"{self.values:,} values" if self.finished is not None else "interrupted: erase it again"
+        return f"{shown} by {self.by}, {when}: {done}"
+
+    def __repr__(self) -> str:
+        return f"<Erasure {self}>"
+
+    def _repr_html_(self) -> str:
+        return html_head("Erasure", str(self))
 
     def covers(self, key: str) -> bool:
         return any(key.startswith(directory_prefix(path)) for path in self.paths)

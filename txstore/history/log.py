@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from itertools import chain, islice, pairwise
 from typing import overload
 
 from txstore.format import encoding
+from txstore.format.shown import html_table, printable
 from txstore.history.changes import changed
 from txstore.history.commit import Commit, Stored
 from txstore.history.snapshot import Snapshots
@@ -84,9 +84,7 @@ class Log(Sequence[Commit]):
 
     def _repr_html_(self) -> str:
         commits, more = self._rows()
-        head = "".join(f"<th>{name}</th>" for name in _HEAD)
-        rows = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _row(commit))}</tr>" for commit in commits]
-        return f"<table><tr>{head}</tr>{''.join(rows)}</table>{'...' if more else ''}"
+        return (html_table(map(_row, commits), _HEAD) or "no commits") + ("..." if more else "")
 
 
 _HEAD = ("commit", "id", "time", "keys", "message")
@@ -101,7 +99,7 @@ def _row(commit: Commit) -> tuple[str, ...]:
         commit.id[:12],
         commit.time.astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         f"+{statistics['keys_set']:,}" + (f" -{deleted:,}" if deleted else ""),
-        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told),
+        printable(told),
     )
 
 

@@ -20,6 +20,7 @@ from txstore.format.commitfile import RunName
 from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
 from txstore.format.records import Branch, Tag
+from txstore.format.shown import html_head
 from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.erasures import read_records
@@ -39,7 +40,7 @@ _BATCH = 64
 Check = Callable[[str], list[Fault]]  # of a file at another place
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Backup:
     """What a backup did. `slot` and `commit` are of the head of "main" that the copy has now; `bytes` were copied."""
 
@@ -48,6 +49,17 @@ class Backup:
     commit: str
     files: int
     bytes: int
+
+    def __str__(self) -> str:
+        what = "is new" if self.files else "was up to date"
+        copied = f"{self.files:,} files, {self.bytes:,} bytes copied"
+        return f"{self.destination} {what}: commits up to slot {self.slot}; {copied}"
+
+    def __repr__(self) -> str:
+        return f"<Backup {self}>"
+
+    def _repr_html_(self) -> str:
+        return html_head("Backup", str(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from txstore.errors import (
 from txstore.format import names
 from txstore.format.keys import directory_prefix
 from txstore.format.records import ErasureRecord
+from txstore.format.shown import html_head, readable_size
 from txstore.history.commit import MAIN, Commit
 from txstore.history.commits import Commits
 from txstore.history.erasures import read_records
@@ -44,7 +45,7 @@ _ROUNDS = 5
 Delete = Callable[[Snapshot, str], object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ErasureReport:
     """What was erased.
 
@@ -64,6 +65,17 @@ class ErasureReport:
     values: int
     bytes: int
     files: int
+
+    def __str__(self) -> str:
+        if self.commit is None:
+            return "nothing was left to erase"
+        return f"{self.values:,} values ({readable_size(self.bytes)}) erased, in {self.files:,} files, as {self.commit}"
+
+    def __repr__(self) -> str:
+        return f"<ErasureReport {_shown(self.paths)}: {self}>"
+
+    def _repr_html_(self) -> str:
+        return html_head("ErasureReport", f"{_shown(self.paths)}: {self}")
 
 
 def erase(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from txstore.format.shown import html_head, html_table, printable
+
 #: So many ids of commits are told of each fault.
 COMMITS_TOLD = 10
 
 
-@dataclass(frozen=True, slots=True)
+#: So many faults and repairs a notebook shows.
+_SHOWN = 50
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Fault:
     """One thing that is wrong.
 
@@ -28,9 +34,18 @@ class Fault:
     commits: tuple[str, ...] = ()
     commit_count: int = 0
 
+    @property
+    def where(self) -> str:
+        return self.path + (f" at byte {self.offset}" if self.offset is not None else "")
+
+    def __repr__(self) -> str:
+        return f"<Fault of a {self.part}: {printable(self.where)}>"
+
+    def _repr_html_(self) -> str:
+        return html_head("Fault", str(self))
+
     def __str__(self) -> str:
-        where = self.path + (f" at byte {self.offset}" if self.offset is not None else "")
-        what = where + (f" (key {self.key!r})" if self.key is not None else "") + f": {self.reason}"
+        what = self.where + (f" (key {self.key!r})" if self.key is not None else "") + f": {self.reason}"
         if self.commit_count:
             shown = ", ".join(commit[:12] for commit in self.commits)
             more = self.commit_count - len(self.commits)
@@ -49,7 +64,7 @@ class Repair:
         return f"{self.path}: {self.action}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Report:
     """What `verify` found. After repairs: what is left, what was done, and the faults that are gone.
 
@@ -69,3 +84,21 @@ class Report:
     @property
     def ok(self) -> bool:
         return not self.faults
+
+    def __str__(self) -> str:
+        repaired = f", {len(self.repaired):,} repaired," if self.repaired else ""
+        outside = f" ({self.foreign:,} to files outside)" if self.foreign else ""
+        return (
+            f"{len(self.faults):,} faults{repaired} in {self.commits:,} commits, {self.values:,} values, "
+            f"{self.refs:,} refs{outside}, {self.bytes:,} bytes"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Report: {self}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(fault.where, fault.key or "", fault.reason) for fault in self.faults[:_SHOWN]]
+        found = html_table(rows, ("file", "key", "fault"), left=len(self.faults) - len(rows))
+        rows = [(repair.path, "", repair.action) for repair in self.repairs[:_SHOWN]]
+        done = html_table(rows, ("file", "", "repair"), left=len(self.repairs) - len(rows))
+        return html_head("Report", str(self)) + found + done

@@ -11,6 +11,7 @@ from txstore.format import names, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.documents import kind_of_node
 from txstore.format.keys import ancestors, directory_prefix, stored_key
+from txstore.format.shown import html_head, html_table, readable_size
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.runs import names_of
@@ -34,7 +35,11 @@ class ArrayUsage:
     bytes: int = 0
 
 
-@dataclass(slots=True)
+#: So many arrays a notebook shows.
+_SHOWN = 20
+
+
+@dataclass(slots=True, repr=False)
 class Usage:
     """Bytes on the disk, by what they are for.
 
@@ -66,6 +71,26 @@ class Usage:
     @property
     def total(self) -> int:
         return self.live + self.history + self.overwritten + self.staged + self.orphan
+
+    def _purposes(self) -> list[tuple[str, int]]:
+        sizes = (self.live, self.history, self.overwritten, self.staged, self.orphan)
+        return list(zip(("live", "history", "overwritten", "staged", "orphan"), sizes, strict=True))
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{readable_size(size)} {what}" for what, size in self._purposes() if size)
+        return f"<Usage {readable_size(self.total)}{f': {told}' if told else ''}>"
+
+    def _repr_html_(self) -> str:
+        purposes = [(what, f"{size:,}", readable_size(size)) for what, size in self._purposes()]
+        largest = sorted(self.arrays.items(), key=lambda item: -item[1].bytes)[:_SHOWN]
+        arrays = [
+            (path or "/", f"{each.bytes:,}", readable_size(each.bytes), f"{each.keys:,}") for path, each in largest
+        ]
+        return (
+            html_head("Usage", readable_size(self.total))
+            + html_table(purposes, ("what for", "bytes", "size"))
+            + html_table(arrays, ("array or group", "bytes", "size", "keys"), left=len(self.arrays) - len(largest))
+        )
 
 
 def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 
 from txstore.errors import CommitNotFoundError, CorruptionError, WrongFileTypeError
 from txstore.format import names, packfile
+from txstore.format.shown import html_head, readable_size
 from txstore.history.ancestry import Ancestry
 from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
@@ -37,7 +38,7 @@ from txstore.storage.interface import Storage
 from txstore.transactions.reclaim import reclaim_staging
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class VacuumReport:
     """What a vacuum did, or with `dry_run` would do.
 
@@ -60,6 +61,20 @@ class VacuumReport:
     bytes: int
     staged: int = 0
     dry_run: bool = False
+
+    def __str__(self) -> str:
+        would = "would be " if self.dry_run else ""
+        staged = f", {readable_size(self.staged)} of it staged by processes that died" if self.staged else ""
+        return (
+            f"{self.files:,} files ({readable_size(self.bytes)}{staged}) {would}deleted, {self.expired:,} commits "
+            f"{would}given up; commits are kept from slot {self.floor} on"
+        )
+
+    def __repr__(self) -> str:
+        return f"<VacuumReport: {self}>"
+
+    def _repr_html_(self) -> str:
+        return html_head("VacuumReport", str(self))
 
 
 def vacuum(

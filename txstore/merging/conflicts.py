@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from txstore.format.shown import html_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +29,11 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
+#: So many of the conflicts of a merge are shown.
+_SHOWN = 50
+
+
+@dataclass(frozen=True, repr=False)
 class Conflict:
     """Something that both sides of a merge have changed, and that can't be put together.
 
@@ -100,18 +105,18 @@ class Conflict:
         region = None if self.region is None else [[along.start, along.stop] for along in self.region]
         return {"path": self.path, "kind": self.kind, "key": self.key, "region": region, "fields": list(self.fields)}
 
+    def __repr__(self) -> str:
+        return f"<Conflict {self.kind}: {self.path or '/'!r}{self.place and f' {self.place}'}>"
+
     def _repr_html_(self) -> str:
         return table_of([self])
 
 
 def table_of(conflicts: list[Conflict]) -> str:
     """Return conflicts as an HTML table."""
-    rows = "".join(
-        f"<tr><td>{html.escape(each.path or '/')}</td><td>{html.escape(each.place)}</td>"
-        f"<td>{html.escape(KINDS[each.kind])}</td></tr>"
-        for each in conflicts
-    )
-    return f"<table><thead><tr><th>path</th><th>where</th><th>conflict</th></tr></thead><tbody>{rows}</tbody></table>"
+    shown = conflicts[:_SHOWN]
+    rows = [(each.path or "/", each.place, KINDS[each.kind]) for each in shown]
+    return html_table(rows, ("path", "where", "conflict"), left=len(conflicts) - len(shown))
 
 
 class Answers:

@@ -31,6 +31,7 @@ from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.format.documents import NODE_DOCUMENTS, Node, below
 from txstore.format.keys import after_prefix, ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
+from txstore.format.shown import html_head
 from txstore.merging import elements
 from txstore.merging.appending import Appended, appended
 from txstore.merging.conflicts import Answers, Conflict, table_of
@@ -82,7 +83,7 @@ class Plan:
         return f"<Plan: {self}>"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self}</p>" + (table_of(self.conflicts) if self.conflicts else "")
+        return html_head("Plan", str(self)) + table_of(self.conflicts)
 
 
 class Side:

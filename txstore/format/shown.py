@@ -1,0 +1,38 @@
+"""How reports are shown: what a name may do to a terminal or a notebook, sizes, tables in HTML. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+
+def printable(content: str) -> str:
+    """Show control characters by their escapes: what a repository says must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in content)
+
+
+def readable_size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def html_text(content: str) -> str:
+    return escape(printable(content))
+
+
+def html_head(kind: str, told: str) -> str:
+    """Return the first line of a report: of what kind it is, and what it says in short."""
+    return f"<b>{html_text(kind)}</b> {html_text(told)}"
+
+
+def html_table(rows: Iterable[Sequence[str]], names: Sequence[str] = (), *, left: int = 0) -> str:
+    """Return a table of text; nothing if it has no rows. `left`: how many more rows there are than are shown."""
+    body = "".join(f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    head = "".join(f"<th>{html_text(name)}</th>" for name in names)
+    if not body:
+        return ""
+    more = f"<p>and {left:,} more</p>" if left > 0 else ""
+    return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>{more}"
