@@ -18,6 +18,7 @@ from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
 import txstore
 import txstore.pipeline
+from txstore.codecs import layout
 from txstore.pipeline import TxCodecPipeline
 from txstore.pipeline.codec_pipeline import zarr_default
 
@@ -94,7 +95,7 @@ def test_shards_have_zarrs_own_pipeline_inside(tmp_path: Path) -> None:
     ],
 )
 def test_it_is_said_which_way_chunks_go(tmp_path: Path, options: Any, expected: str) -> None:
-    if txstore.pipeline.layout.libraries() == ():
+    if layout.libraries() == ():
         options = {"compressors": None, **options}
     with txstore.TxStore(tmp_path / "data.tx") as store:
         assert txstore.pipeline.describe(create(store, **options)).startswith(expected)

@@ -14,7 +14,7 @@ import zarr
 
 import txstore
 from tests.pipeline.tiles import SIZE, THREADS, tiles, values
-from txstore.pipeline.part_codec import PartCodec
+from txstore.codecs.part_codec import PartCodec
 
 KINDS: dict[str, dict[str, Any]] = {
     "raw": {"compressors": None},

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import warnings
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Buffer
+
+    from txstore.codecs.part_codec import PartCodec
 
 #: What is decoded to merge chunks: nothing that may do anything else than compute.
 _CODECS = frozenset({
@@ -43,14 +43,15 @@ class ChunkCodec:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # zarr has said it to the user
-                self._pipeline, self._spec = _of_chunk(document, content, chunk)
+                self._part, self._spec = _of_chunk(document, content, chunk)
         except Exception as error:  # whatever zarr, or a library of codecs, makes of a document
             raise NotMergeableError(f"zarr can't code its chunks: {error!r}") from error
         self.shape: tuple[int, ...] = self._spec.shape
         dtype = self.dtype
         if dtype.hasobject or dtype.kind not in _FIXED_SIZE:
             raise NotMergeableError(f"elements of {dtype} can't be compared bit by bit")
-        if math.prod(self.shape) * dtype.itemsize > MAX_CHUNK:
+        self.size = math.prod(self.shape) * dtype.itemsize
+        if self.size > MAX_CHUNK:
             raise NotMergeableError(f"a chunk of {self.shape} elements is larger than {MAX_CHUNK} bytes")
 
     @property
@@ -67,38 +68,50 @@ class ChunkCodec:
         """Return a chunk that the caller may write to; one that is missing is all fill value."""
         import numpy as np  # late: most commits merge nothing
 
-        if encoded is not None:
-            decoded = self._do("decode", _buffer(encoded))
-            if decoded is not None:
-                found = np.array(decoded.as_numpy_array())
-                if found.shape != self.shape or found.dtype != self.dtype:
-                    raise NotMergeableError(f"a chunk has {found.shape} elements of {found.dtype}")
-                return found
-        return np.full(self.shape, self._fill_value, self.dtype)
+        if encoded is None:
+            return np.full(self.shape, self._fill_value, self.dtype)
+        try:
+            found = self._part.decode(memoryview(encoded))
+        except Exception as error:  # whatever a library of codecs raises
+            raise NotMergeableError(f"its codecs fail: {error!r}") from error
+        if found.shape != self.shape or found.dtype != self.dtype:
+            raise NotMergeableError(f"a chunk has {found.shape} elements of {found.dtype}")
+        return found
+
+    def decode_all(self, encoded: Sequence[Buffer | None]) -> npt.NDArray[Any]:
+        """Return many chunks of this shape, one behind the other along a new first axis."""
+        try:
+            found = self._part.decode_all([None if each is None else memoryview(each) for each in encoded])
+        except Exception as error:  # whatever a library of codecs raises
+            raise NotMergeableError(f"its codecs fail: {error!r}") from error
+        if found.dtype != self.dtype:
+            raise NotMergeableError(f"a chunk has elements of {found.dtype}")
+        return found
+
+    def encode_all(self, stacked: npt.NDArray[Any]) -> list[bytes | None]:
+        """Return what `encode` returns of each of many chunks."""
+        if not self._part.is_lossless:
+            return [self.encode(chunk) for chunk in stacked]
+        try:
+            return self._part.encode_all(stacked)
+        except Exception as error:  # whatever a library of codecs raises
+            raise NotMergeableError(f"its codecs fail: {error!r}") from error
 
     def encode(self, chunk: npt.NDArray[Any]) -> bytes | None:
         """Return a chunk as zarr would store it; None if it would be deleted.
 
         Raises `NotMergeableError` if decoding it again does not give the same bits.
         """
-        array = self._spec.prototype.nd_buffer.from_numpy_array(chunk)
-        if not self._spec.config.write_empty_chunks and array.all_equal(self._fill_value):
-            return None
-        encoded = self._do("encode", array)
-        content = None if encoded is None else bytes(encoded.to_bytes())
-        if bits(self.decode(content)) != bits(chunk):
-            raise NotMergeableError("its codecs lose something")
-        return content
-
-    def _do(self, what: str, content: Any) -> Any:
-        """Encode or decode one chunk: without an event loop, if zarr can (3.4 and later)."""
-        transform = getattr(self._pipeline, "sync_transform", None)
         try:
-            if transform is not None:
-                return getattr(transform, f"{what}_chunk")(content, self._spec)
-            return _run(_one(getattr(self._pipeline, what)([(content, self._spec)])))
+            encoded = self._part.encode(chunk)
         except Exception as error:  # whatever a library of codecs raises
             raise NotMergeableError(f"its codecs fail: {error!r}") from error
+        if encoded is None:
+            return None
+        content = bytes(encoded)
+        if not self._part.is_lossless and bits(self.decode(content)) != bits(chunk):
+            raise NotMergeableError("its codecs lose something")
+        return content
 
 
 def bits(chunk: npt.NDArray[Any]) -> bytes:
@@ -106,27 +119,7 @@ def bits(chunk: npt.NDArray[Any]) -> bytes:
     return chunk.tobytes()
 
 
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as thread:  # zarr's own loop runs here, and waits for this
-        return thread.submit(asyncio.run, coroutine).result()
-
-
-async def _one(batch: Coroutine[Any, Any, Any]) -> Any:
-    (result,) = await batch
-    return result
-
-
-def _buffer(encoded: Buffer) -> Any:
-    from zarr.core.buffer import default_buffer_prototype
-
-    return default_buffer_prototype().buffer.from_bytes(bytes(encoded))
-
-
-def _of_chunk(document: str, content: bytes, chunk: str) -> tuple[Any, Any]:
+def _of_chunk(document: str, content: bytes, chunk: str) -> tuple[PartCodec, Any]:
     from zarr.core.config import config
 
     metadata = _metadata(document, content)
@@ -148,12 +141,18 @@ def _metadata(document: str, content: bytes) -> Any:
 
 
 @lru_cache(64)
-def _coded(document: str, content: bytes, shape: tuple[int, ...], write_empty_chunks: bool) -> tuple[Any, Any]:
-    """Return a pipeline of zarr's own, whatever is configured, since another may be ours; and what a chunk is."""
+def _coded(document: str, content: bytes, shape: tuple[int, ...], write_empty_chunks: bool) -> tuple[PartCodec, Any]:
+    """Return what codes a chunk, and what it is.
+
+    What the C libraries can't do is done by a pipeline of zarr's own, whatever is configured: another may be ours.
+    """
     from zarr.codecs._v2 import V2Codec
     from zarr.core import codec_pipeline
     from zarr.core.array_spec import ArrayConfig, ArraySpec
     from zarr.core.buffer import default_buffer_prototype
+
+    from txstore.codecs.layout import layout_of  # late: as all that needs zarr
+    from txstore.codecs.part_codec import PartCodec
 
     metadata = _metadata(document, content)
     options: Any = {"write_empty_chunks": write_empty_chunks}
@@ -165,12 +164,13 @@ def _coded(document: str, content: bytes, shape: tuple[int, ...], write_empty_ch
     config = ArrayConfig.from_dict(options)
     spec = ArraySpec(shape, dtype, metadata.fill_value, config, default_buffer_prototype())
     if hasattr(codec_pipeline, "FusedCodecPipeline"):
-        return codec_pipeline.FusedCodecPipeline.from_codecs(codecs).evolve_from_array_spec(spec), spec
+        fused = codec_pipeline.FusedCodecPipeline.from_codecs(codecs).evolve_from_array_spec(spec)
+        return PartCodec(spec, layout_of(metadata), fused), spec
     present = spec
     for place, codec in enumerate(codecs):
         codecs[place] = codec.evolve_from_array_spec(present)
         present = codecs[place].resolve_metadata(present)
-    return codec_pipeline.BatchedCodecPipeline.from_codecs(codecs), spec
+    return PartCodec(spec, layout_of(metadata), codec_pipeline.BatchedCodecPipeline.from_codecs(codecs)), spec
 
 
 def _shape(metadata: Any, chunk: str) -> Sequence[int]:

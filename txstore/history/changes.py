@@ -45,7 +45,21 @@ class KeyChange(NamedTuple):
     after: Ref | None
 
 
+class Differing(NamedTuple):
+    """The same, in the words of the two snapshots: what most callers do not need to have translated."""
+
+    key: str
+    before: Found | None
+    after: Found | None
+
+
 def changed(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot | None = None) -> Iterator[KeyChange]:
+    """Yield the keys below a path whose values differ, in the order of their bytes, as `differing` finds them."""
+    for key, was, is_now in differing(before, after, below, base):
+        yield KeyChange(key, _ref(before.runs, was), _ref(after.runs, is_now))
+
+
+def differing(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot | None = None) -> Iterator[Differing]:
     """Yield the keys below a path whose values differ, in the order of their bytes.
 
     Without `base`, the older of the two snapshots is an ancestor of the newer one. Else `base` is the newest commit
@@ -70,7 +84,7 @@ def changed(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot |
             if key is None:
                 raise CorruptionError(after.url, reason=f"{encoded!r} is no key")
             if was is None or is_now is None or not is_equal(before.runs, was, after.runs, is_now, key):
-                yield KeyChange(key, _ref(before.runs, was), _ref(after.runs, is_now))
+                yield Differing(key, was, is_now)
 
 
 def common_ancestor(commits: Commits, one: Stored, other: Stored) -> Stored | None:
@@ -130,6 +144,16 @@ def commits_of(commits: Commits, head: Stored, seqs: Sequence[int]) -> dict[int,
 def ref_of(snapshot: Snapshot, key: str) -> Ref | None:
     """Return the ref of a live key, to be compared with those of other snapshots."""
     return _ref(snapshot.runs, snapshot.lookup(key))
+
+
+def refs_of(snapshot: Snapshot, keys: Iterable[str]) -> Iterator[tuple[str, Ref]]:
+    """Yield those of these keys that are live, with their refs, as `ref_of` returns them."""
+    rest = iter(keys)
+    while page := [*islice(rest, _PAGE)]:
+        found = snapshot.runs.lookup_all([key.encode() for key in page])
+        for key, each in zip(page, found, strict=True):
+            if (ref := _ref(snapshot.runs, _live(each))) is not None:
+                yield key, ref
 
 
 def _forgotten(snapshot: Snapshot) -> int:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from txstore.codecs.chunk_codec import ChunkCodec
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Buffer
 
+    #: What is stored of a chunk at the base, and at both sides.
+    Three: TypeAlias = tuple[Buffer | None, Buffer | None, Buffer | None]
 
-class Sides(NamedTuple):
+#: Sizes of elements that numpy compares as one number each.
+_SIZES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Sides:
     """One chunk, decoded, at the base and at both sides; what is missing is all fill value."""
 
     base: npt.NDArray[Any]
@@ -24,33 +36,48 @@ class Sides(NamedTuple):
         """Raises `NotMergeableError`."""
         return cls(codec.decode(base), codec.decode(ours), codec.decode(theirs))
 
+    @classmethod
+    def decode_all(cls, codec: ChunkCodec, values: Sequence[Three]) -> Sides:
+        """Return many chunks of one shape, one behind the other along a new first axis. Raises `NotMergeableError`."""
+        base, ours, theirs = zip(*values, strict=True)
+        return cls(codec.decode_all(base), codec.decode_all(ours), codec.decode_all(theirs))
+
+    @cached_property
+    def _by_ours(self) -> npt.NDArray[np.bool_]:
+        return differ(self.base, self.ours)
+
+    @cached_property
+    def _by_theirs(self) -> npt.NDArray[np.bool_]:
+        return differ(self.base, self.theirs)
+
     def conflicts(self, *, is_strict: bool = False) -> npt.NDArray[np.bool_]:
         """Return which elements both have changed, differently; with `is_strict`, or equally."""
-        both = differ(self.base, self.ours) & differ(self.base, self.theirs)
-        return both if is_strict else both & differ(self.ours, self.theirs)
+        both = self._by_ours & self._by_theirs
+        return both if is_strict or not both.any() else both & differ(self.ours, self.theirs)
 
     def merged(self) -> npt.NDArray[Any]:
         """Return ours, and of theirs what they alone have changed."""
+        import numpy as np  # late: most processes merge nothing
+
         chunk = self.ours.copy()
-        theirs = differ(self.base, self.theirs) & ~differ(self.base, self.ours)
-        chunk[theirs] = self.theirs[theirs]
+        np.copyto(chunk, self.theirs, where=self._by_theirs & ~self._by_ours)
         return chunk
 
 
 def differ(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return in which elements two arrays of one shape and dtype differ: by their bits, so that a NaN is itself."""
-    import numpy as np  # late: most processes merge nothing
+    import numpy as np
 
-    if not one.dtype.itemsize:
-        return np.zeros(one.shape, bool)
-    first, second = (np.ascontiguousarray(each).view(np.uint8) for each in (_flat(one), _flat(other)))
     size = one.dtype.itemsize
-    found: npt.NDArray[np.bool_] = (first.reshape(-1, size) != second.reshape(-1, size)).any(axis=1).reshape(one.shape)
-    return found
-
-
-def _flat(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return array.reshape(-1)
+    if not size:
+        return np.zeros(one.shape, bool)
+    first, second = (np.ascontiguousarray(each).reshape(-1) for each in (one, other))
+    found: npt.NDArray[np.bool_]
+    if size in _SIZES:
+        found = first.view(f"u{size}") != second.view(f"u{size}")
+    else:
+        found = (first.view(np.uint8).reshape(-1, size) != second.view(np.uint8).reshape(-1, size)).any(axis=1)
+    return found.reshape(one.shape)
 
 
 def bounds(mask: npt.NDArray[np.bool_]) -> tuple[slice, ...]:

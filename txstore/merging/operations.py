@@ -16,7 +16,7 @@ from txstore.errors import (
     SnapshotExpiredError,
 )
 from txstore.history.ancestry import merge_base
-from txstore.history.changes import changed, common_ancestor, parent_of
+from txstore.history.changes import common_ancestor, differing, parent_of
 from txstore.history.commit import Stored
 from txstore.history.snapshot import Snapshot
 from txstore.merging.conflicts import Answer, Answers
@@ -116,7 +116,7 @@ def _side(engine: Engine, base: Snapshot, side: Snapshot) -> Side:
     ancestor = None
     if base.stored is not None and side.stored is not None:
         ancestor = common_ancestor(engine.commits, base.stored, side.stored)
-    changes = changed(base, side, base=engine.snapshots.of(ancestor))
+    changes = differing(base, side, base=engine.snapshots.of(ancestor))
     return Side(side, {change.key: change for change in changes})
 
 

@@ -25,7 +25,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.format.documents import NODE_DOCUMENTS, Node, below
@@ -37,6 +38,9 @@ from txstore.merging.appending import Appended, appended
 from txstore.merging.conflicts import Answers, Conflict, table_of
 from txstore.merging.documents import merge_documents
 from txstore.merging.nodes import NodeSide, described, parsed
+
+#: About so many bytes of one side are decoded at a time.
+_PAGE = 4 << 20
 
 
 class Change(Protocol):
@@ -128,6 +132,25 @@ def three_way(
     return rules.run()
 
 
+class _Chunk(NamedTuple):
+    """A chunk that both have changed, with the array that it belongs to, and its values on all sides."""
+
+    key: str
+    path: str
+    document: str
+    content: bytes
+    values: tuple[memoryview | None, memoryview | None, memoryview | None]
+
+    @property
+    def name(self) -> str:
+        """The key relative to the array."""
+        return self.key[len(directory_prefix(self.path)) :]
+
+    def codec(self) -> ChunkCodec:
+        """Raises `NotMergeableError`."""
+        return ChunkCodec(self.document.rpartition("/")[2], self.content, self.name)
+
+
 class _Merge:
     def __init__(
         self, base: Hierarchy, ours: Side, theirs: Side, answers: Answers, *, is_strict: bool, concatenates: bool
@@ -142,6 +165,7 @@ class _Merge:
         self._plan = Plan()
         self._settled: set[str] = set()  # nodes that one side has as a whole, or that are in conflict
         self._documents: dict[str, tuple[str, bytes] | None] = {}
+        self._chunks: list[_Chunk] = []  # that both have changed
 
     def run(self) -> Plan:
         paths = sorted(self._nodes_changed())
@@ -154,6 +178,7 @@ class _Merge:
         for key in self._theirs.keys:
             if not self._is_settled(key) and not self._is_appended(key):
                 self._key(key)
+        self._merge_chunks()
         for path, each in self._appended.items():
             if not self._is_settled(path):
                 self._append(each)
@@ -285,7 +310,7 @@ class _Merge:
         if array is None:
             self._value(key, "value", key)
             return
-        self._chunk(key, *array, base, ours, theirs)
+        self._chunks.append(_Chunk(key, *array, (base, ours, theirs)))
 
     def _value(self, key: str, kind: str, path: str) -> None:
         sides: dict[str, Callable[[], Any]] = {
@@ -340,37 +365,72 @@ class _Merge:
 
         return extent
 
-    def _chunk(
-        self, key: str, path: str, document: str, content: bytes,
-        base: memoryview | None, ours: memoryview | None, theirs: memoryview | None,
-    ) -> None:  # fmt: skip
-        chunk = key[len(directory_prefix(path)) :]
-        try:
-            codec = ChunkCodec(document.rpartition("/")[2], content, chunk)
-            sides = elements.Sides.decode(codec, base, ours, theirs)
-            conflicting = sides.conflicts(is_strict=self._is_strict)
-            merged = sides.merged()
-            if conflicting.any():
-                conflict = _ElementConflict(self, key, path, document, content, elements.bounds(conflicting)).conflict
-                answer = self._answers.of(conflict)
-                if answer is None:
-                    self._plan.conflicts.append(conflict)
-                    return
-                if callable(answer):
-                    box = elements.bounds(conflicting)
-                    found = _elements(answer(conflict), merged[box], conflict)
-                    merged[box][conflicting[box]] = found[conflicting[box]]
-                elif answer == "theirs":
-                    merged[conflicting] = sides.theirs[conflicting]
-            encoded = codec.encode(merged)
-        except NotMergeableError:
-            self._value(key, "chunk", path)
+    def _merge_chunks(self) -> None:
+        """Put together the chunks that both have changed, many of an array at a time: coding them takes longest."""
+        for _, of_array in groupby(self._chunks, lambda chunk: (chunk.path, chunk.content)):
+            page: list[_Chunk] = []
+            shape: tuple[int, ...] | None = None
+            for chunk in of_array:
+                try:
+                    codec = chunk.codec()
+                except NotMergeableError:
+                    self._value(chunk.key, "chunk", chunk.path)
+                    continue
+                if page and (codec.shape != shape or len(page) * codec.size >= _PAGE):
+                    self._merge_page(page)
+                    page = []
+                shape = codec.shape
+                page.append(chunk)
+            self._merge_page(page)
+
+    def _merge_page(self, page: Sequence[_Chunk]) -> None:
+        """Put together chunks of one array and shape; if that can't be done to one of them, one by one."""
+        if not page:
             return
-        if encoded is None:
-            if ours is not None:
-                self._plan.deleted.append(key)
-        else:
-            self._plan.values[key] = encoded
+        codec = page[0].codec()
+        try:
+            sides = elements.Sides.decode_all(codec, [chunk.values for chunk in page])
+            conflicting = sides.conflicts(is_strict=self._is_strict).reshape(len(page), -1).any(axis=1)
+            encoded = iter(codec.encode_all(sides.merged()[~conflicting]))
+        except NotMergeableError:
+            if len(page) == 1:
+                self._value(page[0].key, "chunk", page[0].path)
+            else:
+                for chunk in page:
+                    self._merge_page([chunk])
+            return
+        for chunk, has_conflicts in zip(page, conflicting.tolist(), strict=True):
+            if has_conflicts:
+                self._settle_chunk(chunk)
+            else:
+                self._write_chunk(chunk, next(encoded))
+
+    def _settle_chunk(self, chunk: _Chunk) -> None:
+        """Answer the conflicts of a chunk, or note them."""
+        codec = chunk.codec()
+        sides = elements.Sides.decode(codec, *chunk.values)
+        mask = sides.conflicts(is_strict=self._is_strict)
+        box = elements.bounds(mask)
+        conflict = _ElementConflict(self, chunk, box).conflict
+        answer = self._answers.of(conflict)
+        if answer is None:
+            self._plan.conflicts.append(conflict)
+            return
+        merged = sides.merged()
+        if callable(answer):
+            merged[box][mask[box]] = _elements(answer(conflict), merged[box], conflict)[mask[box]]
+        elif answer == "theirs":
+            merged[mask] = sides.theirs[mask]
+        try:
+            self._write_chunk(chunk, codec.encode(merged))
+        except NotMergeableError:
+            self._value(chunk.key, "chunk", chunk.path)
+
+    def _write_chunk(self, chunk: _Chunk, encoded: bytes | None) -> None:
+        if encoded is not None:
+            self._plan.values[chunk.key] = encoded
+        elif chunk.values[1] is not None:
+            self._plan.deleted.append(chunk.key)
 
     def _array_above(self, key: str) -> tuple[str, str, bytes] | None:
         """Return the path of the array that a key belongs to, and its document as both sides have it now."""
@@ -388,27 +448,25 @@ class _Merge:
 class _ElementConflict:
     """The conflict of one chunk. Its sides are decoded when they are looked at: there may be many."""
 
-    def __init__(
-        self, merge: _Merge, key: str, path: str, document: str, content: bytes, box: tuple[slice, ...]
-    ) -> None:
+    def __init__(self, merge: _Merge, chunk: _Chunk, box: tuple[slice, ...]) -> None:
         self._views = merge._base, merge._ours.view, merge._theirs.view
         self._is_strict = merge._is_strict
-        self._key = key
-        self._arguments = document.rpartition("/")[2], content, key[len(directory_prefix(path)) :]
+        self._chunk = chunk._replace(values=(None, None, None))
         self._box = box
         names = "base", "ours", "theirs"
         sides: dict[str, Callable[[], Any]] = {
-            name: lambda place=place: self._decoded()[place][self._box]  # type: ignore[misc]
-            for place, name in enumerate(names)
+            name: lambda name=name: getattr(self._decoded(), name)[self._box]  # type: ignore[misc]
+            for name in names
         }
         sides["mask"] = lambda: self._decoded().conflicts(is_strict=self._is_strict)[self._box]
-        self.conflict = Conflict(path, "elements", key, self._region(Node.parse(document, content)), _sides=sides)
+        region = self._region(Node.parse(chunk.document, chunk.content))
+        self.conflict = Conflict(chunk.path, "elements", chunk.key, region, _sides=sides)
 
     def _decoded(self) -> elements.Sides:
-        return elements.Sides.decode(ChunkCodec(*self._arguments), *(view.get_view(self._key) for view in self._views))
+        return elements.Sides.decode(self._chunk.codec(), *(view.get_view(self._chunk.key) for view in self._views))
 
     def _region(self, node: Node) -> tuple[slice, ...] | None:
-        index = node.index_of(self._arguments[2])
+        index = node.index_of(self._chunk.name)
         if index is None or node.chunks is None:
             return None
         starts = [place * length for place, length in zip(index, node.chunks, strict=True)]

@@ -26,10 +26,10 @@ from zarr.core.buffer.cpu import NDBuffer as CpuNDBuffer
 from zarr.storage import StorePath
 
 from txstore._native import chunks
+from txstore.codecs.layout import KEEP, layout_of
+from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
 from txstore.pipeline.chunk_store import ChunkStore
-from txstore.pipeline.layout import KEEP, layout_of
-from txstore.pipeline.part_codec import AnyArray, PartCodec
 
 if TYPE_CHECKING:
     from typing import Self

@@ -9,12 +9,21 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from txstore.format.keys import after_prefix
 from txstore.format.packfile import PackName
 from txstore.history import runs
-from txstore.history.changes import ref_of
+from txstore.history.changes import Ref
 from txstore.history.snapshot import Snapshot
+
+
+class Taken(NamedTuple):
+    """A key is what another one is in a snapshot."""
+
+    source: Snapshot
+    key: str
+    ref: Ref
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class Grafts:
 
     def __init__(self) -> None:
         self._all: tuple[Graft, ...] = ()
-        self._taken: dict[str, tuple[Snapshot, str]] = {}
+        self._taken: dict[str, Taken] = {}
         self.any = False  # whether there is any of either: an attribute, which is all that most transactions pay
 
     def __len__(self) -> int:
@@ -82,14 +91,14 @@ class Grafts:
 
     def _sources(self) -> Iterator[Snapshot]:
         yield from (graft.source for graft in self._all)
-        yield from (source for source, _ in self._taken.values())
+        yield from (taken.source for taken in self._taken.values())
 
     def find(self, key: str) -> tuple[Snapshot, str] | None:
         """Return where a key is read from, and its name there; None if it is below no graft, and was not taken."""
         if not self.any:
             return None
         if (taken := self._taken.get(key)) is not None:
-            return taken
+            return taken.source, taken.key
         for graft in reversed(self._all):
             if (name := graft.key(key)) is not None:
                 return graft.source, name
@@ -107,7 +116,7 @@ class Grafts:
                 last = key
                 yield key
 
-    def below(self, prefix: str, to: str) -> tuple[list[Graft], dict[str, tuple[Snapshot, str]]]:
+    def below(self, prefix: str, to: str) -> tuple[list[Graft], dict[str, Taken]]:
         """Return what stands below a prefix by these grafts, and was taken there, as if below another one."""
         found = []
         for graft in self._all:
@@ -119,7 +128,7 @@ class Grafts:
         taken = {to + key[len(prefix) :]: place for key, place in self._taken.items() if key.startswith(prefix)}
         return found, taken
 
-    def add(self, grafts: list[Graft], taken: Mapping[str, tuple[Snapshot, str]]) -> None:
+    def add(self, grafts: list[Graft], taken: Mapping[str, Taken]) -> None:
         self._all = (*self._all, *grafts)
         self._taken = {**self._taken, **taken}
         self.any = len(self) > 0
@@ -148,10 +157,7 @@ class Grafts:
     def _taken_section(self) -> bytes:
         packs: dict[PackName, int] = {}
         entries = []
-        for key in self.taken:
-            source, name = self._taken[key]
-            ref = ref_of(source, name)
-            if ref is not None:
-                number = packs.setdefault(ref.pack, len(packs) + 1)
-                entries.append((key.encode(), ref.kind, ref.offset, ref.length, ref.checksum, number))
+        for key, (_, _, ref) in sorted(self._taken.items()):
+            number = packs.setdefault(ref.pack, len(packs) + 1)
+            entries.append((key.encode(), ref.kind, ref.offset, ref.length, ref.checksum, number))
         return runs.build(entries, (), list(packs))

@@ -35,7 +35,7 @@ from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName, Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord
 from txstore.format.regions import WHOLE, Region
-from txstore.history.changes import KeyChange, Ref, is_equal, ref_of
+from txstore.history.changes import KeyChange, Ref, is_equal, ref_of, refs_of
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.packs import Staged, Writer
@@ -45,7 +45,7 @@ from txstore.processes import at_exit, was_broken_off
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Storage
 from txstore.transactions.chains import Link
-from txstore.transactions.grafts import Graft, Grafts
+from txstore.transactions.grafts import Graft, Grafts, Taken
 from txstore.transactions.key_turns import KeyTurns
 from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads
 from txstore.transactions.reclaim import reclaim_staging
@@ -581,7 +581,12 @@ class Staging(Hierarchy):
             if found is not None:
                 stored = snapshot.runs.stored(name, found)
                 self._append(writer, packfile.FRAME_OF_REF[found.kind], key, encode_key(key), stored)
-        taken = {key: (snapshot, name) for key, name in keys.items() if key not in self.staged and name in snapshot}
+        refs = dict(refs_of(snapshot, keys.values()))
+        taken = {
+            key: Taken(snapshot, name, refs[name])
+            for key, name in keys.items()
+            if name in refs and key not in self.staged
+        }
         self.grafts.add([], taken)
 
     def _check_alone(self) -> None:
