@@ -12,8 +12,8 @@ import pytest
 
 from txstore._native import chunks as chosen
 from txstore._native import chunks_twin
-from txstore.format.packfile import decode_frame
 from txstore.codecs.layout import ELIDE_EQUAL, ELIDE_NAN, KEEP, libraries
+from txstore.format.packfile import decode_frame
 
 KINDS = [chunks_twin] + ([chosen] if chosen.IMPLEMENTATION == "c" else [])
 ZERO = bytes(4)

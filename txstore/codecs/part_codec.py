@@ -15,6 +15,7 @@ from txstore._native import chunks, local
 from txstore.codecs.layout import ELIDE_EQUAL, KEEP, Layout
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
     from zarr.abc.codec import CodecPipeline
 
 AnyArray = np.ndarray[Any, Any]
@@ -67,13 +68,11 @@ class PartCodec:
         found = np.empty((len(values), *spec.shape), spec.dtype.to_native_dtype())
         left: Iterable[int] = range(len(values))
         if layout is not None and spec.shape:
-            packs = [value for value in values if value is not None]
+            packs: list[Buffer] = [value for value in values if value is not None]
             numbers = iter(range(len(packs)))
             table = np.array(
                 [
-                    (_NO_PACK, 0, 0, 0)
-                    if value is None
-                    else (next(numbers), 0, len(value), local.crc32c(value))
+                    (_NO_PACK, 0, 0, 0) if value is None else (next(numbers), 0, len(value), local.crc32c(value))
                     for value in values
                 ],
                 np.int64,
@@ -142,8 +141,8 @@ def _whole(shape: tuple[int, ...]) -> tuple[Any, ...]:
 def _stacked(count: int, shape: tuple[int, ...]) -> list[tuple[Any, ...]]:
     """Return rows that take whole chunks of an array in which they lie one behind the other along the first axis."""
     whole = tuple([slice(0, extent, 1) for extent in shape])
-    length = shape[0]
-    return [(None, None, whole, (slice(at, at + length, 1), *whole[1:]), True) for at in range(0, count * length, length)]
+    places = (slice(at * shape[0], (at + 1) * shape[0], 1) for at in range(count))
+    return [(None, None, whole, (place, *whole[1:]), True) for place in places]
 
 
 def _flat(stacked: AnyArray) -> AnyArray:

@@ -553,7 +553,7 @@ class Staging(Hierarchy):
         self._check_alone()
         staged: list[tuple[str, Link]] = []
         grafts: list[Graft] = []
-        taken: dict[str, tuple[Snapshot, str]] = {}
+        taken: dict[str, Taken] = {}
         if snapshot is not None:
             grafts = [Graft(to, snapshot, source)]
         elif not only_drops:
