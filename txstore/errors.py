@@ -374,7 +374,7 @@ class NodeNotFoundError(TxStoreError, KeyError):
         self.path = path
         self.wanted = wanted
         self.found = found
-        there = "there is nothing" if found == "absent" else f"it is a {found}"
+        there = "there is nothing" if found == "absent" else f"it is {'an' if found[0] in 'au' else 'a'} {found}"
         super().__init__(f"no {wanted} at {path!r}: {there}; look at the path")
 
     def __str__(self) -> str:

@@ -235,7 +235,7 @@ def test_a_group_in_the_place_of_an_array(repo, a):
     g = synchronized(repo, "x")
     with repo.transaction() as store:
         zarr.create_array(store, name="x", shape=(4,), chunks=(4,), dtype="i4", overwrite=True)
-    with pytest.raises(NodeNotFoundError, match="no group at 'x': it is a array"):
+    with pytest.raises(NodeNotFoundError, match="no group at 'x': it is an array"):
         dict(g.attrs)
 
 

@@ -2,7 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
+import zarr
 
 import txstore
 from tests.maintenance.upkeep import staged, tree
@@ -142,3 +144,103 @@ def test_a_tag_of_a_commit_whose_slot_is_another_commits_now(history, open_repo)
         store["a"] = b"1"
     with pytest.raises(txstore.CommitNotFoundError):
         history.tags["v1"] = other.head()
+
+
+# --- no repository at all
+
+
+@pytest.mark.parametrize("at", [0, -1, 7, "v1", "0" * 32, "2026-01-01T00:00Z", datetime(2026, 1, 1, tzinfo=UTC)])
+def test_a_commit_of_a_repository_that_does_not_exist(repo, at):
+    """Not even the one in slot 0 is an empty store: that would read as fill values."""
+    for look in (
+        lambda: repo.snapshot(at=at),
+        lambda: repo.mapping(at=at),
+        lambda: repo.commit(at),
+        lambda: repo.diff(at),
+        lambda: repo.revert(at),
+        lambda: repo.cherry_pick(at),
+        lambda: repo.export(f"{repo.url}.zarr", at=at),
+        lambda: txstore.TxStore(repo.url, at=at),
+    ):
+        with pytest.raises(txstore.RepositoryNotFoundError, match="look at the path"):
+            look()
+    assert not repo.exists
+
+
+def test_history_of_a_repository_that_does_not_exist(repo):
+    for ask in (
+        repo.erasures,
+        lambda: repo.branches,
+        lambda: repo.erase("x"),
+        lambda: repo.merge("dev"),
+        lambda: repo.blame("x"),
+        lambda: repo.log(path="x"),
+        lambda: repo.bisect(0, 1, lambda store: True),
+    ):
+        with pytest.raises(txstore.RepositoryNotFoundError, match="look at the path"):
+            ask()
+    assert not repo.exists
+
+
+# --- moving, copying, restoring
+
+
+@pytest.mark.parametrize("method", ["move", "copy"])
+@pytest.mark.parametrize(
+    ("source", "destination", "match"),
+    [
+        ("g", "g", "inside of it"),
+        ("g", "g/sub", "inside of it"),
+        ("g/", "/g/x/y", "inside of it"),
+        ("g", "y", "something at 'y'"),
+        ("y", "g/x", "something at 'g/x'"),
+        ("", "z", "the root"),
+        ("/", "z", "the root"),
+        ("g", "", "the root"),
+        ("nothing", "z", "no array or group at 'nothing'"),
+        ("g", "nothing/z", "no group at 'nothing'"),
+        ("g", "y/z", "no group at 'y': it is an array"),
+        ("a/../g", "z", "segment"),
+        ("g", "z//z", "empty segment"),
+    ],
+)
+def test_moves_to_nowhere(repo, method, source, destination, match):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="g/x", data=np.arange(4))
+        zarr.create_array(store, name="y", data=np.arange(4))
+    head = repo.head()
+    errors = (ValueError, txstore.NodeNotFoundError, txstore.KeyFormatError)
+    with pytest.raises(errors, match=match), repo.transaction() as store:
+        getattr(store, method)(source, destination)
+    assert repo.head() == head
+
+
+@pytest.mark.parametrize("path", ["never", "g/never", "g/x/never"])
+def test_a_restore_of_what_never_was(repo, path):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="g/x", data=np.arange(4))
+    with pytest.raises(txstore.NodeNotFoundError, match=f"'{path}'"), repo.transaction() as store:
+        store.restore(path, at=0)
+    assert repo.head().slot == 0
+
+
+# --- branches in use
+
+
+def test_a_branch_that_somebody_uses_is_deleted(history):
+    """A reader reads on; a transaction is told when it commits; one with a name keeps its branch."""
+    history.branches["dev"] = history.head()
+    with history.transaction(branch="dev") as store:
+        store["b"] = b"of dev"
+    reader, writer = history.mapping(branch="dev"), history.begin(branch="dev")
+    writer["c"] = b"staged"
+    del history.branches["dev"]
+    history.vacuum()
+    assert reader["b"] == b"of dev"
+    with pytest.raises(txstore.CommitNotFoundError, match="deleted meanwhile"):
+        writer.commit()
+    assert writer["c"] == b"staged"
+    writer.rollback()
+    with pytest.raises(txstore.CommitNotFoundError, match="there is no such branch"):
+        history.mapping(branch="dev")
+    assert list(history.branches) == ["main"]
