@@ -95,7 +95,7 @@ def test_of_maintenance(filled: txstore.Repository, tmp_path: Path) -> None:
 
 def test_of_faults() -> None:
     fault = Fault("packs/00", HOSTILE, 64, f"a/{HOSTILE}", "value", ("1" * 32,), 1)
-    assert repr(fault) == "<Fault of a value: packs/00 at byte 64>"
+    assert repr(fault) == "<Fault value: packs/00 at byte 64>"
     assert "<script>" in text_of(fault)
     report = Report(faults=[fault] * 1000, repairs=[Repair("packs/01", "made anew")])
     shown = text_of(report)

@@ -282,6 +282,7 @@ def test_who_reads_what_has_it_no_more_reads_on(repo: txstore.Repository) -> Non
     assert reader["k/c/0"] == KEPT["k/c/0"]
     writing = repo.begin("goes on")
     writing["n/9"] = b"9"
+    put(repo, {"n/8": b"8"})
     repo.erase("s", timeout=0)
     assert (reader["k/c/1"], other["k/c/2"]) == (KEPT["k/c/1"], KEPT["k/c/2"])
     writing.commit()
@@ -361,21 +362,32 @@ def test_damage_is_repaired_first(repo: txstore.Repository) -> None:
     repo.erase("s")
 
 
-def test_a_file_that_was_opened_before_shows_nothing_else(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without pins, as on an object store, there may be readers whom nobody knows of."""
+def test_who_has_opened_the_old_files_has_it_no_more(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads newer commits is not waited for, and where there are no pins, nobody is: both have the old files."""
     fill(repo)
     other = txstore.Repository(repo.url)
     monkeypatch.setattr(erasing._Erasing, "_holders", lambda self: iter(()))
-    mapping = other.mapping(at=0)
-    assert mapping["k/c/0"] == KEPT["k/c/0"]
-    assert "s/c/0" in mapping  # its run is open
+    mapping, head = other.mapping(at=0), other.mapping()
+    view = mapping.get_view("s/t/c/0")
+    assert (bytes(view), mapping["k/c/0"]) == (SECRETS["s/t/c/0"], KEPT["k/c/0"])
+    assert head["s/c/0"] == SECRETS["s/c/0 again"]
     repo.erase("s")
-    mapping._packs._snapshots._packs._open.clear()  # as where ranges are read
-    mapping.runs._open_packs[0].clear()
-    with pytest.raises((txstore.ErasedError, txstore.CorruptionError)):
-        txstore.Repository(repo.url).mapping(at=0)["s/c/0"]
+    assert not any(view)
+    for each in (mapping, head, other.mapping(at=1)):
+        assert each["k/c/0"] == KEPT["k/c/0"]
+        for key in ("s/c/0", "s/c/1"):
+            with pytest.raises(txstore.ErasedError, match="by"):
+                each[key]
+    assert not leaks(files_of(repo.url))
+
+
+def test_a_file_with_another_name_is_left_alone(repo: txstore.Repository, tmp_path: Path) -> None:
+    fill(repo)
+    os.link(Path(repo.url, "commits/main/0000000000"), tmp_path / "mine")
+    before = (tmp_path / "mine").read_bytes()
+    repo.erase("s")
+    assert (tmp_path / "mine").read_bytes() == before
+    assert leaks(files_of(repo.url)) == []
 
 
 # --- interrupted

@@ -339,6 +339,12 @@ class Runs:
             if deleted > seq
         ]
 
+    def prefixes(self) -> Iterator[tuple[str, int]]:
+        """Yield the prefixes that were deleted, each with the seq of the commit that has done so."""
+        for found in self._open:
+            for prefix, deleted in found.run.prefixes:
+                yield stored_prefix(prefix, found.file.path), deleted
+
     # --- merging
 
     def plan_merge(self) -> int:

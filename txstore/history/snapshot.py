@@ -190,6 +190,18 @@ class Snapshot(Hierarchy):
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._look_for(key) is not None
 
+    def last_change(self, path: str) -> int:
+        """Return the seq of the commit that has changed something below a path last, deletions included.
+
+        Where that is too long ago to be known, the highest that it can be.
+        """
+        prefix = directory_prefix(path)
+        stop = after_prefix(prefix)
+        seqs = [self.seq - (self.slot - self.floor) if self.floor else 0]  # up to there, tombstones may be forgotten
+        seqs += [each.seq for each in self.runs.changes(prefix.encode(), None if stop is None else stop.encode(), 0)]
+        seqs += [seq for each, seq in self.runs.prefixes() if each.startswith(prefix) or prefix.startswith(each)]
+        return max(seqs)
+
     # --- what was erased
 
     def _look_for(self, key: str) -> Found | None:

@@ -8,6 +8,7 @@ finds nothing. Interrupted anywhere, it is done again: what was erased stays so.
 
 from __future__ import annotations
 
+import gc
 import os
 import posixpath
 import time
@@ -25,7 +26,7 @@ from txstore.format import names
 from txstore.format.keys import directory_prefix
 from txstore.format.records import ErasureRecord
 from txstore.format.shown import html_head, readable_size
-from txstore.history.commit import MAIN, Commit
+from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.erasures import read_records
 from txstore.history.slots import Contents, Publisher
@@ -96,6 +97,8 @@ class _Erasing:
         self._delete = delete
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._files = 0
+        self._has_collected = False
+        self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: for which head, and what `_first_without` says
 
     def run(self) -> ErasureReport:
         self._check_quarantine()
@@ -155,9 +158,13 @@ class _Erasing:
 
     def _wait(self, done: str = "Nothing was changed") -> None:
         while holders := list(self._holders()):
-            if self._deadline is not None and time.monotonic() >= self._deadline:
+            if self._has_collected and self._deadline is not None and time.monotonic() >= self._deadline:
                 raise ErasureTimeoutError(self._paths, holders, done=done)
-            time.sleep(_LOOK_AGAIN)
+            if self._has_collected:
+                time.sleep(_LOOK_AGAIN)
+            else:
+                gc.collect()  # what nobody uses here any more may still be pinned
+                self._has_collected = True
 
     def _holders(self) -> Iterator[str]:
         """Say who reads a commit that has what is to be erased, or has a transaction open on one."""
@@ -170,17 +177,17 @@ class _Erasing:
             if head is None:
                 continue
             header = head.header
-            is_there = self._is_there(self._snapshots.newest(branch))
-            seq = self._snapshots.pins(branch).lowest(header.seq + is_there)
-            if seq is not None:
-                slot = seq - (header.seq - header.slot)
-                here = (
-                    "this process" if self._snapshots.pins(branch).is_held_here(header.seq + is_there) else "a process"
-                )
-                yield f"{here} reads {self._commits.label(branch, slot)}, or writes on it"
+            difference = header.seq - header.slot  # both grow by one with each commit
+            first = self._first_without(branch, head)
+            pins = self._snapshots.pins(branch)
+            if (seq := pins.lowest(first)) is not None:
+                here = "this process" if pins.is_held_here(first) else "a process"
+                slot = seq - difference
+                what = self._commits.label(branch, slot) if slot >= 0 else "what was before the first commit"
+                yield f"{here} reads {what}, or writes on it"
             for record in self._commits.recorded():
                 base = -1 if record.base is None else record.base[0]
-                if record.branch == branch and base < header.slot + is_there:
+                if record.branch == branch and base + difference < first:
                     what = f"the transaction {record.name!r}" if record.name is not None else "a transaction"
                     yield f"{what}, begun by {record.owner}, is open on {self._commits.label(branch, base)}"
 
@@ -189,6 +196,15 @@ class _Erasing:
             for transaction, paths in self._staged().items():
                 if self._storage.are_held(paths):
                     yield f"transaction {transaction.hex()} is open"
+
+    def _first_without(self, branch: str, head: Stored) -> int:
+        """Return the seq from which on no commit of a branch has any of it: at most the one after the head's."""
+        known, first = self._firsts.get(branch, (b"", 0))
+        if known != head.header.id:
+            snapshot = self._snapshots.of(head)
+            first = snapshot.seq + 1 if self._is_there(snapshot) else max(map(snapshot.last_change, self._paths))
+            self._firsts[branch] = head.header.id, first
+        return first
 
     def _staged(self) -> dict[bytes, list[str]]:
         """Return the packs that are staged, by their transactions, but for those that are recorded."""

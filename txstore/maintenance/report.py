@@ -39,7 +39,7 @@ class Fault:
         return self.path + (f" at byte {self.offset}" if self.offset is not None else "")
 
     def __repr__(self) -> str:
-        return f"<Fault of a {self.part}: {printable(self.where)}>"
+        return f"<Fault {self.part}: {printable(self.where)}>"
 
     def _repr_html_(self) -> str:
         return html_head("Fault", str(self))

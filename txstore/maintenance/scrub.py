@@ -283,13 +283,13 @@ def rewrite(storage: Storage, path: str, change: Change, paths: Collection[str])
         for offset, content in patches:
             file.write(offset, [content])
         file.sync()
-        storage.replace(temporary, path)
+        # Who has opened the old file before has it for as long as it likes.
+        storage.replace_blanked(temporary, path, change.holes)
     except BaseException:
         storage.delete(temporary)
         raise
     finally:
         file.close()
-    storage.sync_directory(posixpath.dirname(path))
 
 
 def _copy(storage: Storage, path: str, file: StagedFile, change: Change) -> None:

@@ -148,6 +148,9 @@ class Storage(Protocol):
     def replace(self, source: str, target: str) -> None:
         """Move a file in one step, in the place of the target if there is one."""
 
+    def replace_blanked(self, source: str, target: str, blanks: Sequence[tuple[int, int]]) -> None:
+        """As `replace`, durably; ranges, (offset, length), of what was there are zeros then for whoever has it open."""
+
     def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
         """Create a small file with this content, in one step; FileExistsError if it exists."""
 

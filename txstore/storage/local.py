@@ -243,6 +243,18 @@ class LocalStorage:
     def replace(self, source: str, target: str) -> None:
         self._tree.replace(source, target)
 
+    def replace_blanked(self, source: str, target: str, blanks: Sequence[tuple[int, int]]) -> None:
+        with self._tree.open(target, os.O_RDWR) as old:
+            # Of one that has other names, others may have given this name to what is another's.
+            is_ours = os.fstat(old).st_nlink == 1
+            self._tree.replace(source, target)
+            self._sync_names(os.path.dirname(target))  # else a power loss could bring back what is blank by then
+            if is_ours:
+                for offset, length in blanks:
+                    for start in range(offset, offset + length, _BLANKED):
+                        _write_fully(old, start, [bytes(min(_BLANKED, offset + length - start))])
+                _sync(old)
+
     def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
         temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
         file = self.create(temporary, at_most=at_most)
@@ -332,6 +344,8 @@ class LocalStorage:
 
 
 _U64 = (1 << 64) - 1
+#: So many zeros are written at once.
+_BLANKED = 1 << 20
 _BELIEVED, _LARGEST_OFFSET = 1 << 20, 1 << 62
 #: How often, and how long in seconds, a file with two names is looked at until it is not taken for one in the making.
 _LOOKS, _PAUSE = 10, 0.001

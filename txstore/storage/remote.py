@@ -162,6 +162,9 @@ class RemoteStorage:
         self.objects.put(target, self._content(source))
         self.delete(source)
 
+    def replace_blanked(self, source: str, target: str, blanks: Sequence[tuple[int, int]]) -> None:
+        self.replace(source, target)
+
     def _content(self, path: str) -> Sequence[Buffer]:
         staged = self._staged.get(path)
         return [self.objects.get(path)] if staged is None else [staged.content]
