@@ -168,7 +168,9 @@ class _Vacuum:
         first = floor_before if fork is None else max(floor_before, fork.slot + 1)
         named = {(tag.branch, tag.slot) for tag in self.commits.tags().values()}
         named |= {(record.fork.branch, record.fork.slot) for record in self.commits.branches.all().values()}
-        expired = sum((self.branch, slot) not in named for slot in range(first, floor))
+        # How many slots there are is what a header says: they are not counted one by one.
+        kept = sum(branch == self.branch and first <= slot < floor for branch, slot in named)
+        expired = max(0, floor - first) - kept
         count, size = len(doomed) + len(staged), size + staged_size
         return VacuumReport(floor, expired, count, size, staged_size, self.dry_run)
 

@@ -59,21 +59,27 @@ def folder() -> Iterator[Path]:
 def make_repository(root: Path) -> None:
     """Make one that has a file of every kind."""
     repo = txstore.Repository(root)
-    with repo.transaction("first") as store:
-        zarr.create_array(store, name="x", shape=(8,), chunks=(2,), dtype="i8")[:] = 7
-    repo.tags["first"] = 0
-    with repo.transaction(lock={"x": np.s_[0:2]}) as store:
-        zarr.open_array(store, path="x")[0] = 1
-    for number in range(3):
-        with repo.begin(str(number)) as transaction:
-            transaction["a"] = os.urandom(2000)
+    make_history(repo)
+    repo.erase("erased")  # which waits for readers: there is no store any more
     repo.optimize()
     repo.vacuum(keep=2)
-    with repo.begin("last") as transaction:
-        transaction["b"] = b"1"
+    put(repo, "b")
     with repo.transaction(name="run") as named:  # left, not committed
         named["named"] = b"1"
     assert repo.verify().faults == []
+
+
+def make_history(repo: txstore.Repository) -> None:
+    with repo.transaction("first") as store:
+        zarr.create_array(store, name="x", shape=(8,), chunks=(2,), dtype="i8")[:] = 7
+        zarr.create_array(store, name="erased", data=np.arange(8))
+    repo.tags["first"] = 0
+    with repo.transaction(lock={"x": np.s_[0:2]}) as store:
+        zarr.open_array(store, path="x")[0] = 1
+    for _ in range(3):
+        put(repo, "a", os.urandom(2000))
+    repo.branches["dev"] = repo.head()
+    put(repo, "of dev", branch="dev")
 
 
 def operations(root: Path, private: Path) -> dict[str, Callable[[txstore.Repository], object]]:
@@ -93,6 +99,18 @@ def operations(root: Path, private: Path) -> dict[str, Callable[[txstore.Reposit
             repo.tags[name] = head
             del repo.tags[name]
 
+    def branch(repo: txstore.Repository) -> None:
+        name = f"b{os.getpid()}"
+        repo.branches[name] = repo.head("dev")
+        repo.branches.rename(name, f"{name}-renamed")
+        del repo.branches[f"{name}-renamed"]
+
+    def move(repo: txstore.Repository) -> None:
+        with repo.transaction("moved") as store:
+            store.move("x", "y")
+            store.copy("y", "x")
+            store.restore("y", at=-1)
+
     return {
         "read": lambda repo: dict(repo.mapping()),
         "history": lambda repo: (list(repo.log()), dict(repo.tags)),
@@ -104,6 +122,13 @@ def operations(root: Path, private: Path) -> dict[str, Callable[[txstore.Reposit
         "transactions": lambda repo: list(repo.transactions()),
         "end": end,
         "tag": tag,
+        "branch": branch,
+        "commit to a branch": lambda repo: put(repo, "b", branch="dev"),
+        "differences": lambda repo: (str(repo.diff(-1)), repo.diff("main", "dev", three_dot=True).as_dict()),
+        "blame": lambda repo: len(repo.blame("x").commits),
+        "move": move,
+        "erase": lambda repo: repo.erase("y", timeout=0),
+        "merge": lambda repo: repo.merge("dev"),
         "usage": lambda repo: repo.usage(),
         "optimize": lambda repo: repo.optimize(),
         "vacuum": lambda repo: repo.vacuum(keep=1),
@@ -116,8 +141,8 @@ def operations(root: Path, private: Path) -> dict[str, Callable[[txstore.Reposit
     }
 
 
-def put(repo: txstore.Repository, key: str, value: bytes = b"value") -> None:
-    with repo.begin(key) as transaction:
+def put(repo: txstore.Repository, key: str, value: bytes = b"value", branch: str = "main") -> None:
+    with repo.begin(key, branch=branch) as transaction:
         transaction[key] = value
 
 
@@ -132,7 +157,7 @@ def use(root: Path, private: Path, expected: tuple[type[Exception], ...] = (Perm
         except (txstore.TxStoreError, *expected):
             pass
         except Exception as error:  # noqa: BLE001 - that is what is looked for
-            wrong.append(f"{name}: {error!r}")
+            wrong.append(f"{name}: {error!r}" + __import__("traceback").format_exc())
     signal.alarm(0)
     return wrong
 
@@ -268,7 +293,7 @@ def swap(root: Path, private: Path) -> None:
     """As Bob, put links in the place of directories, again and again, and take them away."""
     become(BOB)
     while True:
-        for name in (".staging", "locks", "packs", "commits/main", "tags", "heads", "floor/main", "quarantine"):
+        for name in (".staging", "locks", "packs", "commits/main", "tags", "heads", "floor/main", "branches", "erased", "quarantine"):
             path = root / name
             with contextlib.suppress(OSError):
                 os.rename(path, f"{path}.away")
@@ -286,7 +311,7 @@ def test_while_links_come_and_go(folder):
     with forked(swap, root, private) as bob:
         for _ in range(5):
             # A directory can be missing for a moment, too.
-            assert run_as(ALICE, use, root, private, (PermissionError, FileNotFoundError)) == []
+            assert run_as(ALICE, use, root, private, (PermissionError, FileNotFoundError, KeyError)) == []
         os.kill(bob, signal.SIGKILL)
         status_of(bob)
     assert state(private) == before
