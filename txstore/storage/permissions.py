@@ -90,10 +90,10 @@ class Sharing:
         try:
             self._share(temporary, bits)
             self._tree.replace(temporary, path)  # this replaces an empty directory, which is as good
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(FileNotFoundError):  # taken for one that a dead process left
                 self._tree.delete_directory(temporary)
-            if self._is_there(path):
+            if error.errno == errno.ENOTEMPTY or self._is_there(path):  # or was there, and is gone again
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._tree.path(path)) from None
             raise
 

@@ -175,7 +175,7 @@ class Tree:
             if expected is not None and expected != kind:
                 described = _KINDS.get(kind, "nothing known")
                 raise WrongFileTypeError(found, found=described, wanted=_KINDS[expected]) from error
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR) or not os.path.isdir(self.root):
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR) or not os.path.isdir(self.root):
             return
         if os.path.realpath(self.root) == self.root:
             found, expected = "something that comes and goes, such as a link", wanted or stat.S_IFREG
