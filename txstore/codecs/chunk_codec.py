@@ -74,9 +74,10 @@ class ChunkCodec:
             found = self._part.decode(memoryview(encoded))
         except Exception as error:  # whatever a library of codecs raises
             raise NotMergeableError(f"its codecs fail: {error!r}") from error
-        if found.shape != self.shape or found.dtype != self.dtype:
+        dtype = self.dtype
+        if found.shape != self.shape or found.dtype.newbyteorder("=") != dtype.newbyteorder("="):
             raise NotMergeableError(f"a chunk has {found.shape} elements of {found.dtype}")
-        return found
+        return found.astype(dtype, copy=False)  # zarr 3.1 leaves them in the byte order that they are stored in
 
     def decode_all(self, encoded: Sequence[Buffer | None]) -> npt.NDArray[Any]:
         """Return many chunks of this shape, one behind the other along a new first axis."""

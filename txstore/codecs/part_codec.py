@@ -82,7 +82,7 @@ class PartCodec:
             left = [row for row, state in enumerate(states) if state not in (chunks.READ, chunks.MISSING)]
         for row in left:
             chunk = self.decode(values[row])
-            if chunk.shape != spec.shape or chunk.dtype != found.dtype:
+            if chunk.shape != spec.shape or chunk.dtype.newbyteorder("=") != found.dtype.newbyteorder("="):
                 raise ValueError(f"a chunk has {chunk.shape} elements of {chunk.dtype}")
             found[row] = chunk
         return found
