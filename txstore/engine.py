@@ -26,6 +26,7 @@ from txstore.locks.chunk_locks import ChunkLocks, Owner
 from txstore.maintenance.retention import FoldingTransaction, check_retention
 from txstore.storage.sources import Sources
 from txstore.transactions.begin import check_description, check_durability, check_joinable, new_record
+from txstore.transactions.conflicts import Settle
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.named import find, find_or_begin
 from txstore.transactions.reads import check_isolation
@@ -108,10 +109,11 @@ class Engine:
         lock_timeout: float | None = None,
         isolation: str = SNAPSHOT,
         other_parent: Stored | None = None,
+        settle_conflicts: Settle | None = None,
     ) -> Transaction:
         """Begin a transaction at `base`, or at the head. `lock`: at the head as it is when the locks are held.
 
-        `other_parent` is that of a commit that is a merge.
+        `other_parent` is that of a commit that is a merge, `settle_conflicts` says what becomes of conflicts.
         """
         check_description(message, properties)
         check_isolation(isolation)
@@ -121,7 +123,8 @@ class Engine:
         elif base is None:
             base = self.newest(branch)
         record = new_record(base, branch, self.durability, message, properties, isolation=isolation)
-        return self._transaction(Staging(self.commits, base, record, other_parent=other_parent), locks)
+        staging = Staging(self.commits, base, record, other_parent=other_parent, settle_conflicts=settle_conflicts)
+        return self._transaction(staging, locks)
 
     def owner(self) -> Owner:
         """Return a new owner of locks, for one transaction."""

@@ -46,16 +46,25 @@ class ConflictError(TxStoreError):
 
     What was staged is still there after `commit()` raised this; `rollback()` drops it and moves to the head.
     `Repository.run` does the retrying. Where processes of this transaction have overwritten one another, `base` and
-    `head` are None, and the message says what else to do.
+    `head` are None, and the message says what else to do. With `on_conflict="merge"`, `conflicts` are what could
+    not be put together, as those of a `MergeConflictError`.
     """
 
     def __init__(
-        self, keys: Sequence[str], *, reason: str, advice: str = _RETRY, base: object = None, head: object = None
+        self,
+        keys: Sequence[str],
+        *,
+        reason: str,
+        advice: str = _RETRY,
+        base: object = None,
+        head: object = None,
+        conflicts: Sequence[object] = (),
     ) -> None:
         self.keys = tuple(keys)
         self.reason = reason
         self.base = base
         self.head = head
+        self.conflicts = tuple(conflicts)
         super().__init__(f"{reason}: {shown_keys(self.keys)}. {advice}")
 
 

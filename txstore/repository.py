@@ -46,9 +46,11 @@ from txstore.maintenance.vacuum import VacuumReport, vacuum
 from txstore.maintenance.verify import check_sources, verify
 from txstore.merging import operations
 from txstore.merging.conflicts import Answer
+from txstore.merging.rebasing import settling
 from txstore.merging.three_way import Plan
 from txstore.storage.pack_cache import CACHE_SIZE
 from txstore.storage.sources import Given, allowed
+from txstore.transactions.conflicts import Settle
 from txstore.transactions.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
@@ -167,6 +169,7 @@ class Repository:
         lock_timeout: float | None = 60.0,
         properties: Mapping[str, Any] | None = None,
         isolation: str = SNAPSHOT,
+        on_conflict: str | None = None,
     ) -> TxStore:
         """Return a writable store, a context manager: commits on a clean exit, rolls back on an exception.
 
@@ -196,6 +199,11 @@ class Repository:
             listed. Transactions that are all serializable then have the effect of one after the other. One that only
             reads never conflicts. What was read is held in memory, one entry a key; in a process that stages into the
             transaction of another, it is one small write a key besides.
+        on_conflict : {None, "merge"}
+            "merge": a commit that would conflict with what somebody else has committed since is put together with that,
+            as `merge` puts branches together: chunks element by element, attributes key by key, growth beside other
+            changes. What both have changed is a `ConflictError`, be it equal; its `conflicts` say where. By default,
+            only elements that were written in part are told apart.
 
         Raises
         ------
@@ -208,6 +216,7 @@ class Repository:
 
         if name is not None and lock is not None:
             raise ValueError("a transaction with a name outlives its processes and their locks: use store.lock() in it")
+        settle = self._settling(on_conflict, name, isolation)
         first, branch = None, self.engine.branch(branch)
         if name is not None:
             first = self.engine.named(name, branch=branch, message=message, properties=properties, isolation=isolation)
@@ -219,10 +228,21 @@ class Repository:
                 lock=lock,
                 lock_timeout=lock_timeout,
                 isolation=isolation,
+                settle_conflicts=settle,
             )
         return TxStore.begin(
-            self.engine, branch=branch, message=message, properties=properties, first=first, isolation=isolation
-        )
+            self.engine, branch=branch, message=message, properties=properties, first=first, isolation=isolation,
+            settle_conflicts=settle,
+        )  # fmt: skip
+
+    @staticmethod
+    def _settling(on_conflict: str | None, name: str | None, isolation: str) -> Settle | None:
+        settle = settling(on_conflict)
+        if settle is not None and (name is not None or isolation != SNAPSHOT):
+            raise ValueError(
+                "on_conflict='merge' is for transactions without a name, with isolation='snapshot': leave it out here"
+            )
+        return settle
 
     def transactions(self) -> list[NamedTransaction]:
         """Return the transactions with a name that have been neither committed nor rolled back."""
@@ -235,13 +255,16 @@ class Repository:
         branch: str = MAIN,
         properties: Mapping[str, Any] | None = None,
         isolation: str = SNAPSHOT,
+        on_conflict: str | None = None,
     ) -> Transaction:
         """Return a transaction as a plain `MutableMapping[str, bytes]`, for zarr 2 and whoever takes one.
 
-        `isolation` is as in `transaction`.
+        `isolation` and `on_conflict` are as in `transaction`.
         """
-        branch = self.engine.branch(branch)
-        return self.engine.begin(branch=branch, message=message, properties=properties, isolation=isolation)
+        settle, branch = self._settling(on_conflict, None, isolation), self.engine.branch(branch)
+        return self.engine.begin(
+            branch=branch, message=message, properties=properties, isolation=isolation, settle_conflicts=settle
+        )
 
     def run(self, fn: Callable[[TxStore], T], *, retries: int = 10, **transaction_arguments: Any) -> T:
         """Run `fn(store)` in a transaction; run it again, on the new head, when its commit conflicts.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from txstore.format.constraints import Constraint
     from txstore.history.snapshot import Snapshot
+    from txstore.transactions.conflicts import Settle
     from txstore.transactions.transaction import Changes, Transaction
 
 T = TypeVar("T")
@@ -163,6 +164,7 @@ class TxStore(Store, ChunkStore):
         properties: Mapping[str, Any] | None,
         first: Transaction | None = None,
         isolation: str = SNAPSHOT,
+        settle_conflicts: Settle | None = None,
     ) -> Self:
         """Return a writable store at the head: what `Repository.transaction` returns.
 
@@ -181,6 +183,7 @@ class TxStore(Store, ChunkStore):
             properties=properties,
             first=first,
             isolation=isolation,
+            settle_conflicts=settle_conflicts,
         )
         session.may_fork = True
         return cls._of(engine, position, session, read_only=False)
@@ -356,6 +359,7 @@ class TxStore(Store, ChunkStore):
             message=session.message,
             properties=session.properties,
             isolation=session.isolation,
+            settle_conflicts=session.settle_conflicts,
         )
 
     def __enter__(self) -> Self:

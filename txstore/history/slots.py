@@ -110,6 +110,16 @@ class Publisher:
         self._frames += 1
         return staged
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the values end that were written so far, and how many frames there are."""
+        return self._frames_end, self._frames
+
+    def go_back(self, place: tuple[int, int]) -> None:
+        """Forget the values that were written since, and the runs: what is written next takes their place."""
+        self._frames_end, self._frames = place
+        self.end = self._frames_end
+
     def append(self, content: bytes) -> Section:
         """Write a run behind the values."""
         section = Section(commitfile.SECTION_RUN, self.end, len(content))

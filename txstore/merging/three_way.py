@@ -301,7 +301,11 @@ class _Merge:
             return
         base, ours, theirs = (view.get_view(key) for view in (self._base, self._ours.view, self._theirs.view))
         has_shapes = is_document(key) or key.rpartition("/")[2] == ".zmetadata"
-        if _bytes(ours) == _bytes(theirs) and not self._is_strict and not (has_shapes and self._appended):
+        if (
+            _bytes(ours) == _bytes(theirs)
+            and not (has_shapes and self._appended)
+            and (not self._is_strict or (base is None and self._is_of_group(key)))
+        ):
             return
         if has_shapes and ours is not None and theirs is not None:
             self._document(key, base, ours, theirs)
@@ -311,6 +315,11 @@ class _Merge:
             self._value(key, "value", key)
             return
         self._chunks.append(_Chunk(key, *array, (base, ours, theirs)))
+
+    def _is_of_group(self, key: str) -> bool:
+        """Tell whether a key is the document of a group, which both may make: it is the same group."""
+        node = described(self._ours.view, node_of_document(key)) if is_document(key) else None
+        return node is not None and node.node.kind == "group"
 
     def _value(self, key: str, kind: str, path: str) -> None:
         sides: dict[str, Callable[[], Any]] = {

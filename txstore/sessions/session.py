@@ -8,7 +8,7 @@ and when its base moves over a foreign change of one, it refuses what would sile
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from threading import get_ident
@@ -37,6 +37,7 @@ from txstore.sessions.door import PATIENCE, Door, busy
 from txstore.sessions.statements import of_context
 from txstore.transactions.begin import check_description
 from txstore.transactions.chains import Link
+from txstore.transactions.conflicts import Settle
 from txstore.transactions.reads import check_isolation
 from txstore.transactions.staging import Held
 from txstore.transactions.transaction import Transaction
@@ -120,6 +121,7 @@ class Session:
         joining: Joining | None = None,
         token: str | None = None,
         isolation: str = SNAPSHOT,
+        settle_conflicts: Settle | None = None,
     ) -> None:
         """`first`: the transaction that is already open; `joining`: that of another process, to be joined."""
         check_description(message, properties)
@@ -128,6 +130,7 @@ class Session:
         self.branch = branch
         self.message = message
         self.properties = properties
+        self.settle_conflicts = settle_conflicts
         self.isolation = isolation if first is None else first.isolation
         self._is_serializable = self.isolation == SERIALIZABLE
         self.position = position
@@ -187,6 +190,7 @@ class Session:
                     message=self.message,
                     properties=self.properties,
                     isolation=self.isolation,
+                    settle_conflicts=self.settle_conflicts,
                 )
             return self._transaction
 
@@ -616,7 +620,7 @@ class Session:
             new = ended.commit(message, allow_lost=allow_lost)
             self._learn(ended)  # of what came last; it raises nothing
             self._cleared = {}
-            self._move(old, new, own=new.seq)  # raises nothing: the commit is made
+            self._move(old, new, own=new.seq, settled=ended.settled)  # raises nothing: the commit is made
             if ended.is_named:
                 self.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return new.commit
@@ -656,15 +660,16 @@ class Session:
             self._transaction = None
             self.position.let_go()
 
-    def _move(self, old: Snapshot, new: Snapshot, *, own: int | None = None) -> None:
+    def _move(self, old: Snapshot, new: Snapshot, *, own: int | None = None, settled: Collection[str] = ()) -> None:
         """Base the next transaction on `new`, and note which documents somebody else has changed since `old`.
 
-        `own` is the seq of the commit that this session has made. The door is closed meanwhile.
+        `own` is the seq of the commit that this session has made, in which `settled` keys are partly what somebody else
+        has made of them. The door is closed meanwhile.
         """
         stale = dict(self._stale)
         recent = _newer(new, old.seq)
         for key in list(self._handed_out) if new.seq > old.seq else ():
-            noted = _compare(key, old, new, recent, own)
+            noted = _compare(key, old, new, recent, None if key in settled else own)
             if noted is not None:
                 stale[key] = stale[key].then(noted) if key in stale else noted
         self._stale = stale

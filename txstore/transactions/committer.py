@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from txstore.errors import SnapshotExpiredError
+from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section, Statistics
 from txstore.format.documents import kind_of_node
@@ -23,7 +23,7 @@ from txstore.transactions.conflicts import Writes
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.merges import Merges
 from txstore.transactions.outcome import CommitOutcome
-from txstore.transactions.staging import Staging
+from txstore.transactions.staging import Peek, Staging
 
 
 class _Merged(NamedTuple):
@@ -211,14 +211,36 @@ class Committer:
         for source in self.staging.grafts.sources:
             self._check_kept(source, head)
         self.writes = self.writes or self._writes()
-        conflicts.check(self.writes, self.base, head, checked.seq)
+        since = checked.seq
+        if was_settled := self.merges.settled is not None:
+            self.merges.unsettle()
+            since = self.base.seq
+        try:
+            conflicts.check(self.writes, self.base, head, since)
+        except ConflictError:
+            if self.staging.settle_conflicts is None or self.staging.grafts.any:
+                raise
+            self._settle(head)
+            since = self.base.seq
         self.head = head
-        if self.merges.merge(head, checked.seq):
+        if self.merges.merge(head, since) or self.merges.settled is not None or was_settled:
             # What was written behind the values is overwritten by theirs. All of it is synced with the header.
+            self.publisher.go_back(self.publisher.place)
             self._append_own_run()
             if self.merged is not None:
                 self._append_merged_run(head)
         return head
+
+    def _settle(self, head: Snapshot) -> None:
+        """Put together what is staged and what others have committed since the base. Raises `ConflictError`."""
+        settle, staging = self.staging.settle_conflicts, self.staging
+        assert self.writes is not None  # for mypy: `catch_up` asks about both
+        assert settle is not None
+        declarations.check_unmoved(self.staging.constraints, self.base.written_constraints, head.written_constraints)
+        staged = [key for key, _ in staging.items_staged()]
+        self.merges.settle(settle(self.base, Peek(staging), staged, staging.key_changes(), head))
+        # All else is a conflict as ever: what was deleted as a whole, say.
+        conflicts.check(self.writes, self.base, head, self.base.seq)
 
     def _check_kept(self, source: Snapshot, head: Snapshot) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has given up, or is about to, what a graft is taken from (I10)."""
@@ -237,7 +259,10 @@ class Committer:
             written = declarations.changed(changes, there)
             if written:
                 declarations.check(
-                    head.url, written, there, CommitOutcome(self.staging, self.unchanged, head, self.merges.deleted)
+                    head.url,
+                    written,
+                    there,
+                    CommitOutcome(self.staging, self.unchanged, head, self.merges.deleted, self.merges.settled or {}),
                 )
             self._kept = head, written
         return self._kept[1]

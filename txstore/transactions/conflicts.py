@@ -32,10 +32,10 @@ in `CLAUSES`, clause by clause: tests take out each of them, and see that it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from txstore.errors import ConflictError
 from txstore.format import packfile
@@ -49,9 +49,18 @@ from txstore.format.keys import (
     node_of_document,
     stored_key,
 )
+from txstore.format.mapping import Hierarchy
+from txstore.history.changes import KeyChange
 from txstore.history.runs import Change
 from txstore.history.snapshot import Snapshot
 from txstore.transactions.reads import NOTHING_READ, Reads
+
+
+#: What becomes of keys that a transaction has staged, and others have changed; None: the key is deleted.
+Settled: TypeAlias = Mapping[str, bytes | None]
+#: Settles that: given a base, what is staged over it, the keys that are staged, those that are changed by that, and the
+#: head. Raises `ConflictError`.
+Settle: TypeAlias = Callable[[Snapshot, Hierarchy, Collection[str], Iterable[KeyChange], Snapshot], Settled]
 
 #: A conflict names at most so many keys.
 MAX_NAMED = 100
@@ -177,7 +186,7 @@ def _is_equal_group_creation(check: Check, key: str) -> bool:
 
 def _deleted_keys(check: Check) -> Iterator[str]:
     for key in check.mine.deleted:
-        if check.changed(key) and (key in check.head or key in check.base):
+        if check.changed(key) and (key in check.head or key in check.base) and not _is_apart(check, key):
             yield key
 
 

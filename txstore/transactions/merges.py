@@ -16,17 +16,20 @@ from txstore.history.packs import Staged
 from txstore.history.slots import Publisher
 from txstore.history.snapshot import Snapshot
 from txstore.transactions.chains import Link
+from txstore.transactions.conflicts import Settled
 from txstore.transactions.staging import Staging
 
 
 class Merges:
-    """The merged chunks of one attempt to commit."""
+    """The merged values of one attempt to commit."""
 
     def __init__(self, staging: Staging, publisher: Publisher) -> None:
         self._staging = staging
         self._publisher = publisher
         #: What stands for a key instead of what was staged; without a length if the key is to be deleted.
         self.values: dict[str, Staged] = {}
+        self.settled: Settled | None = None  # on the head that was met last
+        self._before: tuple[dict[str, Staged], tuple[int, int]] = {}, (0, 0)  # the values, and where they ended, then
         self._parts: dict[str, list[Link]] = {}  # what chunks consist of that may be merged with what others commit
 
     @property
@@ -42,6 +45,20 @@ class Merges:
             if not any(layer.region.is_whole for layer in layers):
                 self._parts[key] = layers
 
+    def settle(self, settled: Settled) -> None:
+        """Let values stand for keys that others have changed, too."""
+        self.settled = settled
+        self._before = dict(self.values), self._publisher.place
+        for key, value in settled.items():
+            self.values[key] = self._publisher.append_value(key.encode(), value or b"")
+
+    def unsettle(self) -> None:
+        """Forget what was settled: it was so on another head."""
+        if self.settled is not None:
+            self.values, place = self._before
+            self._publisher.go_back(place)
+            self.settled = None
+
     def put_together(self) -> None:
         """Merge what several processes have written of one chunk. Raises `ConflictError` where that can't be."""
         for key in sorted(self._staging.staged.layered):
@@ -56,7 +73,12 @@ class Merges:
                 ) from error
 
     def are_apart(self, key: str, base: Snapshot, head: Snapshot) -> bool:
-        """Tell whether of a chunk that was written in part others have changed only what was not written."""
+        """Tell whether of a chunk that was written in part others have changed only what was not written.
+
+        Of any key, too, once all was settled.
+        """
+        if self.settled is not None:
+            return True
         layers = self._parts.get(key)
         if layers is None or base.is_foreign(key) or head.is_foreign(key):
             return False
@@ -73,7 +95,7 @@ class Merges:
         """
         recent, found = head.runs_since(since), False
         for key, layers in self._parts.items():
-            change = recent.lookup(key.encode())
+            change = recent.lookup(key.encode()) if self.settled is None else None
             if change is not None and change.seq > since:
                 try:
                     self._put(key, head.get_view(key), layers)

@@ -7,31 +7,42 @@ committed since is no conflict.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from types import MappingProxyType
 
 from txstore.format import packfile
 from txstore.format.constraints import Outcome
 from txstore.format.documents import NODE_DOCUMENTS, Described, DocumentChange, compare_documents, describe
 from txstore.format.keys import after_prefix, directory_prefix, document_key
 from txstore.history.snapshot import Snapshot
+from txstore.transactions.conflicts import Settled
 from txstore.transactions.staging import Staging
 
 
 class CommitOutcome(Outcome):
     """The head with a transaction on top. `unchanged` are staged keys that the commit leaves out.
 
-    `merged_away` are chunks that are all fill value once they are merged.
+    `merged_away` are chunks that are all fill value once they are merged, `settled` is what becomes of keys that others
+    have changed, too.
     """
 
     def __init__(
-        self, staging: Staging, unchanged: Collection[str], head: Snapshot, merged_away: Collection[str] = ()
+        self,
+        staging: Staging,
+        unchanged: Collection[str],
+        head: Snapshot,
+        merged_away: Collection[str] = (),
+        settled: Settled = MappingProxyType({}),
     ) -> None:
         self._staging = staging
+        self._settled = settled
         self._merged_away = merged_away
         self._unchanged = unchanged
         self._head = head
 
     def get(self, key: str) -> bytes | memoryview | None:
         """Return a document."""
+        if key in self._settled:
+            return self._settled[key]
         link = self._staging.staged.get(key)
         if link is not None and key not in self._unchanged:
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staging.read(link)
@@ -40,6 +51,8 @@ class CommitOutcome(Outcome):
         return None if self._staging.is_below_deleted(key) else self._head.get_view(key)
 
     def __contains__(self, key: str) -> bool:
+        if key in self._settled:
+            return self._settled[key] is not None
         link = self._staging.staged.get(key)
         if link is not None and key not in self._unchanged:
             return link.kind != packfile.FRAME_TOMBSTONE and key not in self._merged_away
@@ -79,5 +92,7 @@ class CommitOutcome(Outcome):
         prefix = directory_prefix(path)
         for key in self._staging.staged.between(prefix, after_prefix(prefix)):
             link = self._staging.staged.get(key)
+            if self._settled.get(key) is not None:
+                continue
             if key in self._merged_away or (link is not None and link.kind == packfile.FRAME_TOMBSTONE):
                 yield key

@@ -45,6 +45,7 @@ from txstore.processes import at_exit, was_broken_off
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Storage
 from txstore.transactions.chains import Link
+from txstore.transactions.conflicts import Settle
 from txstore.transactions.grafts import Graft, Grafts, Taken
 from txstore.transactions.key_turns import KeyTurns
 from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads
@@ -114,11 +115,13 @@ class Staging(Hierarchy):
         *,
         shared: SharedTransaction | None = None,
         other_parent: Stored | None = None,
+        settle_conflicts: Settle | None = None,
     ) -> None:
-        """`other_parent` is that of a commit that is a merge."""
+        """`other_parent` is that of a commit that is a merge. `settle_conflicts` says what becomes of conflicts."""
         self.base = base
         self.record = record
         self.other_parent = other_parent
+        self.settle_conflicts = settle_conflicts
         self.id = record.id  # of the transaction, and of the commit that it becomes
         self.process = os.getpid()
         self.is_owner = shared is None  # began the transaction, which has no name

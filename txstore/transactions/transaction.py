@@ -119,6 +119,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self.writes = 0  # that have begun
         self._is_committing = False  # a thread is
         self._cause: BaseException | None = None
+        self._settled: Collection[str] = ()
         self._looked_at: dict[str, FileVersion] = {}  # files that references are to, each as it was the first time
         self._entered_in = 0  # the process that a `with` block was entered in
         self._announced: int | None = None  # under which owner word siblings know that locks are parked
@@ -526,6 +527,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         found["constraints"] = sorted(self._staging.constraints)
         return found
 
+    @property
+    def settled(self) -> Collection[str]:
+        """The keys of which the commit has put together what is staged and what others had committed."""
+        return self._settled
+
     def key_changes(self) -> Iterator[KeyChange]:
         """Yield the keys that are staged and differ from the base, in the order of their bytes."""
         return iter(()) if self.state == "committed" else self._staging.key_changes()
@@ -817,6 +823,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self._staging.is_unsettled = True
                 if (stored := committer.run()) is not None:
                     result = self._snapshots.of(stored, check=False)
+                    self._settled = frozenset(committer.merges.settled or ())
         except SyncFailedError as error:
             self._go_on(committer)
             self.poison(error.cause)  # I9: never retried as if the data were still there

@@ -1,0 +1,51 @@
+"""A commit that finds the head changed: what its transaction and others have changed is put together, key by key.
+
+The base is that of the transaction, ours is what it has staged, theirs is the head. What both have changed alike is in
+conflict here: two increments are two increments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from txstore.errors import ConflictError
+from txstore.format.mapping import Hierarchy
+from txstore.history.changes import KeyChange, differing
+from txstore.history.snapshot import Snapshot
+from txstore.merging.three_way import Side, three_way
+from txstore.transactions.conflicts import Settle, Settled
+
+#: What `on_conflict=` says.
+MERGE = "merge"
+
+
+def settle(
+    base: Snapshot, mine: Hierarchy, staged: Collection[str], changes: Iterable[KeyChange], head: Snapshot
+) -> Settled:
+    """Return what becomes of keys that a transaction has staged. Raises `ConflictError`."""
+    ours = Side(mine, {change.key: change for change in changes})
+    theirs = Side(head, {change.key: change for change in differing(base, head)})
+    plan = three_way(base, ours, theirs, is_strict=True)
+    if plan.conflicts:
+        raise ConflictError(
+            [each.key for each in plan.conflicts],
+            reason=f"another commit changed the same as this transaction: {'; '.join(map(str, plan.conflicts[:5]))}",
+            base=base.commit,
+            head=head.commit,
+            conflicts=plan.conflicts,
+        )
+    settled: dict[str, bytes | None] = {**plan.values, **dict.fromkeys(plan.deleted)}
+    for key in staged:
+        # What is staged as it was at the base is no change, nor is what says nothing else than theirs does. It is
+        # written as theirs: a run that is made anew from what was staged must not bring it back.
+        if key in theirs.changes and key not in settled and (key not in ours.changes or key in plan.taken):
+            view = head.get_view(key)
+            settled[key] = None if view is None else bytes(view)
+    return settled
+
+
+def settling(on_conflict: str | None) -> Settle | None:
+    """Return what settles conflicts of a commit. Raises `ValueError`."""
+    if on_conflict not in (None, MERGE):
+        raise ValueError(f"on_conflict={on_conflict!r}: {MERGE!r}, or None, by which it is a ConflictError")
+    return None if on_conflict is None else settle
