@@ -55,7 +55,6 @@ from txstore.history.runs import Change
 from txstore.history.snapshot import Snapshot
 from txstore.transactions.reads import NOTHING_READ, Reads
 
-
 #: What becomes of keys that a transaction has staged, and others have changed; None: the key is deleted.
 Settled: TypeAlias = Mapping[str, bytes | None]
 #: Settles that: given a base, what is staged over it, the keys that are staged, those that are changed by that, and the
