@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import gc
 import signal
@@ -10,6 +11,7 @@ import threading
 import numpy as np
 import pytest
 import zarr
+import zarr.core.sync
 
 import txstore
 from tests.threads import gates
@@ -114,6 +116,28 @@ def test_a_lock_is_kept_while_an_interrupted_statement_may_still_write(
     finally:
         signal.signal(SIGNAL, before)
     assert gates.values(repo.mapping())[1] == 8
+
+
+def test_a_statement_that_has_not_begun_when_its_lock_is_left_does_not_begin(
+    repo: txstore.Repository, store: txstore.TxStore
+) -> None:
+    """As that of a call which was interrupted before zarr's loop came to it: others have the lock by then."""
+    x = gates.create(store, n=8, chunks=8, value=0)
+    store.commit()
+    loop, may_go_on = zarr.core.sync._get_loop(), threading.Event()
+    loop.call_soon_threadsafe(may_go_on.wait, TIMEOUT)
+    try:
+        with pytest.raises(ZeroDivisionError), store.lock("x", 0):
+            statement = asyncio.run_coroutine_threadsafe(x.async_array.setitem(0, 7), loop)
+            raise ZeroDivisionError
+    finally:
+        may_go_on.set()
+    with pytest.raises(txstore.TransactionStateError, match="left before it began"):
+        statement.result(TIMEOUT)
+    with store.lock("x", 1):
+        x[1] = 8
+    store.commit()
+    assert gates.values(repo.mapping())[:2] == [0, 8]
 
 
 def test_a_statement_that_outlives_its_lock_poisons_the_transaction(

@@ -38,11 +38,12 @@ PATIENCE = 3.0
 _SLICE = 0.05
 
 
-class Block(NamedTuple):
-    """A `lock` block that a thread is in."""
+class Block:
+    """A `lock` block that this thread is in."""
 
-    thread: int
-    number: int
+    def __init__(self) -> None:
+        self.thread = get_ident()
+        self.is_left = False  # zarr's loop may yet come to statements that were made in it
 
 
 class _Waiting(NamedTuple):
@@ -70,7 +71,6 @@ class Door:
         self._in_blocks: dict[Statement, tuple[Block, ...]] = {}  # of these, those of threads in `lock` blocks
         self._lock_blocks: set[Block] = set()
         self._blocks_waiting: set[Block] = set()
-        self._blocks_so_far = 0
         self._waiting: list[_Waiting] = []
         self._queue: set[int] = set()  # threads that wait to call
         self._is_pool_late = False  # a batch has failed, and the threads of the pipeline may go on with it
@@ -142,10 +142,17 @@ class Door:
                 await future
 
     def _admit(self, statement: Statement, future: asyncio.Future[None] | None) -> bool:
-        """Let a statement in; if it has to wait, tell it so, and set the result of `future` when it is inside."""
+        """Let a statement in; if it has to wait, tell it so, and set the result of `future` when it is inside.
+
+        Raises `TransactionStateError` for one of a `lock` block that was left before it began: by an interrupt, say.
+        """
         statement.at_end(self._leave)
         with self._lock:
             blocks = _blocks.get()
+            if any(block.is_left for block in blocks):
+                statement.refuse()
+                reason = "this statement was made in a `with store.lock` block, which was left before it began"
+                raise TransactionStateError(reason, state="failed")
             if not self._is_closing or not self._lock_blocks.isdisjoint(blocks):
                 self._statements[statement] = self._writes()
                 if blocks:
@@ -174,12 +181,6 @@ class Door:
 
     # --- lock blocks
 
-    def new_block(self) -> Block:
-        """Return a block for this thread, which is not inside yet."""
-        with self._lock:
-            self._blocks_so_far += 1
-            return Block(get_ident(), self._blocks_so_far)
-
     def enter_block(self, block: Block) -> None:
         """Be inside until `leave_block`, with all the statements that this thread makes by then."""
         _blocks.set((*_blocks.get(), block))
@@ -193,8 +194,10 @@ class Door:
         """Let no statement of a block go on when that is left; return whether none does, and none of its threads.
 
         There are some if its thread was interrupted: zarr's loop and threads go on with what they were at. They are
-        refused the store from now on, and, if one `waits`, have some time to come to an end.
+        refused the store from now on, and, if one `waits`, have some time to come to an end. Those that have not begun
+        do not begin.
         """
+        block.is_left = True
         with self._lock:
             late = [statement for statement, blocks in self._in_blocks.items() if block in blocks]
         if not late:

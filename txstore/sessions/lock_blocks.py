@@ -46,7 +46,7 @@ class LockBlock:
                 except TransactionStateError as refused:
                     error = refused
                 # Only now: a thread that commits in a block of its own must not wait for one that waits for its locks.
-                self._inside = self._door.new_block()
+                self._inside = Block()
                 self._door.enter_block(self._inside)
                 if self._transaction is self._present():
                     if error is not None:
