@@ -23,25 +23,6 @@ from txstore.format import commitfile, names, packfile
 FAR = 400_000_000
 
 
-@pytest.fixture
-def forged(tmp_path: Path) -> Callable[[Callable[[Forged], object]], Path]:
-    """Write a repository of three commits, and again with what a function makes of it; return where that is."""
-    repo = txstore.Repository(tmp_path / "true.tx")
-    for i in range(3):
-        with repo.transaction(f"commit {i}") as store:
-            store["a/c/0"] = b"%d" % i * 100
-            store[f"b/c/{i}"] = b"b"
-
-    def forged(change: Callable[[Forged], object]) -> Path:
-        parts = Forged.read(tmp_path / "true.tx")
-        del parts.others[names.hint_path("main")]
-        change(parts)
-        parts.write(tmp_path / "data.tx")
-        return tmp_path / "data.tx"
-
-    return forged
-
-
 def alone_in_a_far_slot(parts: Forged) -> None:
     """The first commit, which has no parent, far up: all slots below are missing."""
     first, *others = parts.commits
