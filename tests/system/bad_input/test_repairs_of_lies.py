@@ -1,4 +1,4 @@
-"""Repairs of repositories that are damaged, and lie: what can't be told is a fault still, and nothing ends the repair."""
+"""Repairs of repositories that are damaged, and lie: what can't be told stays a fault, and nothing ends the repair."""
 
 from __future__ import annotations
 
