@@ -289,11 +289,16 @@ def test_every_path_of_a_repository(folder, hostile):
         shutil.rmtree(place)
 
 
+DIRECTORIES = (
+    ".staging", "locks", "packs", "commits/main", "tags", "heads", "floor/main", "branches", "erased", "quarantine",
+)  # fmt: skip
+
+
 def swap(root: Path, private: Path) -> None:
     """As Bob, put links in the place of directories, again and again, and take them away."""
     become(BOB)
     while True:
-        for name in (".staging", "locks", "packs", "commits/main", "tags", "heads", "floor/main", "branches", "erased", "quarantine"):
+        for name in DIRECTORIES:
             path = root / name
             with contextlib.suppress(OSError):
                 os.rename(path, f"{path}.away")
