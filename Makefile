@@ -35,6 +35,7 @@ ZARR2 := .venv/$(ZARR2_TAG)-zarr2
 TORCH := .venv/$(ZARR2_TAG)-torch
 TENSORFLOW := .venv/$(ZARR2_TAG)-tensorflow
 PLAIN := .venv/$(TAG)-plain
+DOCS := .venv/$(ZARR2_TAG)-docs
 
 # Where there is a compiler, a warning or a failed build of the C is an error; where there is none, the twins serve.
 HAS_COMPILER := $(shell command -v cc >/dev/null 2>&1 && \
@@ -59,7 +60,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help hostile dist environment environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-history bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
+.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-history bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -72,6 +73,7 @@ help:
 	@echo 'make check       ruff, mypy --strict, the layers'
 	@echo 'make format      ruff format, and the fixes that ruff can make'
 	@echo 'make demo        txstore demo'
+	@echo 'make docs        the site, in build/docs/html; make docs-links: its links to other sites'
 	@echo 'make bench       the benchmarks: a table, and JSON'
 	@echo 'make bench-history  branches, merges and what else is done with history alone'
 	@echo 'make bench-processes  those of several processes alone'
@@ -127,11 +129,26 @@ $(PLAIN)/stamp: Makefile
 	$(call environment,$(PLAIN),$(PYTHON),zarr fsspec s3fs xarray pandas fastparquet)
 	touch $@
 
+$(DOCS)/stamp: $(SOURCES)
+	$(call environment,$(DOCS),$(OLDEST),--editable '.[docs]')
+	touch $@
+
 environment: $(TEST)/stamp
 
 environment-zarr2: $(ZARR2)/stamp
 
 environment-torch: $(TORCH)/stamp
+
+environment-docs: $(DOCS)/stamp
+
+# The site. A warning is an error, a link inside that leads nowhere is a warning, and the notebooks of the gallery are run.
+docs: $(DOCS)/stamp
+	$(DOCS)/bin/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs/html
+	@echo 'build/docs/html/index.html'
+
+# Links that lead outside: wants the network, and is not part of CI.
+docs-links: $(DOCS)/stamp
+	$(DOCS)/bin/python -m sphinx --builder linkcheck --quiet docs build/docs/links
 
 test: $(TEST)/stamp
 	@echo 'The tests take 4 minutes on two cores that have nothing else to do; make test-full has all of them.'

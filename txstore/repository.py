@@ -136,6 +136,7 @@ class Repository:
 
     @property
     def url(self) -> str:
+        """Where the repository is."""
         return self.engine.url
 
     @property

@@ -41,6 +41,9 @@ def synchronized(
     committed when it returns. Each read is of the newest commit. Two operations are two transactions: for `a[i] += 1`
     by several processes on one element use `repo.transaction(lock={path: i})`.
 
+    Where there can be no locks, a write that conflicts is run again. So is one that conflicts with somebody who takes
+    no locks. Raises `NodeNotFoundError` where there is nothing at the path.
+
     Parameters
     ----------
     repo : Repository, str or PathLike
@@ -52,9 +55,6 @@ def synchronized(
         ever.
     message : str, optional
         The message of its commits.
-
-    Where there can be no locks, a write that conflicts is run again. So is one that conflicts with somebody who takes
-    no locks. Raises `NodeNotFoundError` where there is nothing at the path.
 
     Examples
     --------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,17 +12,17 @@ import pytest
 import zarr
 
 import txstore
+from tests import blocks
 from tests.interchange.foreign import positions, write_weather, write_workers
 from tests.interchange.manifests import TEMPERATURES, references_of, write_hdf5
 
 pytest.importorskip("h5netcdf")
 pytest.importorskip("xarray")
 DOCS = Path(__file__).parents[2] / "docs/how-to"
-README = Path(__file__).parents[2] / "README.md"
 
 
 def codes_of(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    return ["\n".join(block.code) + "\n" for block in blocks.read(DOCS / page).wanted if block.language == "python"]
 
 
 def code_of(page: str) -> str:
@@ -61,20 +60,6 @@ def test_the_page_on_references(run_installed: Callable[..., str], tmp_path: Pat
     group = zarr.open_group(repo.snapshot(), mode="r")
     np.testing.assert_array_equal(group["station/temperature"][:], changed)  # type: ignore[index]
     assert group["raw"][:].tobytes() == file.read_bytes()[:100]  # type: ignore[index]
-
-
-def test_each_program_of_the_readme(
-    run_installed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each in a process of its own, as whoever copies one runs it."""
-    monkeypatch.setenv("HOME", str(tmp_path))  # cache_dir
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore::DeprecationWarning")  # of threads beside a fork: zarr has some
-    programs = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(programs) == README.read_text(encoding="utf-8").count("```") / 2 >= 7
-    for program in programs:
-        run_installed(program)
-    for name in ("data.tx", "weather.tx", "samples.tx", "backup.tx"):
-        assert txstore.Repository(tmp_path / name, create=False).verify().faults == []
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")

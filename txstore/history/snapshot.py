@@ -110,6 +110,7 @@ class Snapshot(Hierarchy):
 
     @property
     def seq(self) -> int:
+        """The number of the commit in its line of history, from 1; 0 where nothing is committed."""
         return 0 if self.stored is None else self.stored.header.seq
 
     @property
