@@ -140,6 +140,19 @@ def test_a_statement_that_has_not_begun_when_its_lock_is_left_does_not_begin(
     assert gates.values(repo.mapping())[:2] == [0, 8]
 
 
+def test_a_lock_that_another_thread_leaves_is_in_nobodys_way(repo: txstore.Repository, store: txstore.TxStore) -> None:
+    """As the collector does with one of an interrupted thread: that thread goes on."""
+    x = gates.create(store, n=8, chunks=8, value=0)
+    lock = store.lock("x", 0)
+    lock.__enter__()
+    Thread(lambda: lock.__exit__(None, None, None)).result()
+    x[0] = 7
+    with store.lock("x", 1):
+        x[1] = 8
+    store.commit()
+    assert gates.values(repo.mapping())[:2] == [7, 8]
+
+
 def test_a_statement_that_outlives_its_lock_poisons_the_transaction(
     repo: txstore.Repository, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,7 +197,8 @@ class Door:
         refused the store from now on, and, if one `waits`, have some time to come to an end. Those that have not begun
         do not begin.
         """
-        block.is_left = True
+        # Another thread can't take it out of the context of its own, where all that follows would be refused.
+        block.is_left = get_ident() == block.thread
         with self._lock:
             late = [statement for statement, blocks in self._in_blocks.items() if block in blocks]
         if not late:
