@@ -472,21 +472,34 @@ def test_published_copies_follow(repo: txstore.Repository, tmp_path: Path) -> No
 # --- repair
 
 
-@pytest.mark.parametrize("branch", ["main", "dev"])
+@pytest.mark.parametrize(("branch", "slot"), [("main", 0), ("main", 3), ("main", 7), ("dev", 2)])
 @pytest.mark.parametrize("what", ["run", "frame"])
-def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, what: str) -> None:
+def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, slot: int, what: str) -> None:
+    """Commits that have written what was erased, some of it as it was before, and one that has deleted it."""
     fill(repo)
     repo.erase("s")
-    name = repo.engine.branch(branch)
-    [path, *_] = sorted(Path(repo.url, "commits", name).iterdir())
+    path = Path(repo.url, "commits", repo.engine.branch(branch), f"{slot:010}")
     content = bytearray(path.read_bytes())
-    content[content.index(b"TXRN") + 30 if what == "run" else content.index(b"s/c/0") - 20] ^= 4
+    content[content.index(b"TXRN") + 30 if what == "run" else content.index(b"s/") - 20] ^= 4
     path.write_bytes(content)
     assert not txstore.Repository(repo.url).verify().ok
     report = txstore.Repository(repo.url).verify(repair=True)
     assert report.faults == []
     assert leaks(files_of(repo.url)) == []
-    check_all_is_told(txstore.Repository(repo.url), 3, branch=branch)
+    check_all_is_told(txstore.Repository(repo.url), slot if slot == 7 else slot + 1, branch=branch)
+
+
+def test_an_erased_value_that_is_there_again_is_erased_again(repo: txstore.Repository) -> None:
+    """Somebody has put a file back, say."""
+    fill(repo)
+    path = Path(repo.url, "commits", "main", "0000000000")
+    before = path.read_bytes()
+    repo.erase("s")
+    path.write_bytes(before)
+    assert leaks(files_of(repo.url))
+    txstore.Repository(repo.url).erase("s")
+    assert leaks(files_of(repo.url)) == []
+    assert txstore.Repository(repo.url).verify().ok
 
 
 # --- object stores

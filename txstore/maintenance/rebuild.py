@@ -19,7 +19,7 @@ from txstore.errors import TxStoreError
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header, RunName, Statistics
 from txstore.format.encoding import crc32c
-from txstore.format.keys import decode_key, decode_prefix, is_document
+from txstore.format.keys import after_prefix, decode_key, decode_prefix, is_document
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import Branch, Tag
 from txstore.history import runs
@@ -90,7 +90,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     base = Snapshot(parent, open_packs(commits.storage), commits.storage.url)
     found = None
     for keeps_equal in (False, True):  # whether a value was left out as equal depended on what was read besides
-        prefixes = [prefix for prefix in staged.prefixes if base.has_keys_below(prefix)]
+        prefixes = [prefix for prefix in staged.prefixes if _was_below(base, prefix)]
         entries = list(_entries(staged, merged, erased, base, numbers, keeps_equal=keeps_equal))
         section = runs.build(entries, [prefix.encode() for prefix in prefixes], packs)
         values = [entry for entry in entries if entry[1] != packfile.REF_TOMBSTONE]
@@ -155,13 +155,13 @@ def _entries(
         elif link.kind == packfile.FRAME_TOMBSTONE:
             if not staged.is_below_deleted(key) and _was_there(base, key):
                 yield key.encode(), packfile.REF_TOMBSTONE, 0, 0, 0, 0
-        elif keeps_equal or not _is_unchanged(staged, base, key, link):
-            nth, offset = packfile.split_offset(link.offset)
-            number = numbers.get(packfile.pack_number(link.participant, nth), 0)
-            kind = packfile.REF_OF_FRAME[link.kind]
-            if (link.participant, link.sequence) in erased:
-                kind = packfile.REF_ERASED
-            yield key.encode(), kind, offset, link.length, link.checksum, number
+        else:
+            is_erased = (link.participant, link.sequence) in erased
+            kind = packfile.REF_ERASED if is_erased else packfile.REF_OF_FRAME[link.kind]
+            if keeps_equal or not _is_unchanged(staged, base, key, link, kind):
+                nth, offset = packfile.split_offset(link.offset)
+                number = numbers.get(packfile.pack_number(link.participant, nth), 0)
+                yield key.encode(), kind, offset, link.length, link.checksum, number
 
 
 def _was_there(base: Snapshot, key: str) -> bool:
@@ -169,13 +169,20 @@ def _was_there(base: Snapshot, key: str) -> bool:
     return found is not None and found.kind in (*packfile.FRAME_OF_REF, packfile.REF_ERASED)
 
 
-def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link) -> bool:
+def _was_below(base: Snapshot, prefix: str) -> bool:
+    if base.has_keys_below(prefix):
+        return True
+    stop = after_prefix(prefix)
+    changes = base.runs.changes(prefix.encode(), None if stop is None else stop.encode(), 0)
+    return any(change.kind == packfile.REF_ERASED for change in changes)
+
+
+def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link, kind: int) -> bool:
     """Tell whether the commit has taken a value for the base's, as `Staging.is_unchanged` does."""
     if staged.is_below_deleted(key) or not (is_document(key) or link.seen == packfile.SEEN_NOTHING):
         return False
-    found = base.lookup(key)
-    what = (packfile.REF_OF_FRAME.get(link.kind), link.length, link.checksum)
-    return found is not None and (found.kind, found.length, found.checksum) == what
+    found = base.runs.lookup(key.encode())
+    return found is not None and (found.kind, found.length, found.checksum) == (kind, link.length, link.checksum)
 
 
 def merged_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt | None:
