@@ -2,7 +2,10 @@
 
 import copy
 import pickle
+import re
+import traceback
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +53,13 @@ def test_an_exception_goes_through_pickle(error, again):
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_exception_says_where_its_usual_causes_stand(error):
+    page = (Path(__file__).parents[1] / "docs/reference/errors.md").read_text(encoding="utf-8")
+    place = traceback.format_exception(error)[-1].splitlines()[-1].partition("reference/errors#")[2]
+    assert place in {heading.lower() for heading in re.findall(r"^## (\w+)$", page, re.M)}
 
 
 def test_all_exceptions_are_here():

@@ -24,7 +24,14 @@ def raise_if_full(error: BaseException) -> None:
 
 
 class TxStoreError(Exception):
-    """The base of all exceptions that TxStore raises on its own account."""
+    """The base of all exceptions that TxStore raises on its own account.
+
+    Each has a note, which a traceback shows below the message: the place of the reference with the usual causes.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.add_note(f"Usual causes: reference/errors#{type(self).__name__.lower()}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What a worker raises comes back to its pool as a pickle; most are not made of their message alone.
