@@ -142,6 +142,8 @@ def _is_scratch(path: str, world: World, promised: list[str]) -> bool:
     """
     if not _has_scratch(world):
         return False
+    if path in world.scratch:
+        return world.scratch[path] not in promised
     if path.startswith(names.commits_directory("main")):
         slot = names.parse_slot(path.rpartition("/")[2])
         return slot is not None and slot >= _safe(world, promised)
@@ -152,7 +154,7 @@ def _is_scratch(path: str, world: World, promised: list[str]) -> bool:
 
 
 def _has_scratch(world: World) -> bool:
-    return not all(made.durable for made in world.made.values())
+    return bool(world.scratch) or not all(made.durable for made in world.made.values())
 
 
 def _safe(world: World, promised: list[str]) -> int:

@@ -284,10 +284,12 @@ EDITS = [
     Edit("history.commits:Commits.write_tag", "not self._stays(stored, but_tag=name)", "False", "late tag"),
     Edit("history.slots:Publisher.publish", "self._check_floor(stored)", "pass", "sleeper"),
     # Branches: what is kept for them.
-    Edit("history.commits:Commits.create_branch", "self.make_durable(stored)", "pass", "branch on scratch"),
+    Edit("history.commits:Commits.create_branch", "self.ensure_durable(stored)", "pass", "branch on scratch"),
+    Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged scratch"),
+    Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged while pending"),
     Edit(
         "maintenance.reachable:kept_commits",
-        "for stored in (*tagged, *begun):",
+        "for stored in (*tagged, *begun, *there):",
         "for stored in tagged:",
         "branches vacuumed",
     ),

@@ -329,6 +329,8 @@ class System:
 
     def rmdir(self, path: str, *, dir_fd: int | None = None) -> None:
         path = self._at(path, dir_fd)
+        if self.disk.directories[self.find(path)]:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._do("rmdir", path, Leave(*self._split(path)))
 
     def unlink(self, path: str, *, dir_fd: int | None = None) -> None:

@@ -13,7 +13,7 @@ import pytest
 import txstore
 from tests.crash.disk import ROOT, Disk, Tree
 from tests.crash.system import PREFIX, SYSTEM, URL, Process
-from tests.crash.world import TORN, Made, Promise, World
+from tests.crash.world import TORN, Made, Promise, World, some
 from txstore.format import names
 from txstore.format.regions import Region
 from txstore.maintenance import retention
@@ -80,6 +80,8 @@ def cooperative(world: World) -> None:
         world.commit(tx, changes)
     world.put(owner, {"c": world.value()})
 
+
+_GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
 
 #: Bytes in one chunk, as they are.
 _DOCUMENT = json.dumps(
@@ -243,6 +245,100 @@ def branches_vacuumed(world: World) -> None:
         world.put_on(repo, "dev", {"a": world.value()})
         world.unbranch(repo, "dev")
         world.vacuum(repo)
+
+
+def moved(world: World) -> None:
+    """Groups are moved, copied and restored, by several processes; then what they were is given up."""
+    process = Process()
+    with process:
+        repo = world.open()
+        held = {"g/zarr.json": _GROUP, "g/c/0": world.value(900), "g/c/1": world.value()}
+        first = world.put(repo, held)
+        tx = repo.begin()
+        tx.move("g", "h")
+        tx["h/c/1"] = changed = world.value()
+        gone = dict.fromkeys(held)
+        world.commit(tx, {**gone, **{"h" + key[1:]: value for key, value in held.items()}, "h/c/1": changed})
+    process.die()
+    with Process():
+        repo = world.open()
+        tx = repo.begin()
+        tx.copy("g", "k", repo.mapping(at=first))
+        world.commit(tx, {"k" + key[1:]: value for key, value in held.items()})
+        tx = repo.begin()
+        tx.restore("", repo.mapping(at=first))
+        there = {key: None for key in repo.mapping() if key not in held}
+        world.commit(tx, {**there, **held})
+        world.optimize(repo)
+        world.vacuum(repo, keep=1)
+        world.put(repo, {"g/c/0": world.value()})
+
+
+def merged(world: World) -> None:
+    """Two branches are merged into each other; then the merges are given up, and a branch is deleted."""
+    process = Process()
+    with process:
+        repo = world.open()
+        first = world.put(repo, {"a": world.value(), "b/zarr.json": _GROUP})
+        world.branch(repo, "dev", first)
+        for number in range(2):
+            theirs, ours = {f"b/{number}": world.value(300)}, {f"c/{number}": world.value()}
+            world.put_on(repo, "dev", theirs)
+            world.put(repo, ours)
+            world.commit(world.merging(world.open(), "dev"), theirs)
+            world.commit_on(world.merging(repo, "main", "dev"), "dev", ours)
+    process.die()
+    with Process():
+        repo = world.open()
+        repo.vacuum(keep=1, branch="dev")
+        world.optimize(repo)
+        world.vacuum(repo, keep=1)
+        theirs = {"b/2": world.value(300)}
+        world.put_on(repo, "dev", theirs)
+        world.commit(world.merging(repo, "dev"), theirs)
+        world.unbranch(repo, "dev")
+        world.vacuum(repo)
+
+
+def merged_scratch(world: World) -> None:
+    """A durable merge, and a copy, of what was made on a branch without durability."""
+    repo, scratch = world.open(), world.open("none")
+    first = world.put(repo, {"a": world.value(), "b/zarr.json": _GROUP})
+    repo.branches["dev"] = first  # what it holds is not to survive
+    for number in range(2):
+        theirs = {f"b/{number}": world.value(900)}
+        with scratch.begin(branch="dev") as made:
+            made.update(theirs)
+        head = scratch.engine.commits.head(scratch.engine.branch("dev"))
+        process = Process()
+        with process:
+            there = world.open()
+            if number:
+                tx = there.begin()
+                tx.restore("b", there.mapping(branch="dev"))
+            else:
+                tx = world.merging(there, "dev")
+            world.scratch[some(head).path] = tx.id
+            world.commit(tx, theirs)
+        process.die()
+
+
+def merged_while_pending(world: World) -> None:
+    """Before a commit of a branch is made durable by its directory's sync, another process merges it."""
+    repo = world.open()
+    world.branch(repo, "dev", world.put(repo, {"a": world.value(), "b/zarr.json": _GROUP}))
+    theirs = {"b/0": world.value(900)}
+    dev = repo.engine.branch("dev")
+
+    def before(call: str, path: str, site: str) -> None:
+        if call == "sync names" and path.endswith(f"commits/{dev}"):
+            SYSTEM.before = None
+            world.commit(world.merging(world.open(), "dev"), theirs)
+
+    world.put_on(repo, "dev", {"b/1": world.value()})
+    theirs["b/1"] = repo.mapping(branch="dev")["b/1"]
+    SYSTEM.before = before
+    world.put_on(repo, "dev", {"b/0": theirs["b/0"]})
 
 
 def scratch(world: World) -> None:
@@ -731,6 +827,10 @@ WORKLOADS: dict[str, Workload] = {
     "branches": Workload(branches),
     "branch on scratch": Workload(branch_on_scratch),
     "branches vacuumed": Workload(branches_vacuumed),
+    "moved": Workload(moved),
+    "merged": Workload(merged),
+    "merged scratch": Workload(merged_scratch),
+    "merged while pending": Workload(merged_while_pending),
     "scratch": Workload(scratch),
     "cooperative scratch": Workload(cooperative_scratch),
     "tag on scratch": Workload(on_scratch),

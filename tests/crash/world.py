@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import txstore
 from tests.crash.system import SYSTEM, URL, Process
+from txstore.history.commit import Stored
+from txstore.merging import operations
 from txstore.transactions.transaction import Transaction
 
 State = dict[str, bytes]
@@ -91,6 +93,7 @@ class World:
     tags: list[Promise] = field(default_factory=list)
     untagged: list[tuple[int, int, str]] = field(default_factory=list)  # from when to when, and which
     branches: list[Branched] = field(default_factory=list)
+    scratch: dict[str, str] = field(default_factory=dict)  # of branches: safe when one of main is promised
     parts: list[Part] = field(default_factory=list)
     vacuums: list[Vacuumed] = field(default_factory=list)
     ending: dict[str, int] = field(default_factory=dict)  # transactions with a name, and since which step
@@ -220,12 +223,32 @@ class World:
 
     def put_on(self, repo: txstore.Repository, name: str, changes: Mapping[str, bytes]) -> None:
         """Commit to a branch."""
+        tx = repo.begin(branch=name)
+        tx.update(changes)
+        self.commit_on(tx, name, changes)
+
+    def commit_on(self, tx: Transaction, name: str, changes: Mapping[str, bytes | None]) -> None:
+        """Commit what is staged already to a branch."""
         at = self._number(name)
         branch = self.branches[at]
-        self.branches[at] = replace(branch, states=(*branch.states, {**branch.states[-1], **changes}))
-        with repo.begin(branch=name) as tx:
-            tx.update(changes)
+        state = {**branch.states[-1], **changes}
+        held = {key: value for key, value in state.items() if value is not None}
+        self.branches[at] = replace(branch, states=(*branch.states, held))
+        tx.commit()
         self._acknowledge(name)
+
+    def merging(self, repo: txstore.Repository, source: str, into: str = "main") -> Transaction:
+        """Return a merge of one branch into another, to be committed."""
+        engine = repo.engine
+        ids = engine.branch(source), engine.branch(into)
+        head = engine.newest(ids[1])
+        change = operations.OfBranch(engine, ids[0], source).onto(some(head.stored))
+        assert change is not None
+        plan = operations.plan(engine, change, head, append=None)
+        assert not plan.conflicts
+        tx = engine.begin(head, branch=ids[1], message=change.message, other_parent=change.merged)
+        operations.apply(plan, engine.snapshots.of(change.theirs), tx)
+        return tx
 
     def unbranch(self, repo: txstore.Repository, name: str) -> None:
         at = self._number(name)
@@ -284,6 +307,11 @@ class World:
     def take_turns(self, seed: int, *programs: Callable[[], object]) -> None:
         """Run programs as if at once: before each call of the system, another one may come next."""
         Turns(seed, programs).run()
+
+
+def some(stored: Stored | None) -> Stored:
+    assert stored is not None
+    return stored
 
 
 class Turns:

@@ -391,8 +391,7 @@ class Commits:
         """Begin a branch behind a commit, durably; return its id. Raises `ValueError` if the name is given."""
         self.branches.check_free(name)
         header = stored.header
-        if header.branch in self._copied or header.slot > self._durable_slot(header.branch):
-            self.make_durable(stored)  # I1: the branch is
+        self.ensure_durable(stored)  # I1: the branch is
         created = self.branches.create(name, stored.name).id
         if not self._stays(stored, but_branch=name):
             self.branches.delete(name)  # as a tag
@@ -491,6 +490,11 @@ class Commits:
             return False
         pending = self.pending(branch, parent)
         return not pending or (parent.header.synced and pending <= MAX_PENDING)
+
+    def ensure_durable(self, stored: Stored) -> None:
+        """Make a commit and all before it durable, unless they are known to be. Raises `OSError`."""
+        if stored.header.branch in self._copied or stored.header.slot > self._durable_slot(stored.header.branch):
+            self.make_durable(stored)
 
     def make_durable(self, newest: Stored | None, branch: str | None = None) -> None:
         """Make a commit and all before it durable, and that there is a repository, where that is not known (I1).

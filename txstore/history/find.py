@@ -180,10 +180,11 @@ def first_since(commits: Commits, head: Stored, time: int) -> int:
 
 def find_tagged(commits: Commits, name: str) -> Stored:
     """Return the commit with a tag. Raises `CommitNotFoundError`."""
-    tag = commits.read_tag(name)
-    stored = commits.read(tag.branch, tag.slot)
-    if stored is None or stored.header.id != tag.commit_id:
-        raise CorruptionError(
-            names.tag_path(name), reason=f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}"
-        )
-    return stored
+    while True:
+        tag = commits.read_tag(name)
+        stored = commits.read(tag.branch, tag.slot)
+        if stored is not None and stored.header.id == tag.commit_id:
+            return stored
+        if commits.read_tag(name) == tag:  # else it was deleted, and a vacuum has come, or it was given anew
+            reason = f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}"
+            raise CorruptionError(names.tag_path(name), reason=reason)

@@ -61,6 +61,7 @@ class OfBranch(Source):
 
     def onto(self, head: Stored) -> Change | None:
         commits = self.engine.commits
+        commits.check_living(self._branch)
         theirs = commits.head(self._branch)
         if theirs is None:
             raise CommitNotFoundError(f"branch {self._name!r}", hint="it has no commits yet")

@@ -16,10 +16,11 @@ from txstore.history import runs as index
 from txstore.history.ancestry import Ancestry
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
-from txstore.history.slots import Contents, Publisher
+from txstore.history.slots import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.transactions import conflicts
 from txstore.transactions.conflicts import Writes
+from txstore.transactions.grafts import HeldSources
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.merges import Merges
 from txstore.transactions.outcome import CommitOutcome
@@ -80,6 +81,31 @@ class Committer:
         Raises `ConflictError`, `ConstraintError`, and what `Publisher.prepare` and `publish` raise; then nothing was
         published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
         """
+        sources = [source.stored for source in self.staging.grafts.sources]
+        found = [stored for stored in (*sources, self.staging.other_parent) if stored is not None]
+        if not found:
+            return self._run()
+        self.staging.sources = held = HeldSources(self.commits, found)
+        try:
+            for stored in found:
+                self.snapshots.check_kept(stored)
+                if self.publisher.durable and stored.header.branch != self.branch:
+                    self._make_durable(stored)  # of its own branch, the parent vouches for it
+            made = self._run()
+        except BaseException:
+            if not self.offered:  # else what may have been committed needs them as long as that is not known
+                held.release()
+            raise
+        held.release()
+        return made
+
+    def _make_durable(self, stored: Stored) -> None:
+        try:
+            self.commits.ensure_durable(stored)
+        except OSError as error:
+            raise SyncFailedError(error) from error
+
+    def _run(self) -> Stored | None:
         # 1. Chunks that several processes have written in part are put together (I7). The transaction's own run follows
         #    its values. What equals the base is left out.
         self.merges.put_together()
@@ -208,8 +234,6 @@ class Committer:
         if head.floor > max(self.base.slot, 0):
             # I10: what was deleted since may no longer be known to have been.
             raise SnapshotExpiredError(self.commits.label(self.branch, self.base.slot))
-        for source in self.staging.grafts.sources:
-            self._check_kept(source, head)
         self.writes = self.writes or self._writes()
         since = checked.seq
         if was_settled := self.merges.settled is not None:
@@ -242,15 +266,6 @@ class Committer:
         # All else is a conflict as ever: what was deleted as a whole, say.
         conflicts.check(self.writes, self.base, head, self.base.seq)
 
-    def _check_kept(self, source: Snapshot, head: Snapshot) -> None:
-        """Raise `SnapshotExpiredError` if a vacuum has given up, or is about to, what a graft is taken from (I10)."""
-        stored = source.stored
-        if stored is None or stored.header.branch != self.branch or stored.header.slot >= head.floor:
-            if stored is not None:
-                self.snapshots.check_kept(stored)
-        elif not any(tag.commit_id == stored.header.id for tag in self.commits.tags().values()):
-            raise SnapshotExpiredError(str(stored.commit))
-
     def _keep_constraints(self, head: Snapshot) -> Mapping[str, Any]:
         """I11: return the constraints that the commit carries on top of `head`, all of which it keeps."""
         if self._kept is None or self._kept[0] is not head:
@@ -274,6 +289,8 @@ class Committer:
         if self.locks is not None:
             self.locks.fence()
         self.staging.check_held()
+        if self.staging.sources is not None:
+            self.staging.sources.check()
         own, merged, statistics = self.own, self.merged, self.statistics
         kept = self._keep_constraints(head)
         seq, other = head.seq + 1, self.staging.other_parent

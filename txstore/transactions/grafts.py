@@ -2,20 +2,31 @@
 
 A graft is a few words in memory, however many keys it has. Single keys can be taken from a snapshot, too. All of them
 become refs when the transaction commits.
+
+Until then, a vacuum may not know of them: where it does not see who reads, or where a branch or a tag is deleted. So
+whoever commits leaves a record of what they are taken from, as it is there of what a transaction is based on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from txstore.format import names
 from txstore.format.keys import after_prefix
 from txstore.format.packfile import PackName
+from txstore.format.records import TransactionRecord
 from txstore.history import runs
 from txstore.history.changes import Ref
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
+from txstore.storage.interface import Held
+from txstore.storage.leases import Lease
 
 
 class Taken(NamedTuple):
@@ -161,3 +172,39 @@ class Grafts:
             number = packs.setdefault(ref.pack, len(packs) + 1)
             entries.append((key.encode(), ref.kind, ref.offset, ref.length, ref.checksum, number))
         return runs.build(entries, (), list(packs))
+
+
+class HeldSources:
+    """Commits that a vacuum leaves alone while refs to what they have become those of another commit (I10).
+
+    Whoever holds them looks afterwards whether they are kept: then a vacuum either was seen, or sees this.
+    """
+
+    def __init__(self, commits: Commits, sources: Iterable[Stored]) -> None:
+        self._storage = commits.storage
+        self._held: dict[str, Held] = {}
+        lowest: dict[str, Stored] = {}  # of each branch: from there on, all is kept
+        for stored in sources:
+            known = lowest.setdefault(stored.header.branch, stored)
+            lowest[stored.header.branch] = min(known, stored, key=lambda each: each.header.slot)
+        try:
+            for branch, stored in lowest.items():
+                record = TransactionRecord(os.urandom(16), branch, (stored.header.slot, stored.header.id.hex()))
+                path = names.open_path(record.id)
+                self._held[path] = self._storage.create_held(path, record.encode())
+        except BaseException:
+            self.release()
+            raise
+
+    def check(self) -> None:
+        """Raise `OSError` if others may have taken this process for dead."""
+        for held in self._held.values():
+            if isinstance(held, Lease):
+                held.check_term()
+
+    def release(self) -> None:
+        while self._held:
+            path, held = self._held.popitem()
+            with contextlib.suppress(OSError):  # it is nobody's then, and the next vacuum deletes it
+                self._storage.delete(path)
+            held.close()

@@ -46,7 +46,7 @@ from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Storage
 from txstore.transactions.chains import Link
 from txstore.transactions.conflicts import Settle
-from txstore.transactions.grafts import Graft, Grafts, Taken
+from txstore.transactions.grafts import Graft, Grafts, HeldSources, Taken
 from txstore.transactions.key_turns import KeyTurns
 from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads
 from txstore.transactions.reclaim import reclaim_staging
@@ -131,6 +131,7 @@ class Staging(Hierarchy):
         self._enders: set[object] = set()  # calls that are about to end it
         self.staged = StagedKeys(0 if shared is None else NOBODY)
         self.grafts = Grafts()  # what was moved or copied without copying values
+        self.sources: HeldSources | None = None  # what these are taken from, while it is being committed
         self._commits = commits
         self._shared = shared
         self._lock = processes.new_lock()  # of the writer
