@@ -75,6 +75,8 @@ OMITTED = [
     Omitted(f"{_NAMES} branches < {_STORAGE}BranchNames.delete", "branches"),
     Omitted(f"{_NAMES} commits/* < {_STORAGE}Commits.settle", "branches"),
     Omitted("rename branches/", "branches"),
+    Omitted("sync commits/*/N < LocalStorage.sync_file < Commits._sync_files", "merged scratch"),
+    Omitted(f"{_NAMES} commits/* < {_STORAGE}Commits.make_durable", "merged while pending"),
     # Vacuuming.
     Omitted(f"{_NAMES} tags < {_STORAGE}vacuum", "vacuumed around", "sweep", "unlink tags/*"),
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_floor", "vacuumed"),
@@ -109,7 +111,7 @@ OMITTED = [
     Omitted("rename .staging/named-run", "named"),
     Omitted("rename locks/commit", "first commit"),
     Omitted("rename locks/staging", "named"),
-    Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < Committer.run", "cooperative"),
+    Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < Committer._run", "cooperative"),
     Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < optimize", "optimized"),
     Omitted(
         "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < optimize",
@@ -141,7 +143,6 @@ SUPERFLUOUS = {
     f"{_NAMES} . < {_STORAGE}Replacer._quarantine": "only a second name was made, elsewhere",
     f"{_NAMES} heads < {_STORAGE}Replacer": _HINT,
     f"{_NAMES} quarantine/heads < {_STORAGE}Replacer": _HINT,
-    f"{_NAMES} commits/* < {_STORAGE}Commits.make_durable": "the commit syncs it once more (Commits.settle)",
     f"{_NAMES} floor/* < {_STORAGE}LocalStorage.write_once": "as that of main; nobody looks below the other floors",
     f"{_NAMES} packs < LocalStorage.make_directory": "the committer syncs `packs` itself: it may be another's",
 }

@@ -18,7 +18,7 @@ from txstore import Repository
 #: The operations that read.
 READS = ("read", "list", "any")
 
-#: Process numbers: of the transaction that begins a history, of what reads all in the end, and of `optimize`.
+#: Process numbers: of the transaction that begins a history, of what reads all in the end, and of what changes nothing.
 SETUP, LAST, OPTIMIZE = -1, -2, -3
 
 
@@ -53,6 +53,19 @@ def optimize(repo: Repository) -> list[Txn]:
     """Optimize a repository; return the transaction that this is, which changes nothing, if there was any use in it."""
     commit = repo.optimize()
     return [] if commit is None else [Txn(-commit.seq, OPTIMIZE, (), commit.seq - 1, commit.seq)]
+
+
+def merge(repo: Repository, ago: int) -> list[Txn]:
+    """Merge a branch that begins some commits ago, and has changed what nobody looks at; return what this is."""
+    head = repo.head()
+    assert head is not None
+    name = f"aside{head.seq}"
+    repo.branches[name] = max(0, head.slot - ago)
+    with repo.begin(branch=name) as transaction:
+        transaction[f"aside/{name}"] = b"1"
+    commit = repo.merge(name)
+    del repo.branches[name]
+    return [Txn(-commit.seq, OPTIMIZE, (), commit.seq - 1, commit.seq)]  # type: ignore[union-attr]
 
 
 def replay(history: list[Txn]) -> dict[int, dict[str, Any]]:

@@ -19,7 +19,7 @@ import txstore
 from tests import reliability
 from tests.isolation.checker import check
 from tests.isolation.clients import WORKLOADS, read_all, run, set_up
-from tests.isolation.histories import Txn, optimize
+from tests.isolation.histories import Txn, merge, optimize
 from tests.system.processes.workers import QUICK, TIMEOUT
 
 pytestmark = pytest.mark.long
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.long
 TRANSACTIONS = int(os.environ.get("TXSTORE_HISTORIES", "120"))
 PROCESSES = 3
 OPTIMIZED = 0.02  # of what is heard is followed by an `optimize`
+MERGED = 0.02  # and by the merge of a branch
 KILLED = 0.02  # of the transactions end with the death of their process
 
 
@@ -101,6 +102,8 @@ def record(repo: txstore.Repository, isolation: str, workload: str, without: str
                 client = going.pop(pipe)
                 if chance.random() < OPTIMIZED:
                     optimized += optimize(repo)
+                if chance.random() < MERGED:
+                    optimized += merge(repo, chance.randrange(5))
                 if client.hear():
                     if client.about is None or chance.random() >= KILLED or client.kill():
                         going[client.pipe] = client

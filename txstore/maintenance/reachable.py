@@ -65,7 +65,8 @@ def kept_commits(commits: Commits, floors: Mapping[str, int]) -> Iterator[Stored
     met: set[CommitName] = set()
     merged: set[tuple[str, int]] = set()
     tagged = [find_tagged(commits, name) for name in commits.tags()]
-    living, related = living_branches(commits), commits.related()
+    living = living_branches(commits)
+    related = commits.related()
     begun = [stored for stored in map(commits.fork_point, living) if stored is not None]
     for branch in living:
         head = commits.head(branch)

@@ -46,6 +46,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "test_ways_in_and_out": "credentials are given elsewhere",
         "test_what_is_no_record_is_passed_over": _FILES,
     },
+    "test_merged.py": {"test_a_turned_bit_is_never_other_data": _FILES},
     "test_maintained_branches.py": {
         "test_a_backup_has_all_branches": _FILES,
         "test_a_backup_of_what_has_outlived_its_branch": _FILES,

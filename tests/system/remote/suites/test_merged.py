@@ -1,0 +1,3 @@
+"""`tests/maintenance/test_merged.py`, on what `conftest.py` says."""
+
+from tests.maintenance.test_merged import *
