@@ -51,6 +51,8 @@ PURE_TESTS := $(addprefix tests/,format history locks storage native transaction
 TWIN_TESTS := $(addprefix tests/,format history native)
 PYTEST_ARGS ?=
 PARALLEL := --numprocesses auto --dist worksteal
+# Many tests wait for one another's processes and for servers: two workers more than there are cores.
+export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 comma := ,
 
 # $(call environment,FOLDER,PYTHON,ARGUMENTS OF PIP INSTALL)
