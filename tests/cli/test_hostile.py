@@ -121,6 +121,8 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
         yield "vacuum", [url]
     yield "tx commit", [url, "job1"]
     yield "tx rollback", [url, "job2", "--yes"]
+    del store  # which reads what is erased
+    yield "erase", [url, "imported", "--yes", "--timeout", "5"]
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
