@@ -25,7 +25,7 @@ def write(repo: txstore.Repository, branch: str, path: str, place: int, value: i
 @pytest.fixture
 def repo(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
     """Two branches that were merged into each other, a third that was deleted; groups that were moved and restored."""
-    repo = open_repo(durability="none")
+    repo = open_repo()
     with repo.transaction() as store:
         for name in ("g/x", "g/y"):
             zarr.create_array(store, name=name, data=np.arange(200), chunks=(50,), compressors=None)
