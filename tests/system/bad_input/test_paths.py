@@ -242,5 +242,7 @@ def test_the_message_of_an_uncaught_error_is_one_sentence_at_the_end(tmp_path):
     (tmp_path / "data.tx").write_bytes(b"")
     done = run_python("import sys, txstore; txstore.Repository(sys.argv[1])", tmp_path / "data.tx")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("txstore.errors.RepositoryNotFoundError: ")
-    assert done.stderr.rstrip().endswith("this is a file; a repository is a directory")
+    *_, message, causes = done.stderr.splitlines()
+    assert message.startswith("txstore.errors.RepositoryNotFoundError: ")
+    assert message.endswith("this is a file; a repository is a directory")
+    assert causes == "Usual causes: reference/errors#repositorynotfounderror"
