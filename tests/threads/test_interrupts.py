@@ -20,6 +20,7 @@ from tests.threads.interrupts import SIGNAL
 from tests.transactions.faults import once, watch
 from tests.waiting import TIMEOUT
 from txstore.sessions import door
+from txstore.sessions.lock_blocks import LockBlock
 
 
 def test_a_commit_that_was_interrupted_when_its_file_had_just_been_made_is_made_the_next_time(
@@ -151,6 +152,36 @@ def test_a_lock_that_another_thread_leaves_is_in_nobodys_way(repo: txstore.Repos
         x[1] = 8
     store.commit()
     assert gates.values(repo.mapping())[:2] == [7, 8]
+
+
+def test_a_lock_that_was_refused_is_not_left_to_the_collector(
+    repo: txstore.Repository, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt came where it was about to be given up: nobody else could commit until there was a collection."""
+    gates.create(store, n=8, chunks=8, value=0)
+    store.commit()
+    real, interrupt = LockBlock._give_up, once(KeyboardInterrupt())
+
+    def give_up(block: LockBlock, **options: bool) -> None:
+        interrupt()
+        real(block, **options)
+
+    monkeypatch.setattr(LockBlock, "_give_up", give_up)
+    monkeypatch.setattr(door, "TIMEOUT", 0.0)
+    is_refused = False
+    gc.disable()
+    try:
+        store["key"] = b"1"
+        store.mapping.poison(txstore.TransactionStateError("by a test", state="poisoned"))
+        try:
+            with store.lock("x", 0):
+                pass
+        except KeyboardInterrupt:
+            is_refused = True
+        Thread(store.rollback).result()
+    finally:
+        gc.enable()
+    assert is_refused
 
 
 def test_a_statement_that_outlives_its_lock_poisons_the_transaction(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 import threading
@@ -22,6 +23,8 @@ from tests.threads.interrupts import is_asleep
 from tests.waiting import TIMEOUT, wait_until
 from txstore import TransactionStateError
 from txstore.sessions import door
+from txstore.sessions.door import Door
+from txstore.sessions.statements import Statement, of_context
 
 COMMITS = 3000
 
@@ -171,3 +174,36 @@ def test_who_waits_for_a_lock_while_another_thread_commits_gets_it_in_the_next_t
     waiting.result()
     store.commit()
     assert set(zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist()) == {1}
+
+
+def test_a_statement_that_was_let_in_does_not_wait_for_who_shuts_next() -> None:
+    """Of its two tasks, one came to the door just when that was opened for the other, and shut again."""
+
+    meanwhile: list[Callable[[], object]] = []
+
+    class Slow(Statement):
+        """Between looking whether it is inside and asking to be let in, something happens."""
+
+        def at_end(self, call: Callable[[Statement], object]) -> None:
+            super().at_end(call)
+            while meanwhile:
+                meanwhile.pop(0)()
+
+    class Writer:
+        def writes(self) -> int:
+            return 0
+
+    async def two_tasks() -> None:
+        statement, writer = Slow(), Writer()
+        its_door = Door(writer.writes)
+        of_context.set(statement)
+        first, second = its_door.shut(), its_door.shut()
+        first.__enter__()
+        one = asyncio.create_task(its_door.enter())
+        await asyncio.sleep(0)
+        meanwhile.extend((lambda: first.__exit__(None, None, None), second.__enter__))
+        await asyncio.wait_for(its_door.enter(), TIMEOUT)
+        await one
+        second.__exit__(None, None, None)
+
+    asyncio.run(two_tasks())

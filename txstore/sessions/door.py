@@ -153,6 +153,8 @@ class Door:
                 statement.refuse()
                 reason = "this statement was made in a `with store.lock` block, which was left before it began"
                 raise TransactionStateError(reason, state="failed")
+            if statement in self._statements:  # another of its tasks waited, and has just been let in
+                return True
             if not self._is_closing or not self._lock_blocks.isdisjoint(blocks):
                 self._statements[statement] = self._writes()
                 if blocks:

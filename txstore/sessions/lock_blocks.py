@@ -40,22 +40,28 @@ class LockBlock:
         try:
             while True:
                 self._transaction = self._present()
-                error = None
+                # No error is kept in a variable: this would be kept by it, and given up when the collector comes.
                 try:
                     dirty = self._transaction.lock(self._turns, self._lock, remaining(deadline))
-                except TransactionStateError as refused:
-                    error = refused
-                # Only now: a thread that commits in a block of its own must not wait for one that waits for its locks.
-                self._inside = Block()
-                self._door.enter_block(self._inside)
-                if self._transaction is self._present():
-                    if error is not None:
-                        raise error
-                    return dirty
-                self._give_up()  # another thread has committed meanwhile, or rolled back
+                except TransactionStateError:
+                    if self._is_inside():
+                        raise
+                else:
+                    if self._is_inside():
+                        return dirty
+                self._give_up()
         except BaseException:
             self._give_up()
             raise
+
+    def _is_inside(self) -> bool:
+        """Come inside; return False if another thread has committed meanwhile, or rolled back.
+
+        Only after locking: a thread that commits in a block of its own must not wait for one that waits for its locks.
+        """
+        self._inside = Block()
+        self._door.enter_block(self._inside)
+        return self._transaction is self._present()
 
     def __exit__(self, *_: object) -> None:
         self._give_up()
