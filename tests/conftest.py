@@ -177,6 +177,7 @@ LONG = (
     "system/processes/test_writers.py::test_disjoint_keys_never_conflict",
     "system/processes/test_writers.py::test_one_of_many_blind_writes_wins",
     "system/remote/",
+    "test_blocks.py",
     "transactions/test_grafts.py::test_as_with_dicts",
     "transactions/test_grafts.py::test_killed_while_it_moves",
     "transactions/test_regions.py::test_any_basic_selection",
@@ -185,6 +186,8 @@ LONG = (
 
 
 #: Of the long tests, TXSTORE_LONG_SHARE=2 runs one half, =3 a third, and so on: those that TXSTORE_LONG_SEED draws.
+#: Those of ALWAYS run in any share.
+ALWAYS = ("tests/test_blocks.py",)
 SHARE, SEED = int(os.environ.get("TXSTORE_LONG_SHARE", "1")), os.environ.get("TXSTORE_LONG_SEED", "")
 
 
@@ -193,7 +196,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(LONG):
             item.add_marker(pytest.mark.long)
-        is_left = item.get_closest_marker("long") is not None and zlib.crc32((SEED + item.nodeid).encode()) % SHARE
+        is_drawn = zlib.crc32((SEED + item.nodeid).encode()) % SHARE == 0 or item.nodeid.startswith(ALWAYS)
+        is_left = item.get_closest_marker("long") is not None and not is_drawn
         (left if is_left else kept).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left)
