@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import txstore
 from txstore.comparing.boxes import joined
-from txstore.comparing.documents import ABSENT
+from txstore.format.documents import ABSENT
 
 
 def a_slice(*bounds: tuple[int, int]) -> tuple[slice, ...]:

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from txstore.format.documents import Described
+from txstore.format.documents import ABSENT, Described
 
 #: Members that have another name here, or are told by themselves.
 _NAMES = {"data_type": "dtype", "chunk_grid": "chunks"}
 _LEFT_OUT = frozenset({"attributes", "consolidated_metadata", "node_type"})
-
-
-class Absent:
-    """In place of a value that is not there; None is a value."""
-
-    def __repr__(self) -> str:
-        return "absent"
-
-
-ABSENT: Final = Absent()
 
 
 class FieldChange(NamedTuple):

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from txstore.comparing.documents import ABSENT, FieldChange
+from txstore.comparing.documents import FieldChange
 from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff
+from txstore.format.documents import ABSENT
 from txstore.format.shown import html_head, html_text, printable
 
 _SIGNS = {ADDED: "+", REMOVED: "-", MOVED: ">", CHANGED: "~"}

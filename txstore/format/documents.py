@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import document_key
@@ -150,6 +150,16 @@ def _regular_chunks(document: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 # --- what stands at a path
+
+
+class Absent:
+    """In place of a value that is not there; None is a value."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT: Final = Absent()
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
-from txstore.format.documents import below
+from txstore.format.documents import Described, below
 from txstore.format.grids import Chunk, Grid
 from txstore.format.keys import is_document
 from txstore.format.mapping import Hierarchy
 from txstore.merging import elements
-from txstore.merging.nodes import NodeSide
+from txstore.merging.documents import structure_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 #: A node at the base, and on both sides.
-Three = Sequence["NodeSide | None"]
+Three = Sequence["Described | None"]
 
 
 class Rows(NamedTuple):
@@ -68,7 +68,8 @@ def _resized(path: str, three: Three) -> Iterator[tuple[str, str]]:
     if base is None:
         return
     for side in (ours, theirs):
-        for axis, (before, now) in enumerate(zip(base.shape, () if side is None else side.shape, strict=False)):
+        shape = () if side is None else side.node.shape
+        for axis, (before, now) in enumerate(zip(base.node.shape, shape, strict=False)):
             if before != now:
                 yield from _dimension(path, base, axis)
 
@@ -77,18 +78,17 @@ def _appended(path: str, three: Three) -> Appended | None:
     base, ours, theirs = three
     if base is None or ours is None or theirs is None:
         return None
-    if base.node.chunks is None or not base.structure == ours.structure == theirs.structure:
+    if base.node.chunks is None or not structure_of(base) == structure_of(ours) == structure_of(theirs):
         return None
-    axes = [
-        axis for axis, each in enumerate(zip(base.shape, ours.shape, theirs.shape, strict=True)) if len(set(each)) > 1
-    ]
+    shapes = [side.node.shape for side in (base, ours, theirs)]
+    axes = [axis for axis, each in enumerate(zip(*shapes, strict=True)) if len(set(each)) > 1]
     if len(axes) != 1:
         return None
-    rows = Rows(*(side.shape[axes[0]] for side in (base, ours, theirs)))
+    rows = Rows(*(shape[axes[0]] for shape in shapes))
     return Appended(path, axes[0], rows, ours) if rows.base < min(rows.ours, rows.theirs) else None
 
 
-def _dimension(path: str, node: NodeSide, axis: int) -> Iterator[tuple[str, str]]:
+def _dimension(path: str, node: Described, axis: int) -> Iterator[tuple[str, str]]:
     """Yield the group and the name of a dimension that has one: of format 3, or as xarray writes it for format 2."""
     names = node.document.get("dimension_names") or (node.document.get("attributes") or {}).get("_ARRAY_DIMENSIONS")
     if isinstance(names, list) and len(names) > axis and isinstance(names[axis], str):
@@ -102,7 +102,7 @@ class Appended:
     path: str
     axis: int
     rows: Rows
-    ours: NodeSide
+    ours: Described
 
     @property
     def extent(self) -> int:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from txstore.format.documents import ABSENT, Described
 from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import DOCUMENT_NAMES
 
-
-class _Absent:
-    """In place of a field that is not there; `None` is a value that JSON knows."""
-
-    def __repr__(self) -> str:
-        return "(absent)"
-
-
-ABSENT: Final = _Absent()
+#: Fields of an array's document, of formats 3 and 2, by which chunks mean what they mean.
+STRUCTURAL = (
+    "node_type", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs", "storage_transformers",
+    "dtype", "chunks", "compressor", "filters", "order", "dimension_separator",
+)  # fmt: skip
 
 #: Fields whose names are names of documents, and what is in them is these: consolidated metadata of formats 3 and 2.
 _CONSOLIDATED = ("consolidated_metadata", "metadata")
+
+
+def structure_of(node: Described) -> Any:
+    """Return by what the chunks of a node mean what they mean; of a group, that it is one."""
+    fields = {name: node.document[name] for name in STRUCTURAL if name in node.document}
+    return node.kind, len(node.node.shape), fields if node.kind == "array" else None
 
 
 class MergedDocument(NamedTuple):

@@ -25,20 +25,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
-from txstore.format.documents import NODE_DOCUMENTS, Node, below
+from txstore.format.documents import NODE_DOCUMENTS, Described, Node, below, describe
+from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import after_prefix, ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
 from txstore.format.shown import html_head
 from txstore.merging import elements
 from txstore.merging.appending import Appended, appended
 from txstore.merging.conflicts import Answers, Conflict, table_of
-from txstore.merging.documents import merge_documents
-from txstore.merging.nodes import NodeSide, described, parsed
+from txstore.merging.documents import merge_documents, structure_of
 
+_THREE = ("base", "ours", "theirs")
 #: About so many bytes of one side are decoded at a time.
 _PAGE = 4 << 20
 
@@ -155,9 +157,9 @@ class _Merge:
     def __init__(
         self, base: Hierarchy, ours: Side, theirs: Side, answers: Answers, *, is_strict: bool, concatenates: bool
     ) -> None:
-        self._base = base
         self._ours = ours
         self._theirs = theirs
+        self._views = base, ours.view, theirs.view
         self._answers = answers
         self._is_strict = is_strict
         self._concatenates = concatenates
@@ -170,8 +172,7 @@ class _Merge:
     def run(self) -> Plan:
         paths = sorted(self._nodes_changed())
         if self._concatenates:
-            three = self._base, self._ours.view, self._theirs.view
-            self._appended = appended({path: [described(view, path) for view in three] for path in paths})
+            self._appended = appended({path: self._described(path) for path in paths})
         for path in paths:
             if not self._is_settled(path):
                 self._node(path)
@@ -193,9 +194,7 @@ class _Merge:
     def _append(self, array: Appended) -> None:
         """Put what theirs has appended behind what ours has."""
         try:
-            found = array.put_together(
-                self._base, self._ours.view, self._theirs.view, self._theirs.changes_below(array.path)
-            )
+            found = array.put_together(*self._views, self._theirs.changes_below(array.path))
         except NotMergeableError:
             self._plan.conflicts.append(Conflict(array.path, "append", array.path))
             return
@@ -213,11 +212,15 @@ class _Merge:
             if key.rpartition("/")[2] in NODE_DOCUMENTS
         }
 
+    def _described(self, path: str) -> list[Described | None]:
+        """Return what is at a path: at the base, and on both sides."""
+        return [describe(view.get_view, path) for view in self._views]
+
     def _is_settled(self, path: str) -> bool:
         return bool(self._settled) and (path in self._settled or not self._settled.isdisjoint(ancestors(path)))
 
     def _node(self, path: str) -> None:
-        base, ours, theirs = (described(view, path) for view in (self._base, self._ours.view, self._theirs.view))
+        base, ours, theirs = self._described(path)
         kind = None
         if base is not None and (ours is None) != (theirs is None):
             changed = self._theirs if ours is None else self._ours
@@ -231,18 +234,19 @@ class _Merge:
         if kind is not None:
             self._settle(path, Conflict(path, kind, path, _sides=self._documents_of(base, ours, theirs)))
 
-    def _between(self, path: str, base: NodeSide | None, ours: NodeSide, theirs: NodeSide) -> str | None:
+    def _between(self, path: str, base: Described | None, ours: Described, theirs: Described) -> str | None:
         """Return how what two sides say of a node, and have done below it, is in conflict."""
         chunks = tuple(any(not is_document(key) for key in side.changes_below(path)) for side in self._sides)
+        is_alike = structure_of(ours) == structure_of(theirs)
         if base is None:
-            is_same = ours.structure == theirs.structure and ours.shape == theirs.shape
-            return None if is_same or "array" not in (ours.node.kind, theirs.node.kind) else "structure"
-        changed = base.structure != ours.structure, base.structure != theirs.structure
-        if all(changed) and ours.structure != theirs.structure:
+            is_same = is_alike and ours.node.shape == theirs.node.shape
+            return None if is_same or "array" not in (ours.kind, theirs.kind) else "structure"
+        changed = structure_of(base) != structure_of(ours), structure_of(base) != structure_of(theirs)
+        if all(changed) and not is_alike:
             return "structure"
         if (changed[0] and not changed[1] and chunks[1]) or (changed[1] and not changed[0] and chunks[0]):
             return "structure"
-        if self._both_resized(base, ours, theirs) and node_of_document(ours.key) not in self._appended:
+        if self._both_resized(base, ours, theirs) and path not in self._appended:
             return "append"
         if self._drops_what_changed(base, ours, self._theirs) or self._drops_what_changed(base, theirs, self._ours):
             return "structure"
@@ -252,17 +256,18 @@ class _Merge:
     def _sides(self) -> tuple[Side, Side]:
         return self._ours, self._theirs
 
-    def _both_resized(self, base: NodeSide, ours: NodeSide, theirs: NodeSide) -> bool:
-        axes = zip(base.shape, ours.shape, theirs.shape, strict=False)
+    def _both_resized(self, base: Described, ours: Described, theirs: Described) -> bool:
+        axes = zip(base.node.shape, ours.node.shape, theirs.node.shape, strict=False)
         return any(len({b, o, t}) == 3 or (self._is_strict and b not in (o, t)) for b, o, t in axes)
 
-    def _drops_what_changed(self, base: NodeSide, shrunk: NodeSide, other: Side) -> bool:
+    def _drops_what_changed(self, base: Described, shrunk: Described, other: Side) -> bool:
         """Tell whether a side has changed chunks that the other has dropped by making the array smaller."""
-        if shrunk.node.kind != "array" or all(s >= b for s, b in zip(shrunk.shape, base.shape, strict=False)):
+        extents = zip(shrunk.node.shape, base.node.shape, strict=False)
+        if shrunk.kind != "array" or all(now >= before for now, before in extents):
             return False
         return any(
             other.changes[key].after is not None and not is_document(key) and shrunk.node.drops(below(shrunk.key, key))
-            for key in other.changes_below(node_of_document(shrunk.key))
+            for key in other.changes_below(shrunk.path)
         )
 
     def _settle(self, path: str, conflict: Conflict) -> None:
@@ -280,11 +285,8 @@ class _Merge:
             for key in sorted(changed):
                 self._take(key)
 
-    def _documents_of(self, *sides: NodeSide | None) -> dict[str, Callable[[], Any]]:
-        return {
-            name: lambda side=side: None if side is None else dict(side.document)  # type: ignore[misc]
-            for name, side in zip(("base", "ours", "theirs"), sides, strict=True)
-        }
+    def _documents_of(self, *sides: Described | None) -> dict[str, Callable[[], Any]]:
+        return {name: partial(_document_of, side) for name, side in zip(_THREE, sides, strict=True)}
 
     # --- keys
 
@@ -299,7 +301,7 @@ class _Merge:
         if key not in self._ours.changes:
             self._take(key)
             return
-        base, ours, theirs = (view.get_view(key) for view in (self._base, self._ours.view, self._theirs.view))
+        base, ours, theirs = (view.get_view(key) for view in self._views)
         has_shapes = is_document(key) or key.rpartition("/")[2] == ".zmetadata"
         if (
             _bytes(ours) == _bytes(theirs)
@@ -318,14 +320,11 @@ class _Merge:
 
     def _is_of_group(self, key: str) -> bool:
         """Tell whether a key is the document of a group, which both may make: it is the same group."""
-        node = described(self._ours.view, node_of_document(key)) if is_document(key) else None
-        return node is not None and node.node.kind == "group"
+        node = describe(self._ours.view.get_view, node_of_document(key)) if is_document(key) else None
+        return node is not None and node.kind == "group"
 
     def _value(self, key: str, kind: str, path: str) -> None:
-        sides: dict[str, Callable[[], Any]] = {
-            name: lambda view=view: _bytes(view.get_view(key))  # type: ignore[misc]
-            for name, view in (("base", self._base), ("ours", self._ours.view), ("theirs", self._theirs.view))
-        }
+        sides = {name: partial(_value_of, view, key) for name, view in zip(_THREE, self._views, strict=True)}
         conflict = Conflict(path, kind, key, _sides=sides)
         answer = self._answers.of(conflict)
         if answer is None:
@@ -344,10 +343,7 @@ class _Merge:
         if merged.conflicts:
             conflict = Conflict(
                 node_of_document(key), "document", key, fields=merged.conflicts,
-                _sides={
-                    name: lambda content=content: None if content is None else parsed(content)  # type: ignore[misc]
-                    for name, content in zip(("base", "ours", "theirs"), three, strict=True)
-                },
+                _sides={name: partial(_parsed, content) for name, content in zip(_THREE, three, strict=True)},
             )  # fmt: skip
             answer = self._answers.of(conflict)
             if answer is None:
@@ -445,8 +441,8 @@ class _Merge:
         """Return the path of the array that a key belongs to, and its document as both sides have it now."""
         for path in ancestors(key):
             if path not in self._documents:
-                found = described(self._ours.view, path) or described(self._theirs.view, path)
-                is_array = found is not None and found.node.kind == "array"
+                found = describe(self._ours.view.get_view, path) or describe(self._theirs.view.get_view, path)
+                is_array = found is not None and found.kind == "array"
                 self._documents[path] = (found.key, found.content) if found is not None and is_array else None
             known = self._documents[path]
             if known is not None:
@@ -458,21 +454,20 @@ class _ElementConflict:
     """The conflict of one chunk. Its sides are decoded when they are looked at: there may be many."""
 
     def __init__(self, merge: _Merge, chunk: _Chunk, box: tuple[slice, ...]) -> None:
-        self._views = merge._base, merge._ours.view, merge._theirs.view
+        self._views = merge._views
         self._is_strict = merge._is_strict
         self._chunk = chunk._replace(values=(None, None, None))
         self._box = box
-        names = "base", "ours", "theirs"
-        sides: dict[str, Callable[[], Any]] = {
-            name: lambda name=name: getattr(self._decoded(), name)[self._box]  # type: ignore[misc]
-            for name in names
-        }
+        sides: dict[str, Callable[[], Any]] = {name: partial(self._part, name) for name in _THREE}
         sides["mask"] = lambda: self._decoded().conflicts(is_strict=self._is_strict)[self._box]
         region = self._region(Node.parse(chunk.document, chunk.content))
         self.conflict = Conflict(chunk.path, "elements", chunk.key, region, _sides=sides)
 
     def _decoded(self) -> elements.Sides:
         return elements.Sides.decode(self._chunk.codec(), *(view.get_view(self._chunk.key) for view in self._views))
+
+    def _part(self, side: str) -> Any:
+        return getattr(self._decoded(), side)[self._box]
 
     def _region(self, node: Node) -> tuple[slice, ...] | None:
         index = node.index_of(self._chunk.name)
@@ -486,6 +481,25 @@ class _ElementConflict:
 
 def _bytes(value: memoryview | None) -> bytes | None:
     return None if value is None else bytes(value)
+
+
+# What a conflict tells of its sides, when somebody asks.
+
+
+def _value_of(view: Hierarchy, key: str) -> bytes | None:
+    return _bytes(view.get_view(key))
+
+
+def _document_of(node: Described | None) -> dict[str, Any] | None:
+    return None if node is None else dict(node.document)
+
+
+def _parsed(content: bytes | None) -> Any:
+    """Return what a document says; one that can't be understood as it is."""
+    try:
+        return None if content is None else json_value(content)
+    except MalformedError:
+        return content
 
 
 def _written(document: Any, conflict: Conflict) -> bytes:
