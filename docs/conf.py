@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
+import txstore
 
-import txstore  # noqa: E402
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_extensions"))
 
 project = "TxStore"
 author = "The TxStore authors"

@@ -516,9 +516,7 @@ class Repository:
         properties: Mapping[str, Any] | None = None,
     ) -> Commit | Plan:
         """Make the changes of one commit once more, on a branch. Parameters and errors are those of `merge`."""
-        change = operations.OfCommit(
-            self.engine, find_commit(self._existing(), commit, self.engine.branch(onto)), reverts=False
-        )
+        change = self._change_of(commit, onto, reverts=False)
         return self._apply(change, onto, resolve, append, message, properties, dry_run=dry_run)
 
     def revert(
@@ -532,10 +530,12 @@ class Repository:
         properties: Mapping[str, Any] | None = None,
     ) -> Commit | Plan:
         """Undo the changes of one commit, in a new one. What was changed again since is a conflict, as in `merge`."""
-        change = operations.OfCommit(
-            self.engine, find_commit(self._existing(), commit, self.engine.branch(on)), reverts=True
-        )
+        change = self._change_of(commit, on, reverts=True)
         return self._apply(change, on, resolve, None, message, properties, dry_run=dry_run)
+
+    def _change_of(self, commit: At, branch: str, *, reverts: bool) -> operations.OfCommit:
+        found = find_commit(self._existing(), commit, self.engine.branch(branch))
+        return operations.OfCommit(self.engine, found, reverts=reverts)
 
     def _apply(
         self,

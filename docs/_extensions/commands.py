@@ -52,8 +52,9 @@ class CommandsDirective(SphinxDirective):
         root = typer.main.get_command(program)
         context = root.make_context("txstore", [], resilient_parsing=True)
         lines: list[str] = []
-        for name in sorted(root.commands):  # type: ignore[attr-defined]
-            lines += _described(root.commands[name], f"txstore {name}", context, 2)  # type: ignore[attr-defined]
+        commands: dict[str, Any] = vars(root)["commands"]
+        for name in sorted(commands):
+            lines += _described(commands[name], f"txstore {name}", context, 2)
         made = nodes.Element()
         self.state.nested_parse(StringList(lines, "commands"), self.content_offset, made, match_titles=True)
         return made.children

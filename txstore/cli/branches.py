@@ -14,12 +14,10 @@ from txstore.cli.output import (
     StorageOption,
     commit_as_dict,
     find_commit,
-    local_time,
     open_repository,
-    print_json,
-    print_table,
+    print_named,
+    print_outcome,
     reporting_errors,
-    tell,
 )
 from txstore.history.commit import Commit
 
@@ -32,15 +30,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The branch.",
 @reporting_errors
 def list_branches(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
     """List the branches, with the newest commit of each."""
-    found = dict(open_repository(path, storage_options).branches)
-    if as_json:
-        print_json({name: commit_as_dict(commit) for name, commit in found.items()})
-        return
-    rows = (
-        (name, str(commit), commit.id[:12], local_time(commit.time), commit.message.partition("\n")[0])
-        for name, commit in found.items()
-    )
-    print_table(["branch", "commit", "id", "time", "message~"], rows)
+    print_named("branch", dict(open_repository(path, storage_options).branches), as_json=as_json)
 
 
 @app.command()
@@ -62,7 +52,9 @@ def create(
     """Begin a branch behind a commit."""
     repo = open_repository(path, storage_options)
     repo.branches[name] = commit = repo.branches["main"] if at is None else find_commit(repo, at)
-    _tell(as_json, {"branch": name, "commit": commit_as_dict(commit)}, f"branch {name} begins behind {commit}")
+    print_outcome(
+        {"branch": name, "commit": commit_as_dict(commit)}, f"branch {name} begins behind {commit}", as_json=as_json
+    )
 
 
 @app.command()
@@ -74,10 +66,10 @@ def delete(
     branches = open_repository(path, storage_options).branches
     commit = _existing(branches.get(name), name)
     del branches[name]
-    _tell(
-        as_json,
+    print_outcome(
         {"branch": name, "commit": commit_as_dict(commit)},
         f"branch {name} is deleted; it was at {commit} ({commit.id})",
+        as_json=as_json,
     )
 
 
@@ -94,20 +86,13 @@ def rename(
     branches = open_repository(path, storage_options).branches
     _existing(branches.get(name), name)
     branches.rename(name, new)
-    _tell(as_json, {"branch": new}, f"branch {name} is called {new} now")
+    print_outcome({"branch": new}, f"branch {name} is called {new} now", as_json=as_json)
 
 
 def _existing(commit: Commit | None, name: str) -> Commit:
     if commit is None:
         raise ValueError(f"there is no branch {name!r}: see `txstore branch list`")
     return commit
-
-
-def _tell(as_json: bool, told: dict[str, object], text: str) -> None:
-    if as_json:
-        print_json(told)
-    else:
-        tell(text)
 
 
 # --- the graph

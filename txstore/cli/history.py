@@ -13,15 +13,16 @@ from txstore.cli.output import (
     PathArgument,
     StorageOption,
     commit_as_dict,
+    commit_or_newest,
     find_commit,
     local_time,
     open_repository,
     print_json,
+    print_outcome,
     print_table,
     reporting_errors,
     tell,
 )
-from txstore.errors import CommitNotFoundError
 from txstore.history.commit import MAIN
 from txstore.repository import Repository
 from txstore.transactions.transaction import Transaction
@@ -48,9 +49,7 @@ def diff(
 ) -> None:
     """Tell what differs between two commits: arrays and groups, attributes, regions of elements."""
     repo = open_repository(path, storage_options)
-    first = repo.head(branch) if a is None else find_commit(repo, a, branch)
-    if first is None:
-        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
+    first = commit_or_newest(repo, a, branch)
     found = repo.diff(first, None if b is None else find_commit(repo, b, branch), three_dot=three_dot)
     if as_json:
         print_json(found.as_dict())
@@ -160,13 +159,8 @@ def _commit(
     repo = open_repository(path, storage_options)
     with repo.begin(message, branch=branch) as transaction:
         change(repo, transaction)
-    commit = repo.head(branch)
-    if commit is None:
-        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
-    if as_json:
-        print_json(commit_as_dict(commit))
-    else:
-        tell(f"{commit} {commit.id[:12]} {message}")
+    commit = commit_or_newest(repo, None, branch)
+    print_outcome(commit_as_dict(commit), f"{commit} {commit.id[:12]} {message}", as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -24,6 +24,7 @@ from txstore.cli.output import (
     PathArgument,
     StorageOption,
     commit_as_dict,
+    commit_or_newest,
     find_commit,
     local_time,
     names_of_commits,
@@ -34,7 +35,7 @@ from txstore.cli.output import (
     reporting_errors,
     tell,
 )
-from txstore.errors import CommitNotFoundError, SnapshotExpiredError, TxStoreError
+from txstore.errors import SnapshotExpiredError, TxStoreError
 from txstore.format.constraints import Constraint
 from txstore.format.keys import ancestors, is_document
 from txstore.format.mapping import Hierarchy
@@ -178,9 +179,7 @@ def show(
 ) -> None:
     """Show all that is known of one commit, and what it has changed."""
     repo = open_repository(path, storage_options)
-    found = repo.head(branch) if commit is None else find_commit(repo, commit, branch)
-    if found is None:
-        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
+    found = commit_or_newest(repo, commit, branch)
     told = commit_as_dict(found)
     try:
         changes = repo.diff(found)

@@ -35,7 +35,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from txstore.errors import TxStoreError
+from txstore.errors import CommitNotFoundError, TxStoreError
 from txstore.format.shown import printable
 from txstore.history.commit import MAIN, Commit
 from txstore.repository import Repository
@@ -210,6 +210,14 @@ def find_commit(repo: Repository, commit: str, branch: str = MAIN) -> Commit:
     return repo.commit(int(commit) if is_slot else commit, branch=branch)
 
 
+def commit_or_newest(repo: Repository, commit: str | None, branch: str) -> Commit:
+    """Return the commit that was named, or else the newest of a branch. Raises `CommitNotFoundError`."""
+    found = repo.head(branch) if commit is None else find_commit(repo, commit, branch)
+    if found is None:
+        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
+    return found
+
+
 def names_of_commits(repo: Repository) -> dict[str, list[str]]:
     """Return what commits are called, by their ids: branches that they are the newest of, then tags."""
     names: dict[str, list[str]] = {}
@@ -232,6 +240,26 @@ def tell(text: str = "", *, err: bool = False) -> None:
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """Print JSON, ASCII only. It has no numbers that are not finite: they are strings, as Zarr writes them."""
     typer.echo(json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f"))
+
+
+def print_outcome(told: dict[str, object], text: str, *, as_json: bool) -> None:
+    """Say what a command has done: as JSON, or in a line of text."""
+    if as_json:
+        print_json(told)
+    else:
+        tell(text)
+
+
+def print_named(kind: str, found: Mapping[str, Commit], *, as_json: bool) -> None:
+    """Print commits by the names that they have: tags, or branches."""
+    if as_json:
+        print_json({name: commit_as_dict(commit) for name, commit in found.items()})
+        return
+    rows = (
+        (name, str(commit), commit.id[:12], local_time(commit.time), commit.message.partition("\n")[0])
+        for name, commit in found.items()
+    )
+    print_table([kind, "commit", "id", "time", "message~"], rows)
 
 
 def _finite(value: Any) -> Any:

@@ -13,15 +13,12 @@ from txstore.cli.output import (
     PathArgument,
     StorageOption,
     commit_as_dict,
-    find_commit,
-    local_time,
+    commit_or_newest,
     open_repository,
-    print_json,
-    print_table,
+    print_named,
+    print_outcome,
     reporting_errors,
-    tell,
 )
-from txstore.errors import CommitNotFoundError
 from txstore.history.commit import MAIN
 
 app = typer.Typer(help="Give commits names, which a vacuum then keeps.", no_args_is_help=True, cls=Commands)
@@ -33,15 +30,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The tag.", sh
 @reporting_errors
 def list_tags(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
     """List the tags, with the commit of each."""
-    found = dict(open_repository(path, storage_options).tags)
-    if as_json:
-        print_json({name: commit_as_dict(commit) for name, commit in found.items()})
-        return
-    rows = (
-        (name, str(commit), commit.id[:12], local_time(commit.time), commit.message.partition("\n")[0])
-        for name, commit in found.items()
-    )
-    print_table(["tag", "commit", "id", "time", "message~"], rows)
+    print_named("tag", dict(open_repository(path, storage_options).tags), as_json=as_json)
 
 
 @app.command()
@@ -64,11 +53,8 @@ def create(
     """Tag a commit. A tag is never moved."""
     repo = open_repository(path, storage_options)
     tags = repo.tags
-    commit = repo.head(branch) if at is None else find_commit(repo, at, branch)
-    if commit is None:
-        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
-    tags[name] = commit
-    _tell(as_json, {"tag": name, "commit": commit_as_dict(commit)}, f"{name} is {commit} ({commit.id})")
+    tags[name] = commit = commit_or_newest(repo, at, branch)
+    print_outcome({"tag": name, "commit": commit_as_dict(commit)}, f"{name} is {commit} ({commit.id})", as_json=as_json)
 
 
 @app.command()
@@ -83,15 +69,8 @@ def delete(
     except KeyError:
         raise ValueError(f"there is no tag {name!r}: see `txstore tag list`") from None
     del tags[name]
-    _tell(
-        as_json,
+    print_outcome(
         {"tag": name, "commit": commit_as_dict(commit)},
         f"tag {name} is deleted; it was {commit} ({commit.id})",
+        as_json=as_json,
     )
-
-
-def _tell(as_json: bool, told: dict[str, object], text: str) -> None:
-    if as_json:
-        print_json(told)
-    else:
-        tell(text)
