@@ -86,6 +86,10 @@ class SharedTransaction:
     def is_named(self) -> bool:
         return self.record.name is not None
 
+    @property
+    def is_remote(self) -> bool:
+        return self._storage.is_remote
+
     def check_open(self) -> None:
         """Raise `TransactionStateError` unless what was staged by now will be counted at the commit."""
         path = names.open_path(self.id)
@@ -291,6 +295,10 @@ class SharedTransaction:
         """Return the numbers of those who have a pack."""
         found = map(names.parse_staging, self._storage.list(names.STAGING))
         return sorted(item[1] for item in found if item is not None and item[0] == self.id)
+
+    def packs(self) -> Collection[str]:
+        """Return the names of what participants have stored beside their own packs, all with one request."""
+        return set(self._storage.list(names.data_pack_directory(self.id))) if self.is_remote else ()
 
     def tail(self, participant: int) -> Tail:
         if isinstance(self._storage, RemoteStorage):

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from txstore.format import packfile
 from txstore.format.keys import is_document, stored_key, stored_prefix
 from txstore.format.packfile import Frame
+from txstore.storage.request_threads import in_parallel
 from txstore.transactions.chains import Link
 from txstore.transactions.reads import ReadLog, ReadMarks
 from txstore.transactions.shared import SharedTransaction
@@ -48,23 +49,46 @@ class Siblings:
             self._staged.arrange()
 
     def _follow(self, shared: SharedTransaction, *, joining: bool) -> None:
-        for participant in shared.participants():
-            if participant == self._staged.me or participant in self._passed_over:
-                continue
-            tail = self._tails.get(participant) or shared.tail(participant)
-            frames: Iterable[Frame] = tail.new_frames()
-            if joining and participant and not shared.is_named:
-                # Before its frames are read: of one that is dead, these are all.
-                seen, alive = tail.last, tail.is_alive()
-                frames = list(frames)
-                if not alive and not tail.is_sealed:
-                    self._passed_over.add(participant)  # its work is to be done again: not on top of what it left
-                    continue
-                if (kept := tail.kept) is not None:
-                    self.has_seen_given_up |= seen > kept
-                    frames = [frame for frame in frames if frame.sequence <= kept]
-            self._tails[participant] = tail
-            self._add(participant, frames)
+        others = [number for number in shared.participants() if number not in self._passed_over | {self._staged.me}]
+        tails = {number: self._tails.get(number) or shared.tail(number) for number in others}
+        packs = shared.packs() if others else ()
+        if joining and not shared.is_named:
+            news = self._read_to_join(shared, tails, packs)
+        else:
+            news = {number: tail.new_frames(packs) for number, tail in tails.items()}
+        for number, frames in news.items():
+            self._tails[number] = tails[number]
+            self._add(number, frames)
+
+    def _read_to_join(
+        self, shared: SharedTransaction, tails: Mapping[int, Tail], packs: Collection[str]
+    ) -> dict[int, Iterable[Frame]]:
+        """Return the frames of those whose work counts for who joins now."""
+        seen = {number: tail.last for number, tail in tails.items()}
+
+        def read(number: int) -> list[Frame]:
+            return list(tails[number].new_frames(packs))
+
+        def is_dead(number: int) -> bool:
+            return not tails[number].is_alive()
+
+        # Who joins late has many to read: on an object store not one after the other.
+        each = in_parallel if shared.is_remote else map
+        news: dict[int, Iterable[Frame]] = dict(zip(tails, each(read, tails), strict=True))
+        unsealed = [number for number, tail in tails.items() if number and not tail.is_sealed]
+        dead = [number for number, is_so in zip(unsealed, each(is_dead, unsealed), strict=True) if is_so]
+        if dead:
+            packs = shared.packs()
+            for number in dead:  # again, after it was asked who lives: of one that is dead, these are all
+                news[number] = [*news[number], *read(number)]
+                if not tails[number].is_sealed:
+                    self._passed_over.add(number)  # its work is to be done again: not on top of what it left
+                    del news[number]
+        for number in news.keys() - {0}:
+            if (kept := tails[number].kept) is not None:
+                self.has_seen_given_up |= seen[number] > kept
+                news[number] = [frame for frame in news[number] if frame.sequence <= kept]
+        return news
 
     def _add(self, participant: int, frames: Iterable[Frame]) -> None:
         for frame in frames:
@@ -125,15 +149,18 @@ class Siblings:
         """
         self._passed_over.clear()
         others = [number for number in shared.participants() if number not in (0, self._staged.me)]
+        packs = shared.packs()
         for participant in others:
             tail = self._tails.setdefault(participant, shared.tail(participant))
-            self._add(participant, tail.new_frames())
+            self._add(participant, tail.new_frames(packs))
         living = living | self.unsealed_and_living(shared, set(others) - living)
         lost = {}
+        unsealed = [participant for participant in others if not self._tails[participant].is_sealed]
+        packs = shared.packs() if unsealed else ()
+        for participant in unsealed:  # again, after it was asked who lives: of one that is dead, these are all
+            self._add(participant, self._tails[participant].new_frames(packs))
         for participant in others:
             tail = self._tails[participant]
-            if not tail.is_sealed:  # again, after it was asked who lives: of one that is dead, these are all
-                self._add(participant, tail.new_frames())
             if tail.kept is not None:
                 lost[participant] = tail.kept
             elif not tail.is_sealed and (participant in failed or participant not in living):

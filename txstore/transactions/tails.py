@@ -6,7 +6,7 @@ Frames of a participant are learned in their order, each when it is complete.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -71,8 +71,11 @@ class Tail:
         except FileNotFoundError:
             return False
 
-    def new_frames(self) -> Iterator[Frame]:
-        """Yield the frames that were added since the last call. Raises `CorruptionError` or `OSError`."""
+    def new_frames(self, packs: Collection[str] | None = None) -> Iterator[Frame]:
+        """Yield the frames that were added since the last call. Raises `CorruptionError` or `OSError`.
+
+        The names of the packs of all participants, if somebody has just asked for them, save asking again.
+        """
         storage = self._commits.storage
         if not self._head_is_checked and not self._check_head():
             return
@@ -157,7 +160,7 @@ class RemoteTail(Tail):
     def ends(self) -> dict[int, int]:
         return dict(self._ends)
 
-    def new_frames(self) -> Iterator[Frame]:
+    def new_frames(self, packs: Collection[str] | None = None) -> Iterator[Frame]:
         if not self._read_about and self.participant:
             with contextlib.suppress(FileNotFoundError, MalformedError):
                 self.about = _about(self._storage.read(self.path))
@@ -167,7 +170,7 @@ class RemoteTail(Tail):
                 content = self._storage.read(self.path)
                 self._read_own_file = True
                 yield from map(self._take, self._frames_in(content))
-        there = set(self._storage.list(names.data_pack_directory(self._transaction)))
+        there = set(self._storage.list(names.data_pack_directory(self._transaction))) if packs is None else packs
         new = []
         nth = len(self._ends) + 1
         while packfile.participants_pack(self._transaction, packfile.pack_number(self.participant, nth)).hex() in there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ WORKERS = 2
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def client_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
 
     class ShortLeases(distributed.WorkerPlugin):
@@ -41,6 +42,14 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         # Also those that a nanny starts in the place of one that was killed.
         client.register_plugin(ShortLeases(), name="short leases")
         yield client
+
+
+@pytest.fixture
+def client(client_of_module: Any) -> Iterator[Any]:
+    yield client_of_module
+    # An error that a test has caught keeps its futures, in a circle: Dask would do their tasks again, after the test,
+    # when the worker dies that has the results.
+    gc.collect()
 
 
 @pytest.fixture

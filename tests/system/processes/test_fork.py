@@ -24,7 +24,6 @@ import txstore
 from tests.system.processes.members import clear, committed, fill, get, put, seal
 from tests.system.processes.steps import forked, status_of
 from tests.system.processes.workers import TIMEOUT
-from tests.waiting import wait_until
 from txstore import processes
 from txstore.store import TxStore
 
@@ -226,16 +225,19 @@ def test_children_of_children(repo, store):
 
 def test_a_child_that_outlives_the_transaction_is_told(repo, store):
     read, write = os.pipe()
+    sealed, has_sealed = os.pipe()
 
     def late() -> None:
         store["early"] = b"1"
         seal(store)
+        os.write(has_sealed, b"1")
         os.read(read, 1)
         with pytest.raises(txstore.TransactionStateError, match="has ended"):
             store["late"] = b"1"
 
     with forked(late) as child:
-        wait_until(lambda: get(store, "early") is not None)
+        os.read(sealed, 1)
+        assert get(store, "early") == b"1"
         store.commit()
         store["next"] = b"1"
         os.write(write, b"1")
