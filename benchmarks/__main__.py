@@ -34,6 +34,7 @@ from benchmarks import (
 )
 from benchmarks.harness import Row, Setting
 from benchmarks.machine import describe_machine, file_system_of, versions
+from benchmarks.pages import amount, bound, publish
 
 RESULTS = Path("benchmark-results.json")
 PICTURE = RESULTS.with_name("benchmark-processes.png")
@@ -58,6 +59,9 @@ BENCHMARKS = {
 def main() -> int:
     arguments = _parse()
     console = Console(stderr=True, highlight=False)
+    if arguments.publish:
+        publish(json.loads(RESULTS.read_text(encoding="utf-8")))
+        return 0
     directory = arguments.directory.resolve()
     file_system = file_system_of(directory)
     if file_system in ("tmpfs", "ramfs"):
@@ -76,7 +80,7 @@ def main() -> int:
         rows += measured
         for row in measured:
             verdict = "[green]pass[/]" if row.ok else "[bold red]MISS[/]"
-            console.print(f"{verdict} {_amount(row.measured, row.unit):>10}  {escape(row.what)}")
+            console.print(f"{verdict} {amount(row.measured, row.unit):>10}  {escape(row.what)}")
         console.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
     _write_results(rows, machine, quick=arguments.quick)
     Console(highlight=False).print(_table(rows, quick=arguments.quick))
@@ -89,6 +93,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller repositories: to see that it runs")
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where to write; by default here")
     parser.add_argument("--picture", type=Path, default=PICTURE, help=f"of `processes`; by default {PICTURE}")
+    parser.add_argument("--publish", action="store_true", help="put what the last run has found into the documents")
     return parser.parse_args()
 
 
@@ -101,11 +106,6 @@ def _choose(only: list[str] | None) -> list[str]:
     ]
 
 
-def _amount(value: float, unit: str) -> str:
-    digits = 0 if isinstance(value, int) else 3 if value < 10 else 1
-    return f"{value:,.{digits}f} {unit}"
-
-
 def _table(rows: list[Row], *, quick: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="quick: too few samples to judge by" if quick else None)
     for column, justify in (("what", "left"), ("measured", "right"), ("must reach", "right"), ("", "left")):
@@ -113,8 +113,8 @@ def _table(rows: list[Row], *, quick: bool) -> Table:
     for row in rows:
         table.add_row(
             escape(row.what),
-            _amount(row.measured, row.unit),
-            f"{'≥' if row.at_least else '≤'} {row.target:,g} {row.unit}",
+            amount(row.measured, row.unit),
+            bound(row.target, row.unit, at_least=row.at_least),
             "pass" if row.ok else "[bold red]MISS[/]",
         )
     return table

@@ -23,7 +23,6 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
-    "sphinxcontrib.mermaid",
     "commands",
     "docstrings",
     "for_language_models",
@@ -34,7 +33,6 @@ nitpicky = False
 # -- Markdown, and the notebooks of the gallery, which are run when the site is built
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
-myst_fence_as_directive = ["mermaid"]
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE.parent / "build/docs/notebooks")
 nb_execution_raise_on_error = True

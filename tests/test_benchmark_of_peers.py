@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import zarr.storage
 
+from benchmarks.pages import KEPT, filled, table
 from benchmarks.peers import figures, report, targets
 from benchmarks.peers.appends import append
 from benchmarks.peers.bystanders import BESIDE, WITHOUT, pipelines_of
@@ -24,7 +26,7 @@ from benchmarks.peers.fresh import Failed, ask
 from benchmarks.peers.keys import open_among_keys, write_keys
 from benchmarks.peers.memory import read_status
 from benchmarks.peers.peer import NotOffered, Peer
-from benchmarks.peers.publish import BEGIN, END, documents, filled
+from benchmarks.peers.publish import COMMAND, documents
 from benchmarks.peers.results import Results, load, ratio
 from benchmarks.peers.roster import PEERS, REMOTE
 from benchmarks.peers.rounds import take_rounds
@@ -368,21 +370,20 @@ def test_a_figure_has_the_best_pipeline_of_each_store_and_what_txstore_has_by_it
 
 
 def test_a_page_is_filled_between_its_marks() -> None:
-    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert filled(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    assert filled(filled(page, "new"), "new") == filled(page, "new")
-    with pytest.raises(ValueError):
-        filled("no marks", "new")
+    page = "before\n<!-- measured: make it -->\nold\n<!-- measured: end -->\nafter\n"
+    new = "before\n<!-- measured: make it -->\n\nnew\n\n<!-- measured: end -->\nafter\n"
+    assert filled(page, "new", "make it") == new
+    assert filled(new, "new", "make it") == new
+    for command in ("make that", "make"):
+        with pytest.raises(ValueError):
+            filled(page, "new", command)
 
 
 def test_no_figure_was_typed_by_hand() -> None:
-    """What the documents show is what the kept run makes of them."""
-    kept = ROOT / "docs/understand/benchmarks/peers.json"
-    if not kept.exists():
-        for name in ("docs/understand/benchmarks.md", "README.md"):
-            text = (ROOT / name).read_text(encoding="utf-8")
-            assert filled(text, "No run on an idle machine is kept yet.") == text
-        return
-    for name, content in documents(load(kept)).items():
+    """What the documents show is what the kept runs make of them."""
+    for name, content in documents(load(ROOT / KEPT / "peers.json")).items():
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert text == (filled(text, content) if name.endswith(".md") else content), name
+        assert text == (filled(text, content, COMMAND) if name.endswith(".md") else content), name
+    text = (ROOT / "docs/understand/performance.md").read_text(encoding="utf-8")
+    run = json.loads((ROOT / KEPT / "bench.json").read_text(encoding="utf-8"))
+    assert text == filled(text, table(run), "make bench")

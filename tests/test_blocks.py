@@ -24,7 +24,7 @@ ELSEWHERE = {
     "docs/how-to/xarray.md": "tests/interchange/test_xarray.py",
 }
 #: For reading: pictures, layouts, what is printed.
-READ = {"text", "json", "mermaid", "bash", "c"}
+READ = {"text", "json", "bash", "c"}
 
 
 def named(page: Path) -> str:

@@ -65,6 +65,13 @@ def test_each_module_has_one_line_in_the_table() -> None:
     assert sorted(listed) == sorted(modules)
 
 
+def test_the_picture_has_each_wing() -> None:
+    picture = (ROOT / "docs/images/wings.svg").read_text(encoding="utf-8")
+    named = {name for names in re.findall(r"<tspan>(.*?)</tspan>", picture) for name in names.split(", ")}
+    wings = {path.parent.name for path in (ROOT / "txstore").glob("*/__init__.py")}
+    assert wings - named == set()
+
+
 def documented() -> set[str]:
     """Names that the reference takes from their docstrings."""
     found = set()

@@ -1,0 +1,61 @@
+"""Puts what was measured into the pages of the documents, between two marks of theirs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+#: Where the results lie that the pages show.
+KEPT = "docs/understand/benchmarks"
+END = "<!-- measured: end -->"
+
+
+def filled(text: str, between: str, command: str) -> str:
+    """Return a page with something else between the marks of what a command has measured."""
+    begin = f"<!-- measured: {command} -->"
+    head, found, rest = text.partition(begin)
+    _, ended, tail = rest.partition(END)
+    if not found or not ended:
+        raise ValueError(f"there is no {begin} with {END} after it")
+    return f"{head}{begin}\n\n{between}\n\n{END}{tail}"
+
+
+def amount(value: float, unit: str) -> str:
+    digits = 0 if isinstance(value, int) else 3 if value < 10 else 1
+    return f"{value:,.{digits}f} {unit}"
+
+
+def bound(value: float, unit: str, *, at_least: bool) -> str:
+    return f"{'≥' if at_least else '≤'} {value:,g} {unit}"
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the results of a run of `make bench` as a part of a page."""
+    machine, versions = results["machine"], results["versions"]
+    lines = [
+        f"`make bench` on {results['time'][:10]}: {machine['processors']} × {machine['processor']}, "
+        f"{machine['file_system']}, {machine['system']}; Python {versions['python']}, zarr {versions['zarr']}, "
+        f"numpy {versions['numpy']}, fasteners {versions['fasteners']}, filelock {versions['filelock']}, "
+        f"Icechunk {versions['icechunk']}, TensorStore {versions['tensorstore']}. Where the unit is ×, it is a ratio "
+        "to what the row names, measured in turns with it.",
+        "",
+        "| what | measured | must reach |",
+        "|---|---:|---:|",
+    ]
+    for row in results["rows"]:
+        ((kind, target),) = row["must_reach"].items()
+        measured = amount(row["measured"], row["unit"])
+        lines.append(
+            f"| {row['what'].replace('|', '/')} | {measured if row['ok'] else f'**{measured}**'} | "
+            f"{bound(target, row['unit'], at_least=kind == 'at_least')} |"
+        )
+    missed = sum(not row["ok"] for row in results["rows"])
+    return "\n".join([*lines, "", f"In bold: the {missed} of {len(results['rows'])} that were missed in this run."])
+
+
+def publish(results: dict[str, Any], root: Path = ROOT) -> None:
+    (root / KEPT / "bench.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    page = root / "docs/understand/performance.md"
+    page.write_text(filled(page.read_text(encoding="utf-8"), table(results), "make bench"), encoding="utf-8")
