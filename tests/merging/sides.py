@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +14,11 @@ from zarr.core.buffer import cpu
 
 import txstore
 from txstore.format.mapping import Hierarchy
+from txstore.history.changes import ref_of
 from txstore.merging.conflicts import Answer, Answers
-from txstore.merging.three_way import Plan, Side, three_way
+from txstore.merging.moves import Renaming, recognised
+from txstore.merging.side import Side
+from txstore.merging.three_way import Plan, three_way
 
 Step = Callable[[txstore.TxStore], object]
 
@@ -28,6 +31,18 @@ def changes(base: Hierarchy, view: Hierarchy) -> dict[str, Changed]:
     """Return what differs, by comparing all."""
     before, after = dict(base), dict(view)
     return {key: Changed(after.get(key)) for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+
+
+def side(base: Any, view: Any) -> Side:
+    """Return one side, with the nodes that it has moved."""
+
+    def places(snapshot: Any, keys: Iterable[str]) -> dict[str, Any]:
+        return {key: ref[2:4] for key in keys if (ref := ref_of(snapshot, key)) is not None}
+
+    found = changes(base, view)
+    gone = places(base, (key for key, change in found.items() if change.after is None))
+    made = places(view, (key for key in found if key not in base))
+    return Side(view, found, recognised(base, gone, made), lambda was, is_now: base[was] == view[is_now])
 
 
 class Merged(NamedTuple):
@@ -67,10 +82,12 @@ def merged(
             step(store)
     head, there = repo.mapping(), other.mapping()
     plan = three_way(
-        common, Side(head, changes(common, head)), Side(there, changes(common, there)), Answers(resolve),
+        common, side(common, head), side(common, there), Answers(resolve),
         is_strict=is_strict, concatenates=concatenates,
     )  # fmt: skip
-    content = dict(head) | plan.values | {key: there[source] for key, source in plan.taken.items()}
-    for key in [*plan.deleted, *(key for path in plan.deleted_below for key in head.keys_below(path))]:
+    place = Renaming(plan.moved)
+    moved = {place.of(key): value for key, value in head.items()}
+    content = moved | plan.values | {key: there[source] for key, source in plan.taken.items()}
+    for key in [*plan.deleted, *(key for path in plan.deleted_below for key in moved if key.startswith(path + "/"))]:
         del content[key]
     return Merged(plan, content)

@@ -200,9 +200,12 @@ def _ref(runs: Runs, found: Found | None) -> Ref | None:
     return Ref(found.kind, found.seq, pack, found.offset, found.length, found.checksum)
 
 
-def is_equal(runs: Runs, found: Found, others: Runs, other: Found, key: str) -> bool:
-    """Tell whether two refs lead to the same bytes. Only where they may, and lie in two places, these are read."""
+def is_equal(runs: Runs, found: Found, others: Runs, other: Found, key: str, name: str | None = None) -> bool:
+    """Tell whether two refs lead to the same bytes. Only where they may, and lie in two places, these are read.
+
+    `name` is the key of the first one, if it is another.
+    """
     if (found.kind, found.length, found.checksum) != (other.kind, other.length, other.checksum):
         return False
     here, there = runs.pack_name(found.run, found.pack), others.pack_name(other.run, other.pack)
-    return (here, found.offset) == (there, other.offset) or runs.stored(key, found) == others.stored(key, other)
+    return (here, found.offset) == (there, other.offset) or runs.stored(name or key, found) == others.stored(key, other)

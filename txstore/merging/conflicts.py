@@ -25,6 +25,7 @@ KINDS = {
     "append": "both have appended, or resized it, along one axis",
     "structure": "one has changed what chunks mean or which there are, the other chunks, or that too",
     "deleted": "one has deleted the node, the other has changed what is at it or below it",
+    "moved": "both have moved it, to different places, or one to where the other has made something else",
     "constraint": "both have declared a constraint differently, or one has dropped it",
 }
 
@@ -44,13 +45,14 @@ class Conflict:
     path : str
         Of the array or group; of a value that is none of Zarr's, its key.
     kind : str
-        "elements", "chunk", "document", "value", "append", "structure", "deleted" or "constraint".
+        "elements", "chunk", "document", "value", "append", "structure", "deleted", "moved" or "constraint".
     key : str
-        Where it is stored; for "append", "structure" and "deleted", where a whole node is in conflict, its path.
+        Where it is stored; of what is of a whole node, as "append", "structure", "deleted" and "moved" are, its path.
     region : tuple of slice, optional
         Of "elements": the smallest box of the array that has all of them.
     fields : tuple of str
-        Of "document": those in conflict, such as "attributes.units".
+        Of "document": those in conflict, such as "attributes.units". Of "moved", where both have moved a node: where
+        it is in ours, and in theirs; `path` is where it was.
     """
 
     path: str
@@ -83,7 +85,7 @@ class Conflict:
     @property
     def is_of_node(self) -> bool:
         """Whether a node as a whole is in conflict: the answer is a side."""
-        return self.kind in ("append", "structure", "deleted")
+        return self.kind in ("append", "structure", "deleted", "moved")
 
     def _side(self, name: str) -> Any:
         side = self._sides.get(name)

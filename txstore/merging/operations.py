@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from txstore.engine import Engine
@@ -16,11 +16,14 @@ from txstore.errors import (
     SnapshotExpiredError,
 )
 from txstore.history.ancestry import merge_base
-from txstore.history.changes import common_ancestor, differing, parent_of
+from txstore.history.changes import common_ancestor, differing, is_equal, parent_of
 from txstore.history.commit import Stored
+from txstore.history.runs import Found, Runs
 from txstore.history.snapshot import Snapshot
 from txstore.merging.conflicts import Answer, Answers
-from txstore.merging.three_way import Plan, Side, three_way
+from txstore.merging.moves import recognised
+from txstore.merging.side import Side
+from txstore.merging.three_way import Plan, three_way
 from txstore.transactions.transaction import Transaction
 
 #: Seconds before a merge is tried again on a head that has moved, at most; and how often.
@@ -117,8 +120,24 @@ def _side(engine: Engine, base: Snapshot, side: Snapshot) -> Side:
     ancestor = None
     if base.stored is not None and side.stored is not None:
         ancestor = common_ancestor(engine.commits, base.stored, side.stored)
-    changes = differing(base, side, base=engine.snapshots.of(ancestor))
-    return Side(side, {change.key: change for change in changes})
+    changes = {change.key: change for change in differing(base, side, base=engine.snapshots.of(ancestor))}
+    gone = {key: _place(base.runs, was) for key, was, is_now in changes.values() if was is not None and is_now is None}
+    made = {
+        key: _place(side.runs, is_now)
+        for key, was, is_now in (changes.values() if gone else ())
+        if was is None and is_now is not None
+    }
+
+    def is_same(was: str, is_now: str) -> bool:
+        found, now = changes[was].before, changes[is_now].after
+        return found is not None and now is not None and is_equal(base.runs, found, side.runs, now, is_now, was)
+
+    return Side(side, changes, recognised(base, gone, made), is_same)
+
+
+def _place(runs: Runs, found: Found) -> Hashable:
+    """Return where a value lies, in words that are the same in every snapshot."""
+    return runs.pack_name(found.run, found.pack).id, found.offset, found.kind
 
 
 def check_append(append: str | None) -> None:
@@ -127,7 +146,8 @@ def check_append(append: str | None) -> None:
 
 
 def apply(found: Plan, theirs: Snapshot, transaction: Transaction) -> None:
-    """Stage what is to be done."""
+    """Stage what is to be done to what the transaction is based on."""
+    transaction.move_all(found.moved)
     for path in found.deleted_below:
         transaction.delete_dir(path)
     for key in found.deleted:

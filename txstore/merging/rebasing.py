@@ -12,7 +12,8 @@ from txstore.errors import ConflictError
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import KeyChange, differing
 from txstore.history.snapshot import Snapshot
-from txstore.merging.three_way import Side, three_way
+from txstore.merging.side import Side
+from txstore.merging.three_way import three_way
 from txstore.transactions.conflicts import Settle, Settled
 
 #: What `on_conflict=` says.

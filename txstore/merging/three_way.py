@@ -18,44 +18,43 @@ and for nodes, as a whole:
 | changed what chunks mean (`STRUCTURAL`) | changed chunks, or that too, otherwise                     | "structure" |
 | shrank the array                        | changed chunks that are dropped                            | "structure" |
 | resized the array along an axis         | resized it along this axis to another extent               | "append"    |
+| moved the node                          | moved it elsewhere, or made something where it is now      | "moved"     |
+| moved the node                          | deleted it                                                 | "deleted"   |
+
+What one side has changed of a node that the other has moved follows it (`moves`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.format.documents import NODE_DOCUMENTS, Described, Node, below, describe
 from txstore.format.encoding import MalformedError, json_value
-from txstore.format.keys import after_prefix, ancestors, directory_prefix, is_document, node_of_document
+from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
 from txstore.format.shown import html_head
 from txstore.merging import elements
 from txstore.merging.appending import Appended, appended
 from txstore.merging.conflicts import Answers, Conflict, table_of
 from txstore.merging.documents import merge_documents, structure_of
+from txstore.merging.moves import Aligned, align
+from txstore.merging.side import Side
 
 _THREE = ("base", "ours", "theirs")
 #: About so many bytes of one side are decoded at a time.
 _PAGE = 4 << 20
 
 
-class Change(Protocol):
-    """What one side has made of a key: `after` is None where it has deleted it."""
-
-    @property
-    def after(self) -> object | None: ...
-
-
 @dataclass(repr=False)
 class Plan:
-    """What has to be done to ours."""
+    """What has to be done to ours: first what is moved, by references; all else is said of where things are then."""
 
+    moved: dict[str, str] = field(default_factory=dict)  # nodes, with all below them, and where to: all at once
     taken: dict[str, str] = field(default_factory=dict)  # keys, and those of theirs whose values they get, by reference
     values: dict[str, bytes] = field(default_factory=dict)  # that were put together
     deleted: list[str] = field(default_factory=list)  # keys
@@ -64,11 +63,12 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.taken or self.values or self.deleted or self.deleted_below)
+        return not (self.moved or self.taken or self.values or self.deleted or self.deleted_below)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the keys and nodes, without values, as JSON can say it."""
         return {
+            "moved": dict(self.moved),
             "taken": dict(self.taken),
             "put_together": list(self.values),
             "deleted": list(self.deleted),
@@ -78,6 +78,7 @@ class Plan:
 
     def __str__(self) -> str:
         counts = {
+            "moved": len(self.moved),
             "taken": len(self.taken),
             "put together": len(self.values),
             "deleted": len(self.deleted) + len(self.deleted_below),
@@ -90,30 +91,6 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return html_head("Plan", str(self)) + table_of(self.conflicts)
-
-
-class Side:
-    """One of the two: what it is now, and what it has changed since the base."""
-
-    def __init__(self, view: Hierarchy, changes: Mapping[str, Change]) -> None:
-        self.view = view
-        self.changes = changes
-        self.keys = sorted(changes)
-
-    def changes_below(self, path: str) -> Sequence[str]:
-        """Return the keys at and below a node that were changed."""
-        prefix = directory_prefix(path)
-        stop = after_prefix(prefix)
-        start = bisect_left(self.keys, prefix)
-        return self.keys[start : len(self.keys) if stop is None else bisect_left(self.keys, stop, start)]
-
-    def has_changed(self, path: str) -> bool:
-        return bool(self.changes_below(path))
-
-    def has(self, key: str) -> bool:
-        """Tell whether a key is there."""
-        change = self.changes.get(key)
-        return key in self.view if change is None else change.after is not None
 
 
 def three_way(
@@ -130,8 +107,12 @@ def three_way(
     With `is_strict`, what both have changed is a conflict, be it equal: as between transactions (I5). With
     `concatenates`, what theirs has appended along an axis comes behind what ours has (`appending`).
     """
-    rules = _Merge(base, ours, theirs, answers or Answers(None), is_strict=is_strict, concatenates=concatenates)
-    return rules.run()
+    answers = answers or Answers(None)
+    aligned = align(base, ours, theirs, answers)
+    if aligned is not None:
+        base, ours, theirs = aligned.base, aligned.ours, aligned.theirs
+    rules = _Merge(base, ours, theirs, answers, is_strict=is_strict, concatenates=concatenates)
+    return rules.run(aligned)
 
 
 class _Chunk(NamedTuple):
@@ -169,7 +150,12 @@ class _Merge:
         self._documents: dict[str, tuple[str, bytes] | None] = {}
         self._chunks: list[_Chunk] = []  # that both have changed
 
-    def run(self) -> Plan:
+    def run(self, aligned: Aligned | None) -> Plan:
+        for conflict in aligned.conflicts if aligned is not None else ():
+            if conflict.fields:
+                self._plan.conflicts.append(conflict)  # two places for one node: the rest is as if it were in ours
+            else:
+                self._settle(conflict.path, conflict)
         paths = sorted(self._nodes_changed())
         if self._concatenates:
             self._appended = appended({path: self._described(path) for path in paths})
@@ -183,6 +169,13 @@ class _Merge:
         for path, each in self._appended.items():
             if not self._is_settled(path):
                 self._append(each)
+        if aligned is not None:
+            self._plan.moved = aligned.of_ours.moves
+            self._plan.taken = {
+                key: origin
+                for key, source in self._plan.taken.items()
+                if (origin := aligned.of_theirs.origin(source)) is not None
+            }
         return self._plan
 
     def _is_appended(self, key: str) -> bool:

@@ -363,6 +363,21 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         with self._staging.turns.at_all(keys):
             self._write(lambda: self._staging.take(keys, source))
 
+    def move_all(self, moves: Mapping[str, str]) -> None:
+        """Move nodes, with all below them, all at once, as they are in what the transaction is based on.
+
+        Groups above them may be made later. Of two paths that are one inside the other, the inner one is moved from
+        there to where it is to be.
+        """
+        for source in moves:
+            self.delete_dir(source)
+        for source, destination in sorted(moves.items(), key=lambda move: move[1]):
+            start, to = directory_prefix(source), directory_prefix(destination)
+            self._graft(start, to, self.base)
+            for inner in moves:
+                if inner.startswith(start):
+                    self.delete_dir(to + inner[len(start) :])
+
     def _places(self, source: str, destination: str, *, may_be_inside: bool = False) -> tuple[str, str]:
         start, to = directory_prefix(source), directory_prefix(destination)
         if not start or not to:

@@ -1,0 +1,62 @@
+"""One side of a merge: what it is now, and what it has changed since the base."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from txstore.format.keys import after_prefix, directory_prefix
+from txstore.format.mapping import Hierarchy
+
+
+class Change(Protocol):
+    """What one side has made of a key: `after` is None where it has deleted it."""
+
+    @property
+    def after(self) -> object | None: ...
+
+
+class Side:
+    """One of the two.
+
+    Attributes
+    ----------
+    moves : mapping of str to str
+        Nodes that it has moved, with all below them: where they were at the base, and where they are.
+    is_same : callable, optional
+        Tells of a key that was at the base, and of one that is there now, whether both have one value.
+    moved : collection of str
+        Where nodes are that count as changed because this side has moved them.
+    """
+
+    def __init__(
+        self,
+        view: Hierarchy,
+        changes: Mapping[str, Change],
+        moves: Mapping[str, str] | None = None,
+        is_same: Callable[[str, str], bool] | None = None,
+        moved: Collection[str] = (),
+    ) -> None:
+        self.view = view
+        self.changes = changes
+        self.keys = sorted(changes)
+        self.moves = moves or {}
+        self.is_same = is_same
+        self.moved = moved
+
+    def changes_below(self, path: str) -> Sequence[str]:
+        """Return the keys at and below a node that were changed."""
+        prefix = directory_prefix(path)
+        stop = after_prefix(prefix)
+        start = bisect_left(self.keys, prefix)
+        return self.keys[start : len(self.keys) if stop is None else bisect_left(self.keys, stop, start)]
+
+    def has_changed(self, path: str) -> bool:
+        prefix = directory_prefix(path)
+        return bool(self.changes_below(path)) or any((each + "/").startswith(prefix) for each in self.moved)
+
+    def has(self, key: str) -> bool:
+        """Tell whether a key is there."""
+        change = self.changes.get(key)
+        return key in self.view if change is None else change.after is not None
