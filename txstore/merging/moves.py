@@ -40,8 +40,13 @@ class Renaming:
         origin = key if found is None else self._to_sources[found] + key[len(found) :]
         return origin if _nearest(self.moves, origin) == (None if found is None else self._to_sources[found]) else None
 
-    def without(self, source: str) -> Renaming:
-        return Renaming({each: to for each, to in self.moves.items() if each != source})
+    def beside(self, path: str) -> Renaming:
+        """Return the moves that lead neither to a path nor below it."""
+        return Renaming({source: to for source, to in self.moves.items() if to != path and not _is_below(to, path)})
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path.startswith(other + "/")
 
 
 def _nearest(paths: Mapping[str, str], key: str) -> str | None:
@@ -225,8 +230,8 @@ class _Alignment:
             for source, to in sorted(self._moves[mover].items()):
                 if source in self._lost[mover] or (start := own.of(source)) == (end := own.of(to)):
                     continue
-                is_taken = end in view or Renamed(view, renaming.without(start)).has_keys_below(end)
-                if is_taken or end.startswith(start + "/"):
+                is_taken = end in view or Renamed(view, renaming.beside(end)).has_keys_below(end)
+                if is_taken or _is_below(end, start):
                     self._note((to, end), mover)
                 elif not self._has_no_group(view, own, to):
                     continue
