@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import txstore
 from txstore.cli.main import app
+from txstore.transactions.transaction import Transaction
 
 
 def run(*arguments: object) -> Result:
@@ -89,3 +90,19 @@ def test_mv_cp_and_restore(changed: txstore.Repository) -> None:
         result = run(arguments[0], changed.url, *arguments[1:])
         assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert run("restore", changed.url, "g").exit_code == 2
+
+
+def test_what_is_told_is_the_commit_that_was_made(changed: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may commit before it is told."""
+    commit = Transaction.commit
+
+    def and_others(transaction: Transaction, *arguments: Any) -> Any:
+        made = commit(transaction, *arguments)
+        monkeypatch.setattr(Transaction, "commit", commit)
+        with changed.begin("another one") as other:
+            other["other"] = b""
+        return made
+
+    monkeypatch.setattr(Transaction, "commit", and_others)
+    assert run_json("mv", changed.url, "x", "y")["message"] == "move x to y"
+    assert changed.head().message == "another one"

@@ -42,7 +42,7 @@ def side(base: Any, view: Any) -> Side:
     found = changes(base, view)
     gone = places(base, (key for key, change in found.items() if change.after is None))
     made = places(view, (key for key in found if key not in base))
-    return Side(view, found, recognised(base, gone, made), lambda was, is_now: base[was] == view[is_now])
+    return Side(view, found, recognised(base, view, gone, made), lambda was, is_now: base[was] == view[is_now])
 
 
 class Merged(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import txstore
 from tests.merging.sides import Merged, merged
 from tests.merging.test_repository import commit, values
 from tests.merging.test_three_way import BASE, Step, all_of, append, attributes, create, delete, put, resize, root
+from txstore.format.keys import is_document, node_of_document
 from txstore.history.changes import ref_of
 
 Merge = Callable[..., Merged]
@@ -44,6 +46,17 @@ def merge(request: Any, tmp_path: Any) -> Merge:
         return merged(tmp_path, base, *sides, answers, **options)
 
     return found
+
+
+def orphans(found: Merged) -> list[str]:
+    """Return keys without the group, or array, that they belong to."""
+    nodes = {
+        node_of_document(key): json.loads(found.content[key])["node_type"] for key in found.content if is_document(key)
+    }
+    above = {path: path.rpartition("/")[0] for path in nodes if path}
+    return [path for path, parent in above.items() if nodes.get(parent) != "group"] + [
+        key for key in found.content if not is_document(key) and key.partition("/c/")[0] not in nodes
+    ]
 
 
 def conflicts(found: Merged) -> list[tuple[str, str]]:
@@ -143,7 +156,8 @@ def test_moved_onto_what_the_other_has_made(merge: Merge) -> None:
 def test_moved_into_each_other(merge: Merge) -> None:
     base = all_of(root, group("a"), group("b"))
     found = conflicts(merge(base, move("a", "b/a"), move("b", "a/b")))
-    assert {path for kind, path in found if kind == "moved"} & {"a/b/a", "b/a/b"}
+    assert {path for kind, path in found if kind == "moved"} <= {"a/b", "b/a"}
+    assert ("deleted", "a") in found
 
 
 def test_moved_into_a_group_that_was_deleted(merge: Merge) -> None:
@@ -160,6 +174,68 @@ def test_moved_into_a_group_that_was_moved(merge: Merge) -> None:
     assert (found.values("k/z")[0], found.values("k/y")[0]) == (10, 20)
     found = merge(tree, all_of(move("g/x", "x"), move("g", "k")), all_of(put(0, 10, "g/x"), put(0, 20, "g/y")))
     assert (found.values("x")[0], found.values("k/y")[0]) == (10, 20)
+
+
+def test_moved_into_what_is_moved_on(merge: Merge) -> None:
+    """One puts a node into a new group within `g`, and the other that group's into it, and moves `g`."""
+    base = all_of(tree, group("d"))
+    found = merge(base, all_of(group("g/new"), move("d", "g/new/d")), all_of(move("g/x", "d/x"), move("g", "k")))
+    assert conflicts(found) == []
+    assert found.values("k/new/d/x") == [*range(8)]
+    assert orphans(found) == []
+
+
+def test_one_place_by_two_names(merge: Merge) -> None:
+    both = all_of(put(0, 10, "g/x"), move("g/x", "h/x")), all_of(put(1, 11, "g/x"), move("g/x", "h/x"), move("h", "k"))
+    found = merge(tree, *both)
+    assert conflicts(found) == []
+    assert found.values("k/x")[:2] == [10, 11]
+    assert orphans(found) == []
+
+
+@pytest.mark.parametrize("answer", ["mover", "other"])
+def test_the_place_is_not_there(merge: Merge, answer: str) -> None:
+    """Whatever is answered, no node is left without the group above it."""
+    base = all_of(tree, group("h/i"))
+    into = all_of(group("h/i/new"), move("g", "h/i/new/g"), move("h/i/new/g/x", "h/i/new/g/z"))
+    for other in (
+        delete("h"),
+        delete("h/i"),
+        all_of(delete("h"), create(path="h")),
+        create(path="h/i/new"),
+        all_of(group("h/i/new"), create(path="h/i/new/g")),
+        all_of(group("h/i/new"), group("h/i/new/g"), group("h/i/new/g/z")),
+        all_of(delete("h"), put(0, 1, "g/x")),
+    ):
+        assert conflicts(merge(base, into, other))
+        answered = merge(base, into, other, {"": answer})
+        assert conflicts(answered) == []
+        assert orphans(answered) == []
+
+
+def test_a_group_whose_attributes_were_changed_too(merge: Merge) -> None:
+    """Then the nodes below it say that it was moved."""
+    found = merge(tree, all_of(attributes("g", title="t"), move("g", "k")), create(path="g/new"))
+    assert conflicts(found) == []
+    assert found.values("k/new") == [*range(8)]
+
+
+def test_something_is_again_where_it_was(merge: Merge) -> None:
+    """Then it is what lies there that the other has changed."""
+    again = all_of(move("x", "y"), create(4))
+    found = merge(BASE, again, put(0, 10))
+    assert (conflicts(found), found.values(), found.values("y")) == ([], [10, 1, 2, 3], [*range(8)])
+    found = merge(tree, all_of(move("g", "k"), group("g")), put(0, 10, "g/x"))
+    assert (conflicts(found), found.values("k/x")[0]) == ([], 10)  # of what was below, each by itself
+
+
+def test_many_that_are_moved_one_by_one(tmp_path: Any) -> None:
+    """What follows is found in about linear time."""
+    names = [f"a{number}" for number in range(40)]
+    base = all_of(root, group("g"), *(group(name) for name in names))
+    moves = all_of(*(move(name, f"g/{name}") for name in names))
+    found = merged(tmp_path, base, moves, all_of(*(attributes(name, a=1) for name in names)))
+    assert (conflicts(found), len(found.plan.taken), orphans(found)) == ([], 40, [])
 
 
 def test_what_was_copied_is_not_moved(merge: Merge) -> None:

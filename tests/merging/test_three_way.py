@@ -345,7 +345,27 @@ def test_arrays_of_one_dimension_are_appended_to_together(tmp_path):
     ] == ["x", "y"]
 
 
+def test_dimensions_as_xarray_names_them_in_format_2(tmp_path):
+    def named(path: str) -> Step:
+        return all_of(
+            create(path=path, zarr_format=2), attributes(path, _ARRAY_DIMENSIONS=["time"])
+        )  # fmt: skip
+
+    base = all_of(lambda store: zarr.create_group(store, zarr_format=2), named("x"), named("y"))
+    both = all_of(append([1, 2]), append([1, 2], "y")), append([3])
+    found = merged(tmp_path, base, *both, concatenates=True)
+    assert [(each.path, each.kind) for each in found.plan.conflicts] == [("x", "append")]
+
+
 def test_shards_one_behind_the_other(tmp_path):
     base = all_of(root, create(8, shards=(8,)))
     found = merged(tmp_path, base, append(range(10, 13)), append(range(20, 25)), concatenates=True)
     assert found.values() == [*range(8), *range(10, 13), *range(20, 25)]
+
+
+def test_a_group_becomes_an_array_where_the_other_makes_a_node_below(tmp_path):
+    base = all_of(root, lambda store: zarr.create_group(store, path="g"))
+    for sides in ((0, 1), (1, 0)):
+        steps = all_of(delete("g"), create(path="g")), create(path="g/new")
+        found = merged(tmp_path, base, *(steps[side] for side in sides))
+        assert [(each.path, each.kind) for each in found.plan.conflicts] == [("g", "structure")]

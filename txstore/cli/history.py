@@ -23,6 +23,7 @@ from txstore.cli.output import (
     reporting_errors,
     tell,
 )
+from txstore.errors import CommitNotFoundError
 from txstore.history.commit import MAIN
 from txstore.repository import Repository
 from txstore.transactions.transaction import Transaction
@@ -159,7 +160,9 @@ def _commit(
     repo = open_repository(path, storage_options)
     with repo.begin(message, branch=branch) as transaction:
         change(repo, transaction)
-    commit = commit_or_newest(repo, None, branch)
+        commit = transaction.commit().commit
+    if commit is None:
+        raise CommitNotFoundError(repo.url, hint="there was nothing to commit")
     print_outcome(commit_as_dict(commit), f"{commit} {commit.id[:12]} {message}", as_json=as_json)
 
 

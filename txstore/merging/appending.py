@@ -90,7 +90,7 @@ def _appended(path: str, three: Three) -> Appended | None:
 
 def _dimension(path: str, node: Described, axis: int) -> Iterator[tuple[str, str]]:
     """Yield the group and the name of a dimension that has one: of format 3, or as xarray writes it for format 2."""
-    names = node.document.get("dimension_names") or (node.document.get("attributes") or {}).get("_ARRAY_DIMENSIONS")
+    names = node.document.get("dimension_names") or node.attributes.get("_ARRAY_DIMENSIONS")
     if isinstance(names, list) and len(names) > axis and isinstance(names[axis], str):
         yield path.rpartition("/")[0], names[axis]
 

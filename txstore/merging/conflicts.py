@@ -25,7 +25,7 @@ KINDS = {
     "append": "both have appended, or resized it, along one axis",
     "structure": "one has changed what chunks mean or which there are, the other chunks, or that too",
     "deleted": "one has deleted the node, the other has changed what is at it or below it",
-    "moved": "both have moved it, to different places, or one to where the other has made something else",
+    "moved": "both have moved it, to different places, or one to where the other has something else, or into itself",
     "constraint": "both have declared a constraint differently, or one has dropped it",
 }
 
@@ -139,3 +139,12 @@ class Answers:
             if not path:
                 return None
             path = path.rpartition("/")[0]
+
+    def side_of(self, conflict: Conflict) -> str | None:
+        """Return whose a node as a whole is to be. Raises `ValueError` for a function."""
+        answer = self.of(conflict)
+        if callable(answer):
+            raise ValueError(
+                f"resolve[{conflict.path!r}]: {conflict}. Only a side can be the answer: 'ours' or 'theirs', as a whole"
+            )
+        return answer

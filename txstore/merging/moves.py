@@ -1,14 +1,14 @@
 """Nodes that one side of a merge has moved: what the other has changed below them follows.
 
 Both sides and the base are looked at as if each node lay where it lies in the end. So the rules of the merge are the
-same with moves and without. A move is recognised by a node whose document, or one of whose chunks, lies in the same
-place of the same pack below another path, while there is no node any more where it was.
+same with moves and without. A move is recognised by a node whose document, or something below which, lies in the same
+place of the same pack below another path, while nothing is left where it was.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -22,34 +22,38 @@ from txstore.merging.side import Change, Side
 class Renaming:
     """Where keys are, whose nodes have moved all at once: those below the longest of the paths that were moved."""
 
-    def __init__(self, moves: Mapping[str, str]) -> None:
-        self.moves = {source: to for source, to in moves.items() if source != to}
-        self._to_sources = {to: source for source, to in self.moves.items()}
+    def __init__(self, moves: Mapping[str, str], sources: Mapping[str, str] | None = None) -> None:
+        self.moves = moves
+        self.sources = {to: source for source, to in moves.items()} if sources is None else sources
 
     def __bool__(self) -> bool:
         return bool(self.moves)
 
     def of(self, key: str) -> str:
         """Return where a key, or a node, comes to be."""
-        found = _nearest(self.moves, key)
-        return key if found is None else self.moves[found] + key[len(found) :]
+        return _renamed(self.moves, key)
 
     def origin(self, key: str) -> str | None:
         """Return the key that comes to be this one; None if none can."""
-        found = _nearest(self._to_sources, key)
-        origin = key if found is None else self._to_sources[found] + key[len(found) :]
-        return origin if _nearest(self.moves, origin) == (None if found is None else self._to_sources[found]) else None
+        to = _nearest(self.sources, key)
+        source = None if to is None else self.sources[to]
+        origin = key if to is None or source is None else source + key[len(to) :]
+        return origin if _nearest(self.moves, origin) == source else None
 
-    def beside(self, path: str) -> Renaming:
-        """Return the moves that lead neither to a path nor below it."""
-        return Renaming({source: to for source, to in self.moves.items() if to != path and not _is_below(to, path)})
+    def but_to(self, path: str) -> Renaming:
+        """Return the same without what is moved to a path or below it, which is nowhere then."""
+        prefix = directory_prefix(path)
+        return Renaming(
+            self.moves, {to: source for to, source in self.sources.items() if not f"{to}/".startswith(prefix)}
+        )
 
 
-def _is_below(path: str, other: str) -> bool:
-    return path.startswith(other + "/")
+def _renamed(moves: Mapping[str, str], key: str) -> str:
+    found = _nearest(moves, key)
+    return key if found is None else moves[found] + key[len(found) :]
 
 
-def _nearest(paths: Mapping[str, str], key: str) -> str | None:
+def _nearest(paths: Collection[str], key: str) -> str | None:
     """Return the longest of some paths that a key is at or below."""
     if key in paths:
         return key
@@ -73,7 +77,7 @@ class Renamed(Hierarchy):
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
         streams = [self._keys(start, stop, "", "", batch)]
-        for source, to in self._renaming.moves.items():
+        for to, source in self._renaming.sources.items():
             low, high = max(start, to + "/"), min(each for each in (stop, to + "0") if each is not None)
             if low < high:
                 streams.append(self._keys(low, high, source, to, batch))
@@ -96,11 +100,13 @@ class Renamed(Hierarchy):
 # --- which nodes a side has moved
 
 
-def recognised(base: Hierarchy, before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> dict[str, str]:
+def recognised(
+    base: Hierarchy, view: Hierarchy, before: Mapping[str, Hashable], after: Mapping[str, Hashable]
+) -> dict[str, str]:
     """Return the nodes that were moved, and where to; not those that went with one above them.
 
     `before` are the places in which the values of keys lay that a side has deleted, `after` those of keys that it has
-    made.
+    made: `view` is what it has.
     """
     gone = {node_of_document(key): key for key in before if _says_what_it_is(key)}
     made = {node_of_document(key): key for key in after if _says_what_it_is(key)}
@@ -109,12 +115,13 @@ def recognised(base: Hierarchy, before: Mapping[str, Hashable], after: Mapping[s
     found = _by_documents(before, after, gone, made)
     rest = gone.keys() - found.keys(), made.keys() - set(found.values())
     if all(rest):
-        found |= _by_chunks(before, after, *rest)
+        found |= _by_what_is_below(before, after, *rest)
     taken: dict[str, str] = {}
     for source, to in sorted(found.items()):
-        is_new = to not in base and not base.has_keys_below(to)
-        if is_new and source and to and Renaming(taken).of(source) != to:
-            taken[source] = to
+        if source and to and _renamed(taken, source) != to:
+            is_new = to not in base and not base.has_keys_below(to)
+            if is_new and not view.has_keys_below(source):
+                taken[source] = to
     return taken
 
 
@@ -128,25 +135,25 @@ def _by_documents(
     return {path: to[0] for path, to in found.items() if len(to) == 1}  # a node that was copied twice is two nodes
 
 
-def _by_chunks(
+def _by_what_is_below(
     before: Mapping[str, Hashable], after: Mapping[str, Hashable], gone: set[str], made: set[str]
 ) -> dict[str, str]:
-    """Return nodes whose documents were changed, too, and whose chunks lie where they did."""
+    """Return nodes whose documents were changed, too: chunks of theirs, or nodes below them, are as they were."""
     places: dict[Hashable, set[str]] = {}
-    for path, suffix, place in _chunks(after, made):
+    for path, suffix, place in _below(after, made):
         places.setdefault((suffix, place), set()).add(path)
     found: dict[str, set[str]] = {}
-    for path, suffix, place in _chunks(before, gone):
+    for path, suffix, place in _below(before, gone):
         found.setdefault(path, set()).update(places.get((suffix, place), ()))
     return {path: next(iter(to)) for path, to in found.items() if len(to) == 1}
 
 
-def _chunks(keys: Mapping[str, Hashable], nodes: set[str]) -> Iterator[tuple[str, str, Hashable]]:
+def _below(keys: Mapping[str, Hashable], nodes: set[str]) -> Iterator[tuple[str, str, Hashable]]:
+    """Yield keys as what they are called below the nearest of some nodes, and where their values lie."""
     for key, place in keys.items():
-        if not is_document(key):
-            path = next((each for each in ancestors(key) if each in nodes), None)
-            if path is not None:
-                yield path, key[len(directory_prefix(path)) :], place
+        path = _nearest(nodes, key)
+        if path is not None:
+            yield path, key[len(directory_prefix(path)) :], place
 
 
 def _says_what_it_is(key: str) -> bool:
@@ -165,126 +172,195 @@ class Aligned(NamedTuple):
     conflicts: list[Conflict]
 
 
-def align(base: Hierarchy, ours: Side, theirs: Side, answers: Answers) -> Aligned | None:
-    """Return both sides as if each had moved what the other has moved; None where no move matters to the other.
+def align(base: Hierarchy, ours: Side, theirs: Side, answers: Answers) -> Aligned:
+    """Return both sides as if each had moved what the other has moved. Raises `ValueError` for answers that are none.
 
-    Raises `ValueError` for answers that are none.
+    A move that can't be made on the other side is a deletion and a creation.
     """
-    if not (_matters(ours, theirs) or _matters(theirs, ours)):
-        return None
+    if not (ours.moves or theirs.moves):
+        return Aligned(base, ours, theirs, Renaming({}), Renaming({}), [])
     return _Alignment(base, ours, theirs, answers).aligned()
 
 
-def _matters(mover: Side, other: Side) -> bool:
-    return any(other.changes_below(source) or other.changes_below(to) for source, to in mover.moves.items())
+class _CircleError(Exception):
+    """One side has moved a node below one that the other has moved below it."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
 
 
 class _Alignment:
     def __init__(self, base: Hierarchy, ours: Side, theirs: Side, answers: Answers) -> None:
         self._base = base
         self._sides = ours, theirs
-        self._moves = dict(ours.moves), dict(theirs.moves)
+        self._own = [Renaming(ours.moves), Renaming(theirs.moves)]
+        self._lost: tuple[set[str], set[str]] = set(), set()  # what the other side has moved, too: it lies there
         self._answers = answers
-        self._conflicts: dict[str, Conflict] = {}
-        self._lost: tuple[set[str], set[str]] = set(), set()  # what the other side has moved elsewhere, and keeps there
+        self._in_doubt: list[Conflict] = []
+        self._blocked: list[tuple[int, str]] = []  # moves for which there is no place: whose, and where to
+        self._renamings: dict[int, Renaming] = {}  # of both sides, as one pass of `_drop` has found them
 
     def aligned(self) -> Aligned:
         self._choose()
-        while self._drop():
+        while self._drop(self._leads_nowhere) or self._drop(self._is_taken):
             pass
-        ours, theirs = self._renaming(0), self._renaming(1)
-        base = Renamed(Renamed(self._base, Renaming(self._moves[1])), theirs)
-        return Aligned(base, self._side(0, ours), self._side(1, theirs), ours, theirs, [*self._conflicts.values()])
+        views = self._base, self._sides[0].view, self._sides[1].view
+        renamings = [self._renaming(own) for own in (Renaming({}), *self._own)]
+        base, *both = (Renamed(view, renaming) for view, renaming in zip(views, renamings, strict=True))
+        places = {each.path: (self._end(each.path), each.fields) for each in self._in_doubt}
+        places |= {end: (end, ()) for end in (self._place(*blocked) for blocked in self._blocked)}
+        conflicts = [
+            Conflict(
+                path, "moved", path, fields=fields,
+                _sides={
+                    name: partial(_document, view, place)
+                    for name, view in zip(("base", "ours", "theirs"), (base, *both), strict=True)
+                },
+            )
+            for path, (place, fields) in places.items()
+        ]  # fmt: skip
+        ours, theirs = (
+            Side(
+                view,
+                {renaming.of(key): change for key, change in _following(side, own).items()},
+                moved={renaming.of(to) for to in own.moves.values()},
+            )
+            for side, own, view, renaming in zip(self._sides, self._own, both, renamings[1:], strict=True)
+        )
+        return Aligned(base, ours, theirs, renamings[1], renamings[2], conflicts)
 
     def _choose(self) -> None:
-        """Say where nodes go that both have moved, to different places."""
-        for source in sorted(self._moves[0].keys() & self._moves[1].keys()):
-            places = self._moves[0][source], self._moves[1][source]
-            if places[0] == places[1]:
-                continue
-            conflict = self._conflict(source, *places, source, fields=places)
-            answer = self._answer(conflict)
-            if answer is None:
-                self._conflicts[source] = conflict
+        """Say which side's place counts for nodes that both have moved."""
+        ours, theirs = (own.moves for own in self._own)
+        for source in sorted(ours.keys() & theirs.keys()):
+            conflict = Conflict(source, "moved", source, fields=(ours[source], theirs[source]))
+            answer = None
+            if not self._is_one_place(source):
+                answer = self._answers.side_of(conflict)
+                if answer is None:
+                    self._in_doubt.append(conflict)
             self._lost[0 if answer == "theirs" else 1].add(source)
 
-    def _answer(self, conflict: Conflict) -> str | None:
-        answer = self._answers.of(conflict)
-        if callable(answer):
-            raise ValueError(
-                f"resolve[{conflict.path!r}]: {conflict}. Only a side can be the answer: 'ours' or 'theirs', as a whole"
-            )
-        return answer
+    def _is_one_place(self, source: str) -> bool:
+        """Tell whether both have moved a node to one place: the groups above that may have been moved, too."""
+        try:
+            return self._led(0, source) == self._led(1, source)
+        except _CircleError:
+            return False
 
-    def _renaming(self, side: int) -> Renaming:
-        """Return how what the other side has moved is moved in this one."""
-        own = Renaming(self._moves[side])
-        lost = self._lost[1 - side]
-        return Renaming({own.of(s): own.of(to) for s, to in self._moves[1 - side].items() if s not in lost})
+    # --- where things come to be
 
-    def _drop(self) -> bool:
-        """Take a move that can't be made on the other side for a deletion and a creation; tell if there was one."""
+    def _end(self, path: str, passed: frozenset[str] = frozenset()) -> str:
+        """Return where what was at a path of the base comes to be. Raises `_CircleError`."""
+        counting = [
+            (len(source), -number, source)
+            for number, own in enumerate(self._own)
+            for source in (path, *ancestors(path))
+            if source in own.moves and source not in self._lost[number]
+        ]
+        if not counting:
+            return path
+        _, number, source = max(counting)
+        return self._led(-number, source, passed) + path[len(source) :]
+
+    def _led(self, number: int, source: str, passed: frozenset[str] = frozenset()) -> str:
+        """Return where a side's move leads to in the end. Raises `_CircleError`."""
+        if source in passed:
+            raise _CircleError(source)
+        above, _, name = self._own[number].moves[source].rpartition("/")
+        return _joined(self._place(number, above, passed | {source}), name)
+
+    def _place(self, number: int, path: str, passed: frozenset[str] = frozenset()) -> str:
+        """Return where what is at a path of a side comes to be. Raises `_CircleError`."""
+        origin = self._own[number].origin(path)
+        if origin is not None:
+            return self._end(origin, passed)
+        above, _, name = path.rpartition("/")
+        return _joined(self._place(number, above, passed), name)
+
+    def _renaming(self, own: Renaming) -> Renaming:
+        """Return how nodes come to be where they lie in the end, from where a side has moved them itself."""
+        moves: dict[str, str] = {}
+        sources = self._own[0].moves.keys() | self._own[1].moves.keys()
+        for start, end in sorted((own.of(source), self._end(source)) for source in sources):
+            if _renamed(moves, start) != end:
+                moves[start] = end
+        return Renaming(moves)
+
+    # --- moves that can't be made on the other side
+
+    def _drop(self, is_impossible: Callable[[int, str], bool]) -> bool:
+        """Take moves for deletions and creations; tell if there were such."""
+        has_dropped = False
+        self._renamings.clear()
         for mover in (0, 1):
-            other = 1 - mover
-            renaming, view, own = self._renaming(other), self._sides[other].view, Renaming(self._moves[other])
-            for source, to in sorted(self._moves[mover].items()):
-                if source in self._lost[mover] or (start := own.of(source)) == (end := own.of(to)):
-                    continue
-                is_taken = end in view or Renamed(view, renaming.beside(end)).has_keys_below(end)
-                if is_taken or _is_below(end, start):
-                    self._note((to, end), mover)
-                elif not self._has_no_group(view, own, to):
-                    continue
-                del self._moves[mover][source]
-                self._lost[other].discard(source)
+            for source in sorted(self._own[mover].moves.keys() - self._lost[mover]):
+                if is_impossible(mover, source):
+                    moves = dict(self._own[mover].moves)
+                    del moves[source]
+                    self._own[mover] = Renaming(moves)
+                    has_dropped = True
+                    if source in self._lost[1 - mover]:  # the other side's move of it counts now
+                        self._lost[1 - mover].discard(source)
+                        return True
+        return has_dropped
+
+    def _leads_nowhere(self, mover: int, source: str) -> bool:
+        """Tell whether the group that a node is in now is not there: the other side has deleted it, or has something
+        else in its place, or has moved it below this node.
+        """
+        own, other = self._own[mover], self._own[1 - mover]
+        to = own.moves[source]
+        if any(whose == mover and to.startswith(f"{there}/") for whose, there in self._blocked):
+            return True
+        for above in ancestors(to):
+            origin = own.origin(above)
+            if origin is not None and kind_of_node(self._base, origin) != "absent":
+                if kind_of_node(self._sides[1 - mover].view, other.of(origin)) != "group":
+                    return True
+                break
+        try:
+            self._end(source)
+        except _CircleError as circle:
+            if circle.source == source:
+                self._blocked.append((mover, to))
                 return True
         return False
 
-    def _has_no_group(self, view: Hierarchy, own: Renaming, to: str) -> bool:
-        """Tell whether the group above a destination was deleted on the other side."""
-        above = to.rpartition("/")[0]
-        return kind_of_node(self._base, above) != "absent" and kind_of_node(view, own.of(above)) == "absent"
+    def _is_taken(self, mover: int, source: str) -> bool:
+        """Tell whether something else is on the other side where a node comes to be, or an array above that."""
+        other, end = self._own[1 - mover], self._end(source)
+        if mover not in self._renamings:
+            self._renamings[mover] = self._renaming(other)
+        renaming = self._renamings[mover].but_to(end)
+        view = Renamed(self._sides[1 - mover].view, renaming)
+        if renaming.origin(end) == other.of(source):
+            return False
+        if any(kind_of_node(view, above) == "array" for above in ancestors(end)):
+            return True
+        if end not in view and not view.has_keys_below(end):
+            return False
+        self._blocked.append((mover, self._own[mover].moves[source]))
+        return True
 
-    def _note(self, paths: tuple[str, str], mover: int) -> None:
-        """Say that something is in the way: where the mover has a node now, and where that comes to be."""
-        to, end = paths
-        if end not in self._conflicts:
-            ours, theirs = paths if mover == 0 else (end, to)
-            self._conflicts[end] = self._conflict(to, ours, theirs, end)
 
-    def _conflict(self, base: str, ours: str, theirs: str, path: str, fields: tuple[str, ...] = ()) -> Conflict:
-        views = self._base, self._sides[0].view, self._sides[1].view
-        sides = {
-            name: partial(_document, view, at)
-            for name, view, at in zip(("base", "ours", "theirs"), views, (base, ours, theirs), strict=True)
-        }
-        return Conflict(path, "moved", path, fields=fields, _sides=sides)
-
-    def _side(self, number: int, renaming: Renaming) -> Side:
-        side, own = self._sides[number], Renaming(self._moves[number])
-        changes = {renaming.of(key): change for key, change in _following(side, own).items()}
-        moved = {renaming.of(to) for source, to in own.moves.items()}
-        return Side(Renamed(side.view, renaming), changes, moved=moved)
+def _joined(above: str, name: str) -> str:
+    return f"{above}/{name}" if above else name
 
 
 def _following(side: Side, own: Renaming) -> dict[str, Change]:
     """Return what a side has changed, compared with the base as if that had been moved as the side has moved it."""
-    if not own:
-        return dict(side.changes)
     found: dict[str, Change] = {}
     for key, change in side.changes.items():
         if change.after is None:
-            now = side.changes.get(place := own.of(key))
+            place = own.of(key)
+            now = side.changes.get(place)
             if now is None or now.after is None:
                 found[place] = change
         else:
             origin = own.origin(key)
-            if (
-                origin is None
-                or origin == key
-                or origin not in side.changes
-                or not (side.is_same and side.is_same(origin, key))
-            ):
+            if origin in (None, key) or origin not in side.changes or not side.is_same(origin, key):
                 found[key] = change
     return found
 

@@ -132,7 +132,7 @@ def _side(engine: Engine, base: Snapshot, side: Snapshot) -> Side:
         found, now = changes[was].before, changes[is_now].after
         return found is not None and now is not None and is_equal(base.runs, found, side.runs, now, is_now, was)
 
-    return Side(side, changes, recognised(base, gone, made), is_same)
+    return Side(side, changes, recognised(base, side, gone, made), is_same)
 
 
 def _place(runs: Runs, found: Found) -> Hashable:

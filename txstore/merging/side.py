@@ -24,7 +24,7 @@ class Side:
     ----------
     moves : mapping of str to str
         Nodes that it has moved, with all below them: where they were at the base, and where they are.
-    is_same : callable, optional
+    is_same : callable
         Tells of a key that was at the base, and of one that is there now, whether both have one value.
     moved : collection of str
         Where nodes are that count as changed because this side has moved them.
@@ -35,7 +35,7 @@ class Side:
         view: Hierarchy,
         changes: Mapping[str, Change],
         moves: Mapping[str, str] | None = None,
-        is_same: Callable[[str, str], bool] | None = None,
+        is_same: Callable[[str, str], bool] = lambda *_: False,
         moved: Collection[str] = (),
     ) -> None:
         self.view = view

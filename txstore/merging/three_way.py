@@ -109,10 +109,12 @@ def three_way(
     """
     answers = answers or Answers(None)
     aligned = align(base, ours, theirs, answers)
-    if aligned is not None:
-        base, ours, theirs = aligned.base, aligned.ours, aligned.theirs
-    rules = _Merge(base, ours, theirs, answers, is_strict=is_strict, concatenates=concatenates)
-    return rules.run(aligned)
+    plan = _Merge(aligned, answers, is_strict=is_strict, concatenates=concatenates).run(aligned.conflicts)
+    if aligned.of_theirs:
+        origins = {key: aligned.of_theirs.origin(source) for key, source in plan.taken.items()}
+        plan.taken = {key: origin for key, origin in origins.items() if origin is not None}
+    plan.moved = dict(aligned.of_ours.moves)
+    return plan
 
 
 class _Chunk(NamedTuple):
@@ -135,12 +137,10 @@ class _Chunk(NamedTuple):
 
 
 class _Merge:
-    def __init__(
-        self, base: Hierarchy, ours: Side, theirs: Side, answers: Answers, *, is_strict: bool, concatenates: bool
-    ) -> None:
-        self._ours = ours
-        self._theirs = theirs
-        self._views = base, ours.view, theirs.view
+    def __init__(self, aligned: Aligned, answers: Answers, *, is_strict: bool, concatenates: bool) -> None:
+        self._ours = aligned.ours
+        self._theirs = aligned.theirs
+        self._views = aligned.base, aligned.ours.view, aligned.theirs.view
         self._answers = answers
         self._is_strict = is_strict
         self._concatenates = concatenates
@@ -150,12 +150,9 @@ class _Merge:
         self._documents: dict[str, tuple[str, bytes] | None] = {}
         self._chunks: list[_Chunk] = []  # that both have changed
 
-    def run(self, aligned: Aligned | None) -> Plan:
-        for conflict in aligned.conflicts if aligned is not None else ():
-            if conflict.fields:
-                self._plan.conflicts.append(conflict)  # two places for one node: the rest is as if it were in ours
-            else:
-                self._settle(conflict.path, conflict)
+    def run(self, conflicts: Sequence[Conflict]) -> Plan:
+        for conflict in conflicts:
+            self._settle(conflict.path, conflict)
         paths = sorted(self._nodes_changed())
         if self._concatenates:
             self._appended = appended({path: self._described(path) for path in paths})
@@ -169,13 +166,6 @@ class _Merge:
         for path, each in self._appended.items():
             if not self._is_settled(path):
                 self._append(each)
-        if aligned is not None:
-            self._plan.moved = aligned.of_ours.moves
-            self._plan.taken = {
-                key: origin
-                for key, source in self._plan.taken.items()
-                if (origin := aligned.of_theirs.origin(source)) is not None
-            }
         return self._plan
 
     def _is_appended(self, key: str) -> bool:
@@ -229,7 +219,10 @@ class _Merge:
 
     def _between(self, path: str, base: Described | None, ours: Described, theirs: Described) -> str | None:
         """Return how what two sides say of a node, and have done below it, is in conflict."""
-        chunks = tuple(any(not is_document(key) for key in side.changes_below(path)) for side in self._sides)
+        has_below = tuple(
+            any(not is_document(key) or node_of_document(key) != path for key in side.changes_below(path))
+            for side in self._sides
+        )
         is_alike = structure_of(ours) == structure_of(theirs)
         if base is None:
             is_same = is_alike and ours.node.shape == theirs.node.shape
@@ -237,7 +230,7 @@ class _Merge:
         changed = structure_of(base) != structure_of(ours), structure_of(base) != structure_of(theirs)
         if all(changed) and not is_alike:
             return "structure"
-        if (changed[0] and not changed[1] and chunks[1]) or (changed[1] and not changed[0] and chunks[0]):
+        if (changed[0] and not changed[1] and has_below[1]) or (changed[1] and not changed[0] and has_below[0]):
             return "structure"
         if self._both_resized(base, ours, theirs) and path not in self._appended:
             return "append"
@@ -266,13 +259,9 @@ class _Merge:
     def _settle(self, path: str, conflict: Conflict) -> None:
         """Let one side have a node as a whole, if there is an answer."""
         self._settled.add(path)
-        answer = self._answers.of(conflict)
+        answer = self._answers.side_of(conflict)
         if answer is None:
             self._plan.conflicts.append(conflict)
-        elif callable(answer):
-            raise ValueError(
-                f"resolve[{path!r}]: {conflict}. Only a side can be the answer: 'ours' or 'theirs', as a whole"
-            )
         elif answer == "theirs":
             changed = {*self._ours.changes_below(path), *self._theirs.changes_below(path)}
             for key in sorted(changed):
