@@ -129,3 +129,43 @@ def test_killed_while_it_merges(repo: txstore.Repository, commits: int) -> None:
         assert array[0] == array.attrs.get("number", 0)
     repo.merge("main", into="dev")
     assert values(repo) == values(repo, branch="dev")
+
+
+_MOVED_AGAIN_AND_AGAIN = """
+import sys, txstore, zarr
+repo = txstore.Repository(sys.argv[1])
+number = 0
+while True:
+    number += 1
+    with repo.transaction() as store:
+        store.move(f"g/x{number - 1}", f"g/x{number}")
+    with repo.transaction(branch="dev") as store:
+        array = zarr.open_array(store, path=f"g/x{number - 1}")
+        array[0] = array[7] = number
+        array.attrs["number"] = number
+    repo.merge("dev")
+    repo.merge("main", into="dev")
+"""
+
+
+@pytest.mark.parametrize("commits", [3, 6])
+def test_killed_while_it_follows_moves(repo: txstore.Repository, commits: int) -> None:
+    """The array is in one place, with all that was changed at once, or nothing of it."""
+    with repo.transaction() as store:
+        zarr.create_group(store, path="g")
+        store.move("x", "g/x0")
+    repo.merge("main", into="dev")
+    following = repo.follow(timeout=TIMEOUT)
+    process = subprocess.Popen([sys.executable, "-c", _MOVED_AGAIN_AND_AGAIN, repo.url])
+    try:
+        assert len(list(islice(following, commits))) == commits
+    finally:
+        process.kill()
+        process.wait()
+    repo.merge("dev")
+    repo.merge("main", into="dev")
+    for branch in ("main", "dev"):
+        ((_, array),) = zarr.open_group(repo.snapshot(branch=branch), path="g", mode="r").arrays()
+        assert array[0] == array[7] == array.attrs["number"] or array.attrs.get("number", 0) == 0
+    assert dict(repo.mapping()) == dict(repo.mapping(branch="dev"))
+    assert repo.verify().ok

@@ -317,6 +317,29 @@ def test_no_value_is_copied(repo: txstore.Repository) -> None:
     assert (was.pack, was.offset) == (is_now.pack, is_now.offset)
 
 
+@pytest.mark.parametrize("mover", ["main", "dev"])
+def test_what_was_erased_is_not_brought_back(repo: txstore.Repository, mover: str) -> None:
+    commit(repo, move("g", "h/g"), branch=mover)
+    commit(repo, put(0, 10, "g/x"), put(0, 20, "g/y"), branch="dev" if mover == "main" else "main")
+    repo.erase("g/x", "h/g/x")
+    repo.merge("dev")
+    assert values(repo, "h/g/y")[0] == 20
+    assert [*repo.mapping().keys_below("h/g/x"), *repo.mapping().keys_below("g")] == []
+    assert repo.verify().ok
+
+
+def test_a_commit_that_merges_does_not_follow(repo: txstore.Repository) -> None:
+    """To it, a move is a deletion and a creation: it is told, and nothing is lost."""
+    for mine, others in ((put(0, 10, "g/x"), move("g", "h/g")), (move("h/g", "g"), put(0, 11, "h/g/x"))):
+        transaction = repo.transaction(on_conflict="merge")
+        mine(transaction)
+        commit(repo, others)
+        with pytest.raises(txstore.ConflictError):
+            transaction.commit()
+        transaction.rollback()
+    assert values(repo, "h/g/x")[0] == 11
+
+
 NAMES = ("g", "k", "h/g", "h/k")
 
 

@@ -15,7 +15,7 @@ and for nodes, as a whole:
 | one side                                | the other                                                  | conflict    |
 |-----------------------------------------|------------------------------------------------------------|-------------|
 | deleted the node                        | changed anything at it or below it                         | "deleted"   |
-| changed what chunks mean (`STRUCTURAL`) | changed chunks, or that too, otherwise                     | "structure" |
+| changed what chunks mean (`STRUCTURAL`) | changed chunks or nodes below, or that too, otherwise      | "structure" |
 | shrank the array                        | changed chunks that are dropped                            | "structure" |
 | resized the array along an axis         | resized it along this axis to another extent               | "append"    |
 | moved the node                          | moved it elsewhere, or made something where it is now      | "moved"     |
@@ -151,8 +151,9 @@ class _Merge:
         self._chunks: list[_Chunk] = []  # that both have changed
 
     def run(self, conflicts: Sequence[Conflict]) -> Plan:
-        for conflict in conflicts:
-            self._settle(conflict.path, conflict)
+        for conflict in sorted(conflicts, key=lambda each: each.path):
+            if not self._is_settled(conflict.path):
+                self._settle(conflict.path, conflict)
         paths = sorted(self._nodes_changed())
         if self._concatenates:
             self._appended = appended({path: self._described(path) for path in paths})
