@@ -160,6 +160,13 @@ def test_moved_into_each_other(merge: Merge) -> None:
     assert ("deleted", "a") in found
 
 
+def test_what_is_in_the_way_closes_a_circle(merge: Merge) -> None:
+    """`q` is moved below `u`, which is moved below what was in `q`: that stays there where its new place is taken."""
+    base = all_of(root, *(group(path) for path in ("p", "q", "q/s", "u")))
+    found = merge(base, all_of(move("q", "u/q"), move("u/q/s", "p/s")), all_of(move("u", "q/s/u"), group("p/s")))
+    assert ("moved", "p/s") in conflicts(found)
+
+
 def test_moved_into_a_group_that_was_deleted(merge: Merge) -> None:
     assert ("deleted", "h") in conflicts(merge(tree, move("g", "h/g"), delete("h")))
 

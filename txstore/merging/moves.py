@@ -330,9 +330,13 @@ class _Alignment:
 
     def _is_taken(self, mover: int, source: str) -> bool:
         """Tell whether something else is on the other side where a node comes to be, or an array above that."""
-        other, end = self._own[1 - mover], self._end(source)
-        if mover not in self._renamings:
-            self._renamings[mover] = self._renaming(other)
+        other = self._own[1 - mover]
+        try:
+            end = self._end(source)
+            if mover not in self._renamings:
+                self._renamings[mover] = self._renaming(other)
+        except _CircleError:
+            return False  # what was dropped in this pass has closed it: `_leads_nowhere` finds it in the next one
         renaming = self._renamings[mover].but_to(end)
         view = Renamed(self._sides[1 - mover].view, renaming)
         if renaming.origin(end) == other.of(source):
