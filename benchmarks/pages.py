@@ -51,8 +51,9 @@ def table(results: dict[str, Any]) -> str:
             f"| {row['what'].replace('|', '/')} | {measured if row['ok'] else f'**{measured}**'} | "
             f"{bound(target, row['unit'], at_least=kind == 'at_least')} |"
         )
-    missed = sum(not row["ok"] for row in results["rows"])
-    return "\n".join([*lines, "", f"In bold: the {missed} of {len(results['rows'])} that were missed in this run."])
+    if missed := sum(not row["ok"] for row in results["rows"]):
+        lines += ["", f"In bold: the {missed} of {len(results['rows'])} that were missed in this run."]
+    return "\n".join(lines)
 
 
 def publish(results: dict[str, Any], root: Path = ROOT) -> None:
