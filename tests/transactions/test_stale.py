@@ -433,6 +433,26 @@ def test_after_a_rolled_back_append_the_object_is_refused(
     assert values(repo)[8:] == [8]
 
 
+@pytest.mark.parametrize(
+    ("fmt", "later"), [(2, "zarr.json"), (2, ".zattrs"), (3, ".zarray"), (3, ".zattrs"), (3, ".zgroup")]
+)
+def test_an_array_that_is_being_opened_when_a_rollback_comes_is_refused(
+    open_repo: Callable[..., txstore.Repository], fmt: int, later: str
+) -> None:
+    """Zarr asks for documents of all names, one after the other: the one that counts may come before the rollback."""
+    session = txstore.TxStore(open_repo("new.tx"))
+    create("x", zarr_format=fmt)(session)
+    array(session).attrs["a"] = 1
+    session.commit()
+    z = array(session)
+    z.append(np.array([9], "i4"))
+    session.rollback()
+    session.get_sync(f"x/{later}")
+    refuses(lambda: z.append(np.array([9], "i4")))
+    session.rollback()
+    assert array(session).shape == (8,)
+
+
 def test_after_a_rolled_back_deletion_the_array_is_opened_again(
     repo: txstore.Repository, session: txstore.TxStore
 ) -> None:

@@ -19,6 +19,7 @@ from txstore._native import chunks
 from txstore.engine import Engine, Position
 from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
 from txstore.format.documents import (
+    NODE_DOCUMENTS,
     DocumentChange,
     compare_documents,
     drops_chunk,
@@ -363,7 +364,9 @@ class Session:
         known = key in self._handed_out
         self._handed_out.setdefault(key, None)  # before it is read: a commit in another thread must not overlook it
         link, view = _read(transaction, key)
-        self._forget_unread(key)
+        # Who opens a node asks for all the names that its documents may have, and may have read the one that is there
+        # before a rollback: so what is absent says nothing of the others.
+        self._forget_unread(key, of_node=view is not None and key.rpartition("/")[2] in NODE_DOCUMENTS)
         # Absence is nothing that an array object could rely on, but that of attributes is: it holds none.
         if view is None and not known and not key.endswith(".zattrs"):
             with self._knowing:
@@ -385,7 +388,7 @@ class Session:
     def exists(self, key: str) -> bool:
         exists = key in self.transaction
         if not exists and is_document(key):  # whoever looks before creating a node does not rely on one that was there
-            self._forget_unread(key)
+            self._forget_unread(key, of_node=True)
             if key in self._overtaken:
                 self._hold(key, self.transaction.present(key), self.transaction)
         return exists
@@ -398,9 +401,11 @@ class Session:
                 if document in self._handed_out:
                     transaction.rely_on_base(document)
 
-    def _forget_unread(self, key: str) -> None:
+    def _forget_unread(self, key: str, *, of_node: bool) -> None:
+        """Count a document as read again, or all those of its node."""
         if self._unread:
-            for name in DOCUMENT_NAMES:
+            self._unread.pop(key, None)
+            for name in DOCUMENT_NAMES if of_node else ():
                 self._unread.pop(document_key(node_of_document(key), name), None)
 
     # --- writing
