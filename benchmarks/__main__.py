@@ -82,7 +82,7 @@ def main() -> int:
             verdict = "[green]pass[/]" if row.ok else "[bold red]MISS[/]"
             console.print(f"{verdict} {amount(row.measured, row.unit):>10}  {escape(row.what)}")
         console.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
-    _write_results(rows, machine, quick=arguments.quick)
+        _write_results(rows, machine, quick=arguments.quick)  # each time: what was measured outlives an interrupt
     Console(highlight=False).print(_table(rows, quick=arguments.quick))
     return 0 if all(row.ok for row in rows) else 1
 
