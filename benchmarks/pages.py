@@ -36,7 +36,8 @@ def table(results: dict[str, Any]) -> str:
     machine, versions = results["machine"], results["versions"]
     lines = [
         f"`make bench` on {results['time'][:10]}: {machine['processors']} × {machine['processor']}, "
-        f"{machine['file_system']}, {machine['system']}; Python {versions['python']}, zarr {versions['zarr']}, "
+        f"{machine['file_system']}, {machine['system']}, load average {machine['load_before'][0]:.1f} before it; "
+        f"Python {versions['python']}, zarr {versions['zarr']}, "
         f"numpy {versions['numpy']}, fasteners {versions['fasteners']}, filelock {versions['filelock']}, "
         f"Icechunk {versions['icechunk']}, TensorStore {versions['tensorstore']}. Where the unit is ×, it is a ratio "
         "to what the row names, measured in turns with it.",
