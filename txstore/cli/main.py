@@ -16,7 +16,18 @@ import typer
 from rich.console import Console
 
 import txstore
-from txstore.cli import branches, cli_import, history, interchange, maintenance, merging, space, tags, transactions
+from txstore.cli import (
+    branches,
+    cli_import,
+    history,
+    interchange,
+    maintenance,
+    merging,
+    serve,
+    space,
+    tags,
+    transactions,
+)
 from txstore.cli.output import (
     BranchOption,
     Commands,
@@ -55,6 +66,7 @@ app.add_typer(branches.app, name="branch")
 app.add_typer(tags.app, name="tag")
 app.command()(maintenance.verify)
 app.command()(maintenance.backup)
+app.command()(serve.serve)
 space.register(app)
 cli_import.register(app)
 interchange.register(app)
