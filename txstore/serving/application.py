@@ -74,16 +74,17 @@ class Application:
     """See `application`. It can be mounted below a path of another one."""
 
     def __init__(self, repository: Served, guard: Guard) -> None:
+        self.repository = repository
         self._guard = guard
-        self._positions = Positions(repository)
-        self._plain_zarr = PlainZarr(repository, self._positions)
+        self.positions = Positions(repository)
+        self._plain_zarr = PlainZarr(repository, self.positions)
         self._events = Events(repository)
         self._page = StaticFiles()
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
-        history = History(repository, self._positions, origins=guard.origins)
-        nodes = Nodes(repository, self._positions)
-        work = Work(repository, self._positions)
-        pictures = Pictures(repository, self._positions)
+        history = History(repository, self.positions, origins=guard.origins)
+        nodes = Nodes(repository, self.positions)
+        work = Work(repository, self.positions)
+        pictures = Pictures(repository, self.positions)
         questions: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
             "/repository": (history.about, ()),
             "/commits": (history.commits, ("from", "before", "path", "limit")),
@@ -157,7 +158,7 @@ class Application:
 
     def _tidy(self) -> None:
         self._timer = None
-        if self._positions.let_go():
+        if self.positions.let_go():
             self._tidy_later()
 
 
@@ -185,7 +186,10 @@ class _Question:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = dict(scope["path_params"])
-        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=32)
+        try:
+            query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=32)
+        except ValueError as error:
+            raise Failure(400, "WrongArgument", f"the query makes no sense: {error}") from error
         for name in self._names:
             if name in query:
                 given[_ARGUMENTS.get(name, name)] = _number(query[name][-1]) if name == "limit" else query[name][-1]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from txstore.comparing.diff import Diff
 from txstore.engine import Engine
 from txstore.history.commit import Commit
 from txstore.history.find import At
-from txstore.maintenance.usage import Usage
-from txstore.transactions.named import NamedTransaction
 
 if TYPE_CHECKING:
     from txstore.comparing.blame import Blame
@@ -31,12 +29,4 @@ class Served(Protocol):
 
     def diff(self, a: At, b: At | None = None) -> Diff: ...
 
-    def follow(
-        self, branch: str = ..., *, since: At | None = None, timeout: float | None = None
-    ) -> Generator[Commit, None, None]: ...
-
     def log(self, branch: str = ..., *, limit: int | None = None) -> Iterable[Commit]: ...
-
-    def transactions(self) -> list[NamedTransaction]: ...
-
-    def usage(self, *, branch: str = ...) -> Usage: ...

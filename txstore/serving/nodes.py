@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from txstore import processes
 from txstore.comparing.nodes import index_of
@@ -14,21 +14,22 @@ from txstore.errors import NodeNotFoundError
 from txstore.format.documents import Described, describe
 from txstore.format.keys import after_prefix, directory_prefix, is_document
 from txstore.format.tree import Member, layout_of, members
-from txstore.history.commit import Stored
+from txstore.history.commit import Commit, Stored
 from txstore.history.snapshot import Snapshot
 from txstore.serving.answers import Failure
 from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
 
 if TYPE_CHECKING:
-    from txstore.comparing.blame import Blame
+    import numpy as np
+    import numpy.typing as npt
 
 T = TypeVar("T")
 
 #: Members of a group in one answer, unless less is asked for; and up to how many members of a member are counted.
 _MEMBERS, _COUNTED = 1000, 1000
-#: Cells of a map of chunks in one answer.
-_CELLS = 1 << 16
+#: Cells of a map of chunks in one answer, and chunks that one is made of.
+_CELLS, _CHUNKS = 1 << 16, 1 << 24
 #: Nodes, and maps of chunks, of which is kept what it took a walk through all their keys to know.
 _NODES, _MAPS = 1024, 4
 
@@ -40,7 +41,7 @@ class Nodes:
         self._repository = repository
         self._positions = positions
         self._stored = _Kept[dict[str, Any]](_NODES)
-        self._blames = _Kept["Blame"](_MAPS)
+        self._maps = _Kept[_Map](_MAPS)
 
     def members(self, ref: str, path: str = "", after: str = "", limit: int = _MEMBERS) -> dict[str, Any]:
         """Return the members of a group, by name: those behind `after`, so many of them."""
@@ -81,27 +82,25 @@ class Nodes:
 
         stored = self._positions.stored(ref)
         path = path.strip("/")
-        blame = self._blames.of((stored.header.id.hex(), path), lambda: self._blame(stored, path))
-        if blame.chunks is None:
-            raise NodeNotFoundError(path, "array", "group")
-        counts = blame.chunks.shape
+        found = self._maps.of((stored.header.id.hex(), path), lambda: self._map(stored, path))
+        counts = found.chunks.shape
         low = _numbers(start, counts) or [0] * len(counts)
         size = _numbers(shape, counts) or list(counts)
         region = tuple(slice(min(a, n), min(a + m, n)) for a, m, n in zip(low, size, counts, strict=True))
-        cells = blame.chunks[region]
+        cells = found.chunks[region]
         step = [1] * cells.ndim
         while math.prod(-(-n // s) for n, s in zip(cells.shape, step, strict=True)) > _CELLS:
             longest = max(range(cells.ndim), key=lambda axis: -(-cells.shape[axis] // step[axis]))
             step[longest] *= 2
         # The newest commit has the lowest number: nothing stored has to be above all of them.
-        last = np.where(cells < 0, len(blame.commits), cells)
+        last = np.where(cells < 0, len(found.commits), cells)
         for axis, by in enumerate(step):
             if by > 1:
                 last = np.minimum.reduceat(last, np.arange(0, last.shape[axis], by), axis=axis)
-        last = np.where(last == len(blame.commits), -1, last)
+        last = np.where(last == len(found.commits), -1, last)
         numbers = [int(each) for each in np.unique(last) if each >= 0]
         there = {each: at for at, each in enumerate(numbers)}
-        commits = [blame.commits[each] for each in numbers]
+        commits = [found.commits[each] for each in numbers]
         own = [at for at, each in enumerate(commits) if each is not None and each.id == stored.header.id.hex()]
         return {
             "commit": stored.header.id.hex(),
@@ -117,8 +116,29 @@ class Nodes:
             "this": own[0] if own else -1,
         }
 
-    def _blame(self, stored: Stored, path: str) -> Blame:
-        return self._repository.blame(path, stored.commit)
+    def _map(self, stored: Stored, path: str) -> _Map:
+        import numpy as np
+
+        described = _existing(self._positions.of(stored), path)
+        if described is None or described.kind != "array":
+            raise NodeNotFoundError(path, "array", "" if described is None else described.kind)
+        try:
+            count = math.prod(axis.count for axis in described.grid().axes)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Failure(400, "NoMap", f"the document of {path!r} makes no sense: {error}") from error
+        if count > _CHUNKS:
+            raise Failure(413, "TooLarge", f"{path!r} has {count:,} chunks: a map of more than {_CHUNKS:,} is not made")
+        blame = self._repository.blame(path, stored.commit)
+        if blame.chunks is None:
+            raise NodeNotFoundError(path, "array", "group")
+        return _Map(blame.commits, blame.chunks.astype(np.int32))
+
+
+class _Map(NamedTuple):
+    """Which commit has written each chunk of an array, as `Blame` has it, in half the space."""
+
+    commits: list[Commit | None]
+    chunks: npt.NDArray[np.int32]
 
 
 class _Kept(OrderedDict[tuple[str, str], T]):

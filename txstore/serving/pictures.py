@@ -19,6 +19,8 @@ from txstore.store import TxStore
 _POINTS, _POINTS_OF_LINE = 512, 4096
 #: What is decoded for one picture: so many chunks, and bytes.
 _CHUNKS, _BYTES = 4096, 256 << 20
+#: Chunks along an axis: zarr goes through all of them, whatever the step.
+_PASSED = 1 << 18
 #: Pictures that are made at once: each may need the above.
 _AT_ONCE = 2
 
@@ -117,6 +119,9 @@ def _steps(spans: list[range | int], kept: list[int], chunks: tuple[int, ...], i
     size = math.prod(chunks) * itemsize
     if size > _BYTES:
         raise Failure(413, "TooLarge", f"a chunk has {size:,} bytes: it is not decoded for a picture")
+    for span, chunk in zip(spans, chunks, strict=True):
+        if isinstance(span, range) and len(span) // max(chunk, 1) > _PASSED:
+            raise Failure(413, "TooLarge", f"there are more than {_PASSED:,} chunks along an axis: select a part of it")
     while True:
         steps = [1] * len(spans)
         read = 1
