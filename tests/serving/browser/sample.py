@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 import zarr
-from numcodecs import Blosc
+from numcodecs import LZMA, Blosc
 from zarr.codecs import BloscCodec
 
 import txstore
@@ -195,7 +195,7 @@ def make_hostile(path: Path | str) -> txstore.Repository:
 
 
 def make_format_2(path: Path | str) -> txstore.Repository:
-    """Arrays of format 2, in the codecs that it is usually in."""
+    """Arrays of format 2, in the codecs that it is usually in, and in one that the page does not know."""
     repo = txstore.Repository(path)
     with repo.transaction("format 2") as store:
         root = zarr.create_group(store, zarr_format=2)
@@ -204,6 +204,7 @@ def make_format_2(path: Path | str) -> txstore.Repository:
             "blosclz": Blosc("blosclz", shuffle=Blosc.SHUFFLE),
             "bits": Blosc("zstd", shuffle=Blosc.BITSHUFFLE),
             "zlib": Blosc("zlib", shuffle=Blosc.NOSHUFFLE),
+            "lzma": LZMA(),
         }.items():
             root.create_array(name, data=data, chunks=(64, 64), compressors=compressor)
     return repo

@@ -42,7 +42,8 @@ export function drawChunkMap(into, context) {
     h("div", { class: "preview" }, h("div", { class: "stage-column" }, stage, tooltip), legend));
   context.setPython(`${pythonRepository()}.blame(${[quoted(node.path), pythonBlameRef(context.ref)].filter(Boolean).join(", ")}).chunks`);
   view.onTheme(() => found && into.contains(stage) && draw());
-  const observer = new ResizeObserver(() => found && draw());
+  let wide = 0; // of the stage, when it was last drawn
+  const observer = new ResizeObserver(() => found && stage.clientWidth !== wide && draw());
   observer.observe(stage);
   signal.addEventListener("abort", () => observer.disconnect(), { once: true });
   load();
@@ -83,8 +84,9 @@ export function drawChunkMap(into, context) {
 
   function draw() {
     const { rows, columns } = cells();
-    const wide = Math.floor(stage.clientWidth) - 2;
+    wide = stage.clientWidth;
     if (wide <= 0) return;
+    const hadFocus = stage.contains(document.activeElement);
     const side = Math.min(56, wide / columns, Math.max(2, TALLEST / rows));
     const width = Math.max(1, Math.round(side * columns));
     const height = Math.max(8, Math.round(side * rows));
@@ -124,6 +126,7 @@ export function drawChunkMap(into, context) {
       place();
     });
     replace(stage, h("div", { class: "map-frame" }, canvas, cursor));
+    if (hadFocus) canvas.focus({ preventScroll: true });
     drawLegend();
   }
 

@@ -57,7 +57,7 @@ export async function show(view, parts, query) {
         answer.commits.forEach(remember);
         state.commits.push(...answer.commits);
         state.next = answer.next;
-        state.ended = !answer.next || !answer.commits.length;
+        state.ended = !answer.next; // with a path, an answer may be empty and not the last
       } catch (error) {
         if (error.name === "AbortError") return;
         state.ended = true;
@@ -125,13 +125,21 @@ export async function show(view, parts, query) {
     showDetail(commit);
   }
 
+  async function chooseOldest() {
+    while (!state.ended && !signal.aborted) await more();
+    choose(state.commits.length - 1);
+  }
+
   list.addEventListener("keydown", (event) => {
     const at = state.commits.findIndex((each) => each.id === state.chosen);
     const page = Math.max(1, Math.floor(list.clientHeight / ROW) - 1);
     const to = {
-      ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: state.commits.length - 1,
+      ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0,
     }[event.key];
-    if (to !== undefined) {
+    if (event.key === "End") {
+      event.preventDefault();
+      chooseOldest();
+    } else if (to !== undefined) {
       event.preventDefault();
       choose(Math.min(Math.max(0, to), state.commits.length - 1));
     } else if (event.key === "Enter" && state.chosen) location.hash = link.tree(state.chosen);
@@ -168,7 +176,8 @@ export async function show(view, parts, query) {
     }
   });
 
-  await more();
+  do await more();
+  while (!state.commits.length && !state.ended && !signal.aborted);
   if (!state.commits.length) {
     replace(detail, notice(filter.path ? "No commit has changed anything there." : "Nothing was ever committed here."));
     return;

@@ -3,7 +3,7 @@
 import { api, zarrAddress } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { drawChunkMap } from "./chunkmap.js";
-import { facts, failure, line, link, notice, pythonRef, pythonRepository, tabs } from "./parts.js";
+import { facts, failure, line, link, notice, pythonRef, pythonRepository, repository, tabs } from "./parts.js";
 import { drawPreview } from "./preview.js";
 import { count, json, lengths, nameOf, plural, quoted, size } from "./words.js";
 
@@ -113,8 +113,12 @@ function elsewhere(address, node) {
     ["neuroglancer", `https://neuroglancer-demo.appspot.com/#!${encodeURIComponent(JSON.stringify(state))}`],
     ["vizarr", `https://hms-dbmi.github.io/vizarr/?source=${encodeURIComponent(address)}`],
   ];
-  return h("p", { class: "actions" }, links.map(([name, href]) =>
-    h("a", { class: "button", href, target: "_blank", rel: "noopener noreferrer" }, name, icon("out"))));
+  const refused = links.map(([, href]) => new URL(href).origin).filter((origin) => ![origin, "*"].some((each) => repository.origins?.includes(each)));
+  return [
+    h("p", { class: "actions" }, links.map(([name, href]) =>
+      h("a", { class: "button", href, target: "_blank", rel: "noopener noreferrer" }, name, icon("out")))),
+    refused.length ? line(`txstore serve ${repository.url} ${refused.map((each) => `--allow-origin ${each}`).join(" ")}`, "So that they may read") : null,
+  ];
 }
 
 export function table(heads, rows) {

@@ -21,7 +21,7 @@ export function drawPreview(into, context) {
   let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node.shape);
   let result = null;
   let turn = null;
-  let refocus = false; // the picture is drawn anew while it has the focus
+  let wide = 0; // of the stage, when it was last drawn
   const name = (i) => node.dimension_names?.[i] || `dim ${i}`;
   const button = (text, label, does) => h("button", { type: "button", class: "button small", "aria-label": label, title: label, onclick: does }, text);
   const readout = h("output", { class: "readout mono" });
@@ -34,7 +34,7 @@ export function drawPreview(into, context) {
   drawControls();
   update();
   view.onTheme(() => result && into.contains(stage) && drawResult());
-  const observer = new ResizeObserver(() => result && drawResult());
+  const observer = new ResizeObserver(() => result && stage.clientWidth !== wide && drawResult());
   observer.observe(stage);
   signal.addEventListener("abort", () => observer.disconnect(), { once: true });
 
@@ -147,14 +147,15 @@ export function drawPreview(into, context) {
   }
 
   function drawResult() {
-    const wide = Math.floor(stage.clientWidth) - 2;
+    wide = stage.clientWidth;
     if (wide <= 0) return;
+    const hadFocus = stage.contains(document.activeElement);
     const { shape, isNumeric } = result;
-    stage.dataset.drawn = String(Number(stage.dataset.drawn ?? 0) + 1);
     if (!isNumeric) drawValues();
     else if (shape.length === 0) replace(stage, h("p", { class: "scalar" }, shown(result.values[0])));
-    else if (shape.length === 1) drawLine(wide);
-    else drawPlane(wide);
+    else if (shape.length === 1) drawLine();
+    else drawPlane();
+    if (hadFocus) stage.querySelector("[tabindex]")?.focus({ preventScroll: true });
     drawStatus();
   }
 
@@ -173,7 +174,7 @@ export function drawPreview(into, context) {
     return `[${result.selection.map((each) => (Array.isArray(each) ? each[0] + at[kept] * (result.step[kept++] ?? 1) : each)).join(", ")}]`;
   }
 
-  function drawLine(wide) {
+  function drawLine() {
     const { values, selection: [first], step, statistics: figures } = { ...result, selection: result.selection.filter(Array.isArray) };
     const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${values.length} values along ${name(result.selection.findIndex(Array.isArray))}` });
     const place = drawLines(canvas, [{ values, color: "--accent" }], { width: wide, height: 340, first: first[0], step: step[0] ?? 1, min: figures.min ?? 0, max: figures.max ?? 1 });
@@ -185,7 +186,7 @@ export function drawPreview(into, context) {
     replace(stage, canvas, readout);
   }
 
-  function drawPlane(wide) {
+  function drawPlane() {
     const { values, shape, missing, statistics: figures } = result;
     const [rows, columns] = result.selection.filter(Array.isArray).map(([start, stop]) => stop - start);
     const ratio = Math.min(4, Math.max(0.3, rows / columns));
@@ -258,12 +259,7 @@ export function drawPreview(into, context) {
       if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
       keys[event.key]();
-      queueMicrotask(() => (refocus = true));
     });
-    if (refocus) {
-      refocus = false;
-      queueMicrotask(() => element.focus({ preventScroll: true }));
-    }
   }
   /** Colours that diverge have nothing in their middle. */
   function range({ min = 0, max = 1 }) {

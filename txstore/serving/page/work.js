@@ -3,10 +3,17 @@
 import { api } from "./api.js";
 import { h, replace } from "./dom.js";
 import { table } from "./node.js";
-import { chip, facts, failure, line, moment, notice, pythonRepository } from "./parts.js";
-import { count, json, plural, size } from "./words.js";
+import { chip, facts, failure, line, link, moment, notice, pythonRepository } from "./parts.js";
+import { count, plural, short, size } from "./words.js";
 
 const EVERY = 3000; // milliseconds between two looks, while the page is seen
+const NODES_SHOWN = 8;
+const STATES = { attached: "may still stage", sealed: "has done what it meant to do", lost: "died before it was done" };
+const KINDS = {
+  table: "Processes of this machine hold locks in a table in memory.",
+  ranges: "Processes hold locks on ranges of a file.",
+  files: "Processes of several machines hold locks by files.",
+};
 
 export async function show(view) {
   const transactions = h("section", { "aria-labelledby": "open" });
@@ -37,43 +44,51 @@ export async function show(view) {
   await all();
 }
 
-function drawTransactions({ transactions }) {
-  if (!transactions.length) return notice("No transaction with a name is open.");
+function drawTransactions({ visible, transactions }) {
+  if (!visible) return notice("The server's user may not see what is staged here.");
+  if (!transactions.length) return notice("Nothing is staged. (What a process has not yet written down is its own affair.)");
   return transactions.map((each) =>
     h("article", { class: "card pad" },
-      h("h3", {}, each.name || each.id, " ", chip("branch", each.branch)),
+      h("h3", {}, each.name ?? "without a name", each.branch ? [" ", chip("branch", each.branch)] : null),
       each.message ? h("p", {}, each.message) : null,
-      facts([["By", each.owner || "–"], ["Begun", moment(each.time)], ["Staged", staged(each)]]),
-      each.participants?.length ? table(["Process", "State", "Keys", "Size"], each.participants.map((one) => [
-        h("span", { class: "mono" }, `${one.host}:${one.pid}`),
-        h("span", { class: `badge ${one.state}` }, one.state),
-        count(keysOf(each, one)),
-        size(one.bytes),
-      ])) : notice("No process takes part now.")));
+      facts([
+        each.owner ? ["By", each.owner] : null,
+        each.time ? ["Begun", moment(each.time)] : null,
+        each.base ? ["Begun from", h("a", { class: "mono", href: link.history(each.base) }, short(each.base))] : null,
+        ["Staged", `${plural(sum(each.processes, "keys"), "key")}, ${size(sum(each.processes, "bytes"))}`],
+        ["Id", h("span", { class: "mono wrap" }, each.id)],
+      ]),
+      each.processes.length
+        ? table(["Process", "State", "Keys", "Size", "Where"], each.processes.map((one) => [
+            h("span", { class: "mono" }, processOf(one)), state(one), count(one.keys), size(one.bytes), nodesOf(one.nodes, "keys"),
+          ]))
+        : notice("No process takes part now.")));
 }
 
-function staged({ participants = [], staged_by: by = {} }) {
-  const keys = Object.values(by).reduce((sum, each) => sum + (Array.isArray(each) ? each.length : Number(each)), 0);
-  return `${plural(keys, "key")}, ${size(participants.reduce((sum, each) => sum + (each.bytes ?? 0), 0))}`;
+const sum = (processes, what) => processes.reduce((all, each) => all + (each[what] ?? 0), 0);
+
+const processOf = ({ host, pid, number }) => (pid === null || pid === undefined ? `process ${number ?? "?"}` : `${host ?? ""}${host ? ":" : ""}${pid}`);
+
+function state({ alive, sealed }) {
+  const name = alive ? "attached" : sealed ? "sealed" : "lost";
+  return h("span", { class: `badge ${name}`, title: STATES[name] }, name);
 }
 
-function keysOf({ staged_by: by = {} }, { host, pid }) {
-  const label = Object.keys(by).find((each) => each.includes(String(pid)) && each.includes(host));
-  const found = by[label];
-  return Array.isArray(found) ? found.length : found;
+function nodesOf(nodes, what) {
+  const shownNodes = (nodes ?? []).slice(0, NODES_SHOWN);
+  return h("div", { class: "wrap" }, shownNodes.map((each) => h("div", {}, each.path || "/", h("small", { class: "quiet" }, ` ${count(each[what])}`))),
+    (nodes ?? []).length > NODES_SHOWN ? h("small", { class: "quiet" }, `and ${count(nodes.length - NODES_SHOWN)} more`) : null);
 }
 
-function drawLocks({ locks, truncated }) {
-  if (!locks.length) return notice("No lock is held.");
+function drawLocks({ visible, kind, holders, committing }) {
+  if (!visible) return notice("The server's user may not see who holds locks here.");
   return [
-    h("div", { class: "card" }, table(["Key", "Mode", "Held by", "Since"], locks.map((each) => [
-      h("span", { class: "mono wrap" }, each.key ?? json(each.keys)),
-      each.mode ?? "–",
-      typeof each.holder === "string" ? each.holder : each.holder ? holder(each.holder) : "–",
-      each.since ? moment(each.since) : "–",
-    ]))),
-    truncated ? notice("Some of them; there are more.") : null,
+    committing ? h("div", { class: "card pad" }, facts([["Committing", committing]])) : null,
+    holders.length
+      ? h("div", { class: "card" }, table(["Process", "Locks", "Where"], holders.map((each) => [
+          h("span", { class: "mono" }, each.pid ?? "–"), each.locks === null ? "some" : count(each.locks), nodesOf(each.nodes, "locks"),
+        ])))
+      : notice("No lock is held."),
+    kind ? notice(KINDS[kind] ?? kind) : null,
   ];
 }
-
-const holder = ({ host, pid, owner, label }) => label ?? [owner, host && pid ? `${host}:${pid}` : (host ?? pid)].filter(Boolean).join(" · ");
