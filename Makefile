@@ -62,7 +62,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-history bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
+.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-history bench-processes bench-remote bench-loaders bench-page page-pictures bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -81,6 +81,7 @@ help:
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
+	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
 	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
@@ -213,6 +214,13 @@ bench-loaders: $(BENCH)/stamp
 
 # TxStore beside its peers, and what it has to reach. PEERS_ARGS='--rows "16 KiB" --peers TxStore --rounds 3' chooses.
 PEERS_ARGS ?=
+# In the environment of the tests: it has what drives Chromium, and the server.
+bench-page: $(TEST)/stamp
+	$(TEST)/bin/python -m benchmarks.page
+
+page-pictures: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.serving.browser.pictures
+
 bench-peers: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks.peers $(if $(QUICK),--quick) $(PEERS_ARGS)
 

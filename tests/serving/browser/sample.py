@@ -106,6 +106,15 @@ def _begin(store: Any) -> None:
         dimension_names=("latitude", "longitude"),
         attributes={"units": "m", "source": {"name": "made up", "year": 2026}},
     )
+    surface.create_array(
+        "moisture",
+        shape=(180, 360),
+        chunks=(6, 6),
+        dtype="f4",
+        fill_value=float("nan"),
+        dimension_names=("latitude", "longitude"),
+        attributes={"units": "m3 m-3", "comment": "the newest passage over each place"},
+    )
     stations = root.create_group("stations")
     stations.create_array("pressure", data=_pressure(100), chunks=(64,), dimension_names=("time",))
     stations.create_array(
@@ -133,6 +142,12 @@ def _pressure(count: int) -> npt.NDArray[np.float64]:
 
 def _add_day(store: Any, day: int) -> None:
     zarr.open_array(store, path="surface/temperature")[day] = temperature(day)
+    # A satellite passes over a strip that leans, the next day over one that overlaps it.
+    moisture = zarr.open_array(store, path="surface/moisture")
+    field = 0.25 + 0.2 * np.sin(np.arange(360) / 21 + day / 9)[None, :] * np.cos(np.arange(180) / 31)[:, None]
+    for row in range(0, 180, 6):
+        left = (day * 36 + row // 3 // 6 * 6) % 360
+        moisture[row : row + 6, left : left + 54] = field[row : row + 6, left : left + 54]
 
 
 def _stations(store: Any) -> None:

@@ -13,6 +13,7 @@ import zarr
 
 import txstore
 from tests.serving.browser import sample
+from tests.serving.browser.staging import staging
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
@@ -80,7 +81,7 @@ def test_a_commit_is_shown_and_has_a_permalink(look: Look, weather: txstore.Repo
     expect(detail.locator("h2")).to_have_text("Begin: grids, stations and a relief")
     expect(detail.locator(".message")).to_have_text("The grid is that of the reanalysis, one degree.")
     expect(detail).to_contain_text(first.id)
-    expect(detail.locator(".nodes li")).to_have_count(9)
+    expect(detail.locator(".nodes li")).to_have_count(10)
     assert page.url.endswith(f"#/history/{first.id}")
     page = looking.go(f"#/history/{first.id}")
     expect(page.locator(".detail")).to_contain_text(first.id)
@@ -149,8 +150,9 @@ def test_the_tree_opens_by_clicks_and_keys(look: Look, weather: txstore.Reposito
     tree = page.get_by_role("tree")
     expect(tree.get_by_role("treeitem")).to_have_count(5)
     tree.get_by_role("treeitem", name="surface").click()
-    expect(tree.get_by_role("treeitem")).to_have_count(7)
-    expect(page.locator(".members tbody tr")).to_have_count(2)
+    expect(tree.get_by_role("treeitem")).to_have_count(8)
+    expect(page.locator(".members tbody tr")).to_have_count(3)
+    page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     expect(page.locator(".node h1")).to_have_text("relief")
@@ -312,7 +314,7 @@ def test_the_chunk_map_is_blame(look: Look, weather: txstore.Repository) -> None
     assert (python_line(page) == blame.chunks).all()
     counts = [int((blame.chunks == i).sum()) for i in range(2)]
     for i, many in enumerate(counts):
-        expect(legend.nth(i)).to_contain_text(f"· {many}")
+        expect(legend.nth(i)).to_contain_text(re.compile(rf"· {many}$"))
         expect(legend.nth(i)).to_contain_text(blame.commits[i].id[:10])
     page.locator("canvas.map").focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
@@ -427,3 +429,25 @@ def test_what_is_not_there_is_said(look: Look, weather: txstore.Repository) -> N
         expect(page.locator(".failure").first).to_contain_text("Not here.")
     assert all("404" in fault for fault in looking.faults)
     looking.faults.clear()  # Chromium reports each
+
+
+def test_who_stages_what_and_who_holds_locks(look: Look, tmp_path: Path) -> None:
+    repo = sample.make_format_2(tmp_path / "two.tx")
+    looking = look(repo, "#/work")
+    page = looking.page
+    expect(page.locator(".notice").first).to_contain_text("Nothing is staged.")
+    with staging(repo.url, "ten-years", "wind-1", "zlib") as first, staging(repo.url, "ten-years", "wind-2") as second:
+        article = page.locator("article", has_text="ten-years")
+        expect(article.locator("tbody tr")).to_have_count(2)  # it came by itself
+        for pid, path in ((first, "wind-1"), (second, "wind-2")):
+            row = article.locator("tr", has_text=f":{pid}")
+            expect(row).to_contain_text("attached")
+            expect(row).to_contain_text(path)
+        expect(article).to_contain_text("The last ten years, anew")
+        expect(
+            page.get_by_role("region", name="Process, Locks, Where").locator("tr", has_text=str(first))
+        ).to_contain_text("zlib")
+        assert [each.name for each in python_line(page)] == ["ten-years"]
+    # The last that left has committed.
+    expect(page.locator(".work")).to_contain_text("Nothing is staged.")
+    expect(page.locator(".work")).to_contain_text("No lock is held.")

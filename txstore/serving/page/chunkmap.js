@@ -2,13 +2,13 @@
 
 import { api, commitOf } from "./api.js";
 import { color, h, replace, sharp } from "./dom.js";
-import { commitLink, failure, link, moment, notice, pythonRef, pythonRepository } from "./parts.js";
-import { count, plural, quoted, title } from "./words.js";
+import { failure, link, moment, notice, pythonRef, pythonRepository } from "./parts.js";
+import { count, plural, quoted, short, title } from "./words.js";
 
 const TALLEST = 520;
+const MARGIN = 14;
 const NAMED = 12; // commits in the legend
 const PALETTE = 8;
-const [NEWEST, MIDDLE, OLDEST] = [[31, 122, 133], [120, 170, 160], [205, 205, 190]];
 
 export function drawChunkMap(into, context) {
   const { node, commit, signal, view } = context;
@@ -87,7 +87,7 @@ export function drawChunkMap(into, context) {
     wide = stage.clientWidth;
     if (wide <= 0) return;
     const hadFocus = stage.contains(document.activeElement);
-    const side = Math.min(56, wide / columns, Math.max(2, TALLEST / rows));
+    const side = Math.min(56, (wide - 2 * MARGIN) / columns, Math.max(2, TALLEST / rows));
     const width = Math.max(1, Math.round(side * columns));
     const height = Math.max(8, Math.round(side * rows));
     const canvas = h("canvas", { class: "map", tabindex: 0, role: "application", "aria-roledescription": "chunk map", "aria-label": `Chunk map of ${plural(rows, "row")} and ${plural(columns, "column")}. Arrows choose a chunk.` });
@@ -160,7 +160,9 @@ export function drawChunkMap(into, context) {
     const entries = colored === "this"
       ? [h("li", {}, swatch(color("--accent")), `written by this commit: ${count(written)}`), h("li", {}, swatch(color("--dim")), "written before")]
       : commits.map((each, i) => h("li", {}, swatch(colorOf(i)),
-          h("div", { class: "cut" }, each ? commitLink(each) : "no longer kept", h("small", { class: "quiet" }, each?.time ? [" ", moment(each.time), " · "] : " ", count(counts.get(i) ?? 0)))));
+          h("div", { class: "cut" },
+            each ? h("a", { href: link.history(each.id) }, title(each.message)) : "no longer kept",
+            h("small", { class: "quiet cut block" }, each ? [h("span", { class: "mono" }, short(each.id)), " · ", moment(each.time), " · "] : "", count(counts.get(i) ?? 0)))));
     replace(legend, h("div", { class: "card pad" },
       h("h2", {}, colored === "this" ? "This commit" : plural(found.commits.length, "commit")),
       h("ul", { class: "legend" }, entries,
@@ -169,9 +171,10 @@ export function drawChunkMap(into, context) {
   }
 }
 
-/** From the newest, strong, to the oldest, pale. */
+/** From the newest, which stands out, to the oldest. */
 function ramp(part) {
-  const [from, to, share] = part < 0.5 ? [NEWEST, MIDDLE, part * 2] : [MIDDLE, OLDEST, part * 2 - 1];
+  const [newest, middle, oldest] = ["--newest", "--middle", "--oldest"].map((name) => color(name).match(/\d+/g).map(Number));
+  const [from, to, share] = part < 0.5 ? [newest, middle, part * 2] : [middle, oldest, part * 2 - 1];
   return `rgb(${from.map((each, i) => Math.round(each + (to[i] - each) * share)).join(",")})`;
 }
 

@@ -82,7 +82,7 @@ export async function show(view, parts, query) {
       h("div", { class: "row-text" },
         h("div", { class: "row-top" }, h("span", { class: "row-title" }, title(commit.message)), chips(commit)),
         h("div", { class: "row-under" }, h("span", { class: "mono" }, short(commit.id)), h("span", { class: "cut" }, commit.author), moment(commit.time))),
-      h("div", { class: "row-size" }, size(commit.stored_bytes), h("small", {}, plural(commit.statistics?.keys_set ?? 0, "key"))),
+      h("div", { class: "row-size" }, commit.stored_bytes ? size(commit.stored_bytes) : "–", h("small", {}, plural(commit.statistics?.keys_set ?? 0, "key"))),
     );
   }
 

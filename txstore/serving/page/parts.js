@@ -1,7 +1,7 @@
 // What several views are made of.
 
 import { h, icon } from "./dom.js";
-import { ago, isId, plural, quoted, short, size, title, when } from "./words.js";
+import { ago, isId, plural, quoted, short, size, when } from "./words.js";
 
 /** What is known of the repository, for all views: `main.js` fills it, and again when a commit comes. */
 export const repository = { url: "", name: "", branches: [], tags: [] };
@@ -62,10 +62,6 @@ export const chips = (commit) => [
 ];
 
 export const moment = (time) => h("time", { datetime: time, title: when(time) }, ago(time));
-
-/** A commit in one line, as a link. */
-export const commitLink = (commit) =>
-  h("a", { href: link.history(commit.id), class: "commit-link" }, h("span", { class: "mono" }, short(commit.id)), " ", title(commit.message));
 
 /** Name and value pairs. */
 export const facts = (pairs) =>

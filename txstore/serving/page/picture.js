@@ -51,17 +51,20 @@ export function drawImage(canvas, { values, shape }, { map, min, max }) {
 export function drawHatch(canvas, places, shape, width, height) {
   const context = sharp(canvas, width, height);
   const [rows, columns] = shape;
-  context.strokeStyle = color("--hatch");
-  context.lineWidth = 1;
   context.beginPath();
   for (const [[top, bottom], [left, right]] of places) context.rect((left / columns) * width, (top / rows) * height, ((right - left) / columns) * width, ((bottom - top) / rows) * height);
   context.clip();
-  context.beginPath();
-  if (places.length) for (let x = -height; x < width; x += 7) {
-    context.moveTo(x, height);
-    context.lineTo(x + height, 0);
-  }
-  context.stroke();
+  // One stroke is seen on dark colours, the other on light ones.
+  if (places.length)
+    for (const [style, aside] of [["#ffffff70", 0], ["#00000060", 1]]) {
+      context.strokeStyle = style;
+      context.beginPath();
+      for (let x = -height + aside; x < width; x += 8) {
+        context.moveTo(x, height);
+        context.lineTo(x + height, 0);
+      }
+      context.stroke();
+    }
 }
 
 export function drawColorBar(canvas, map) {
