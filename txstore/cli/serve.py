@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import webbrowser
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from txstore.cli.output import (
     JsonOption,
+    LogLines,
     PathArgument,
     SourceOption,
     StorageOption,
@@ -50,6 +52,7 @@ def serve(
         raise ModuleNotFoundError(
             f"{error.name} is not installed: pip install 'txstore[serve]'", name=error.name
         ) from error
+    logging.getLogger().addHandler(LogLines())
     server = Server(repo, host=host, port=port, hosts=allow_host or (), origins=allow_origin or ())
     print_outcome(
         {"url": server.address, "zarr": f"{server.address.partition('?')[0]}at/main/", "token": server.token},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from txstore.format.documents import Described, describe
@@ -39,6 +40,30 @@ def members(view: Hierarchy, path: str = "") -> Iterator[Member]:
         described = describe(view.get_view, below)
         if described is not None or view.has_keys_below(below):
             yield Member(below, described)
+
+
+#: So many lines of a tree, and levels, are shown.
+_LINES, _LEVELS = 40, 4
+
+
+def tree_lines(view: Hierarchy, lines: int = _LINES) -> Iterator[str]:
+    """Yield what a hierarchy looks like, a node a line: its name, and of an array shape and data type."""
+    below = _lines_below(view, "", 0)
+    yield from islice(below, lines)
+    if next(below, None) is not None:
+        yield "..."
+
+
+def _lines_below(view: Hierarchy, path: str, level: int) -> Iterator[str]:
+    for member in members(view, path):
+        indent = "  " * level
+        if member.kind != "array" or member.described is None:
+            yield f"{indent}{member.name}/"
+            if level + 1 < _LEVELS:
+                yield from _lines_below(view, member.path, level + 1)
+        else:
+            shape = "×".join(map(str, member.described.node.shape)) or "scalar"
+            yield f"{indent}{member.name}  {shape}  {layout_of(member.described).dtype}"
 
 
 class Layout(NamedTuple):

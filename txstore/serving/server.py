@@ -21,6 +21,9 @@ _ENDING = 5
 _KEPT, _BACKLOG = 30, 512
 
 
+_ALL = ("0.0.0.0", "::")
+
+
 class Server(uvicorn.Server):
     """Serves a repository until it is told to stop, by a signal or by `close`.
 
@@ -44,12 +47,11 @@ class Server(uvicorn.Server):
     ) -> None:
         self.host = host
         self.token = secrets.token_urlsafe(24) if token is None and host not in LOOPBACK else token
-        self._application: Application = application(
-            repository, token=self.token, hosts=[host, *hosts], origins=origins
-        )
+        called = [host, *([socket.gethostname()] if host in _ALL else []), *hosts]
+        self._application: Application = application(repository, token=self.token, hosts=called, origins=origins)
         config = uvicorn.Config(
-            self._application, log_level="warning", access_log=False, server_header=False, lifespan="off",
-            timeout_keep_alive=_KEPT, timeout_graceful_shutdown=_ENDING, proxy_headers=False, ws="none",
+            self._application, log_config=None, log_level="warning", access_log=False, server_header=False,
+            lifespan="off", timeout_keep_alive=_KEPT, timeout_graceful_shutdown=_ENDING, proxy_headers=False, ws="none",
         )  # fmt: skip
         super().__init__(config)
         self._socket = _listening(host, port)
@@ -60,7 +62,7 @@ class Server(uvicorn.Server):
     def address(self) -> str:
         """Where the page is, as a browser is given it: with the token, if there is one."""
         named = f"[{self.host}]" if ":" in self.host else self.host
-        shown = {"0.0.0.0": socket.gethostname(), "[::]": socket.gethostname()}.get(named, named)
+        shown = socket.gethostname() if self.host in _ALL else named
         query = "" if self.token is None else f"?token={quote(self.token)}"
         return f"http://{shown}:{self.port}/{query}"
 
