@@ -62,7 +62,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-history bench-processes bench-remote bench-loaders bench-page page-pictures bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
+.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-history bench-processes bench-remote bench-loaders bench-serve bench-page page-pictures bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
 .DEFAULT_GOAL := help
 
 help:
@@ -79,6 +79,7 @@ help:
 	@echo 'make bench       the benchmarks: a table, and JSON'
 	@echo 'make bench-history  branches, merges and what else is done with history alone'
 	@echo 'make bench-processes  those of several processes alone'
+	@echo 'make bench-serve   txstore serve beside http.server and nginx'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
@@ -208,6 +209,10 @@ bench-processes: $(BENCH)/stamp
 # A repository on S3, beside zarr's FsspecStore and Icechunk on the same server.
 bench-remote: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only remote
+
+# Against `python -m http.server` and nginx: on Debian, apt-get install nginx-light wrk.
+bench-serve: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks.serving $(SERVE_ARGS)
 
 bench-loaders: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only loaders

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from itertools import islice, takewhile
 from typing import Any
 
 from txstore.errors import TxStoreError
+from txstore.history.commit import MAIN, Stored
 from txstore.serving.answers import Failure, Receive, Scope, Send, encoded
 from txstore.serving.facade import Served
 from txstore.storage.request_threads import in_thread
@@ -32,7 +34,7 @@ class Events:
         self._pause = _PAUSE if repository.engine.storage.ranges is None else _PAUSE_OF_REQUESTS
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._looking: asyncio.Task[None] | None = None
-        self._heads: dict[str, str] = {}
+        self._heads: dict[str, Stored] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if len(self._listeners) >= _LISTENERS:
@@ -45,7 +47,7 @@ class Events:
             about = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": about})
             if scope["method"] != "HEAD":
-                await self._tell(queue, gone, send, _event("heads", first))
+                await self._tell(queue, gone, send, _event("heads", _ids(first)))
             await send({"type": "http.response.body", "body": b""})
         finally:
             gone.cancel()
@@ -73,7 +75,7 @@ class Events:
         for queue in list(self._listeners):
             _put(queue, _END)
 
-    def _begin(self, queue: asyncio.Queue[bytes | None], heads: dict[str, str]) -> None:
+    def _begin(self, queue: asyncio.Queue[bytes | None], heads: dict[str, Stored]) -> None:
         if not self._listeners:
             self._heads = heads
         self._listeners.add(queue)
@@ -99,33 +101,34 @@ class Events:
                 for queue in list(self._listeners):
                     _put(queue, event)
 
-    def _find(self) -> dict[str, str]:
+    def _find(self) -> dict[str, Stored]:
         """Return the newest commit of each branch, by name."""
         engine = self._repository.engine
         if not engine.exists():
             return {}
         commits = engine.commits
-        branches = {"main": "main"} | {name: record.id for name, record in commits.branches.all().items()}
+        branches = {MAIN: MAIN} | {name: record.id for name, record in commits.branches.all().items()}
         heads = {name: commits.head(branch) for name, branch in branches.items()}
-        return {name: stored.header.id.hex() for name, stored in heads.items() if stored is not None}
+        return {name: stored for name, stored in heads.items() if stored is not None}
 
-    def _new(self) -> tuple[list[bytes], dict[str, str]]:
+    def _new(self) -> tuple[list[bytes], dict[str, Stored]]:
         """Return events for what is new, and the heads."""
         heads = self._find()
+        known = {stored.header.id for stored in self._heads.values()}
         told = []
         for name, head in heads.items():
-            if self._heads.get(name) == head:
-                continue
-            commits = self._repository.log(name, limit=_TOLD)
-            new = []
-            for commit in commits:
-                if commit.id in self._heads.values():
-                    break
-                new.append(commit)
-            told += [_event("commit", {"id": commit.id, "branch": name}, commit.id) for commit in reversed(new)]
-        if heads != self._heads:
-            told.append(_event("heads", heads))
+            line = islice(self._repository.engine.commits.ancestors(head), _TOLD)
+            new = list(takewhile(lambda stored: stored.header.id not in known, line))
+            ids = [stored.header.id.hex() for stored in reversed(new)]
+            told += [_event("commit", {"id": each, "branch": name}, each) for each in ids]
+            known.update(stored.header.id for stored in new)
+        if _ids(heads) != _ids(self._heads):
+            told.append(_event("heads", _ids(heads)))
         return told, heads
+
+
+def _ids(heads: dict[str, Stored]) -> dict[str, str]:
+    return {name: stored.header.id.hex() for name, stored in heads.items()}
 
 
 def _event(kind: str, told: Any, event_id: str = "") -> bytes:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from txstore.comparing.diff import Diff
 from txstore.engine import Engine
-from txstore.history.commit import Commit
 from txstore.history.find import At
 
 if TYPE_CHECKING:
@@ -28,5 +26,3 @@ class Served(Protocol):
     def blame(self, path: str, at: At | None = None, *, branch: str = ...) -> Blame: ...
 
     def diff(self, a: At, b: At | None = None) -> Diff: ...
-
-    def log(self, branch: str = ..., *, limit: int | None = None) -> Iterable[Commit]: ...

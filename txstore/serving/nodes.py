@@ -56,7 +56,7 @@ class Nodes:
         told = [_told(snapshot, each) for each in found[:limit]]
         return {"commit": _id(snapshot), "nodes": told, "next": found[limit - 1].name if len(found) > limit else None}
 
-    def node(self, ref: str, path: str) -> dict[str, Any]:
+    def node(self, ref: str, path: str = "") -> dict[str, Any]:
         """Return all that is known of a node."""
         snapshot = self._positions.snapshot(ref)
         path = path.strip("/")
@@ -72,7 +72,7 @@ class Nodes:
             "constraints": about,
         }
 
-    def chunks(self, ref: str, path: str, start: str | None = None, shape: str | None = None) -> dict[str, Any]:
+    def chunks(self, ref: str, path: str = "", start: str | None = None, shape: str | None = None) -> dict[str, Any]:
         """Return which commit has written each chunk of a part of an array's grid.
 
         A cell is several chunks where there are too many: as many along each axis as `step` says. It is of the commit

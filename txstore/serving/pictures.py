@@ -38,7 +38,7 @@ class Pictures:
         self._positions = positions
         self._turns = threading.BoundedSemaphore(_AT_ONCE)
 
-    def read(self, ref: str, path: str, selection: str = "") -> Picture:
+    def read(self, ref: str, path: str = "", selection: str = "") -> Picture:
         """Return little-endian float32 of a selection, with steps where it has too many points, and what it is.
 
         `selection` is one item for each axis, with commas between them: a number, or `start:stop`, or `:` for all of
