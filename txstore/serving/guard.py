@@ -18,6 +18,8 @@ from txstore.serving.answers import Failure, Headers, Scope, Send, answer, heade
 METHODS = ("GET", "HEAD", "OPTIONS")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
+#: Names of which it is remembered that they are good.
+_HOSTS = 64
 
 _EXPOSED = b"Accept-Ranges, Content-Encoding, Content-Length, Content-Range, ETag, X-Max, X-Min, X-Shape, X-Step"
 _ASKED = b"Authorization, Cache-Control, If-Match, If-None-Match, If-Range, Range"
@@ -40,6 +42,7 @@ class Guard:
         self._token = token
         self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in origins}
+        self._known: dict[tuple[bytes, str], str] = {}
         self._cookie = "" if token is None else f"txstore-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
     async def check(self, scope: Scope, send: Send) -> Headers | None:
@@ -58,16 +61,24 @@ class Guard:
 
     def _check_host(self, scope: Scope) -> str:
         named = [value for name, value in scope["headers"] if name == b"host"]
-        host = named[0].decode("latin-1").lower() if len(named) == 1 else ""
+        here = (scope.get("server") or ("",))[0]
+        place = (named[0], here) if len(named) == 1 else (b"", here)
+        host = self._known.get(place)
+        if host is None:
+            host = self._host_of(*place)
+            if len(self._known) < _HOSTS:
+                self._known[place] = host
+        return host
+
+    def _host_of(self, named: bytes, here: str) -> str:
+        """Return what a request calls this server; `here` is the address that it came to. Raises `Failure`."""
+        host = named.decode("latin-1").lower()
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:
             name = None
-        here = scope.get("server")
-        if not name or not (ANY in self._hosts or name in self._hosts or (here and name == here[0] and _is_ip(name))):
-            told = (
-                f"this server is not called {host!r}: if it is meant to be, start it with --allow-host {name or 'NAME'}"
-            )
+        if not name or not (ANY in self._hosts or name in self._hosts or (name == here and _is_ip(name))):
+            told = f"this server is not called {host!r}: if it is to be, start it with --allow-host {name or 'NAME'}"
             raise Failure(421, "HostRefused", told)
         return host
 

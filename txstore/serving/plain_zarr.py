@@ -52,9 +52,8 @@ class PlainZarr:
             snapshot = await in_thread(self._positions.snapshot, ref)
         elif snapshot is None:
             snapshot = await in_thread(self._positions.snapshot, ref) if is_id(ref) else self._positions.snapshot(ref)
-        fixed = snapshot.commit is not None and snapshot.commit.id == ref
         given = headers_of(scope)
-        cache = IMMUTABLE if fixed else REVALIDATED
+        cache = IMMUTABLE if is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
         document = await self._document(snapshot, key)
         if document is not None:
             await self._send_document(scope, send, given, document, cache)
@@ -184,10 +183,19 @@ def _there_is(length: int | None, key: str) -> int:
     return length
 
 
+def _is_at(snapshot: Snapshot, commit_id: str) -> bool:
+    """Tell whether this is the commit's id, and no tag that looks like one."""
+    return snapshot.stored is not None and snapshot.stored.header.id.hex() == commit_id
+
+
 def _parsed(path: bytes) -> tuple[str, str]:
     """Return the commit and the key that a path names. Raises `Failure`."""
     first, _, rest = path.partition(b"/")
     try:
+        if b"%" not in path and is_id(ref := first.decode()):  # as most are: nothing is encoded
+            key = rest.decode("ascii")
+            encode_key(key)
+            return ref, key
         ref = check_name("commit", unquote_to_bytes(first).decode())
         # A slash that was encoded is no separator, and no key has another.
         segments = [unquote_to_bytes(each).decode() for each in rest.split(b"/")]
