@@ -28,7 +28,7 @@ async def next_of(connection: Connection, kind: str) -> Any:
 
 def commit(repo: txstore.Repository, value: int, branch: str = "main") -> txstore.Commit:
     with repo.transaction(f"set {value}", branch=branch) as store:
-        zarr.open_array(store, path="three/plain")[0, 0] = value
+        zarr.open_array(store, path="three/plain")[0, 0] = value + 1  # the value that is there is no change
     found = repo.head(branch)
     assert found is not None
     return found
