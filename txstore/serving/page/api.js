@@ -75,14 +75,11 @@ export async function commitOf(id, signal) {
   return commits.get(id);
 }
 
-/** Follow the repository. `on` is told of commits, and of "live" or "lost". */
+/** Follow the repository. `on` is told of commits, of "heads" that have moved, and of "live" or "lost". */
 export function follow(on) {
   const events = new EventSource(address("api/events"));
   events.addEventListener("open", () => on("live"));
   events.addEventListener("error", () => on("lost"));
-  events.addEventListener("commit", (event) => {
-    on("live");
-    on("commit", JSON.parse(event.data));
-  });
+  for (const kind of ["commit", "heads"]) events.addEventListener(kind, (event) => on(kind, JSON.parse(event.data)));
   return events;
 }

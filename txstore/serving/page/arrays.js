@@ -6,6 +6,8 @@ import { EVERYTHING, part } from "./words.js";
 export const AT_ONCE = 32; // requests
 export const MANY_CHUNKS = 256;
 export const MANY_BYTES = 16 << 20;
+const MOST_CHUNKS = 20_000;
+const MOST_BYTES = 512 << 20;
 const ALONE = 4; // chunks of a shard that are asked for one by one
 
 // --- requests, of which no more than so many are under way
@@ -121,6 +123,12 @@ export function cost(node, selection) {
     elements *= stop - start;
   });
   return { chunks, bytes: chunks * lengths.reduce((a, b) => a * Math.max(1, b), 1) * itemsize(node), elements };
+}
+
+/** Whether this browser can hold all that a selection touches. */
+export function canReadAll(node, selection) {
+  const { chunks, bytes } = cost(node, selection);
+  return chunks <= MOST_CHUNKS && bytes <= MOST_BYTES;
 }
 
 const itemsize = (node) => Number(/(\d+)$/.exec(String(node.dtype))?.[1] ?? 64) / 8;

@@ -87,6 +87,10 @@ function nodeRow(node, ends, view, isOpen) {
   return details;
 }
 
+/** Attributes alone may have changed. */
+const hasOtherValues = ({ change, chunks, fields }) =>
+  change !== "changed" || chunks.added + chunks.changed + chunks.removed > 0 || fields.some((each) => dotted(each) === "shape" || dotted(each) === "fill_value");
+
 function summary(node) {
   const chunks = node.chunks ?? {};
   return [
@@ -119,7 +123,7 @@ function drawBody(body, node, ends, view) {
       node.change === "added" || !ends.a ? null : h("a", { class: "button small", href: link.tree(ends.a, node.moved_from ?? node.path) }, "Open before")),
     node.kind === "array" ? line(`${pythonRepository()}.diff(${ends.a ? quoted(ends.a) : "None"}, ${quoted(ends.b)}).values(${quoted(node.path)})`) : null,
   );
-  if (node.kind === "array" && node.change !== "moved")
+  if (node.kind === "array" && node.change !== "moved" && hasOtherValues(node))
     drawPictures(pictures, node, ends, view).catch((error) => {
       if (error.name !== "AbortError") replace(pictures, failure(error));
     });
@@ -190,7 +194,7 @@ async function drawPictures(into, node, ends, view) {
   const caption = h("p", { class: "quiet" }, `At [${where}]`, isLarge ? ", from the server, of some of the values." : ".");
   if (found[0].shape.length === 2)
     replace(into, caption, h("div", { class: "triple" },
-      figure("Before", old, MAP_NAMES[0], min, max), figure("After", now, MAP_NAMES[0], min, max), difference ? differenceFigure(difference) : figure("Difference", null)));
+      old ? figure("Before", old, MAP_NAMES[0], min, max) : noFigure("Before", "not there"), now ? figure("After", now, MAP_NAMES[0], min, max) : noFigure("After", "not there"), difference ? differenceFigure(difference) : noFigure("Difference", old && now ? "read in other steps: zoom in on each" : "nothing to subtract")));
   else if (found[0].shape.length === 1) {
     const both = h("canvas", { role: "img", "aria-label": "Before, dashed, and after" });
     const change = h("canvas", { role: "img", "aria-label": "Difference" });
@@ -237,8 +241,9 @@ function subtract(old, now) {
   return { values: out, shape, step: old.step };
 }
 
+const noFigure = (label, why) => h("figure", {}, h("div", { class: "nothing" }, why), h("figcaption", {}, label));
+
 function figure(label, found, map, min, max) {
-  if (!found) return h("figure", {}, h("div", { class: "nothing" }, "not there"), h("figcaption", {}, label));
   const canvas = h("canvas", { class: found.shape[1] < 320 ? "coarse" : "", role: "img", "aria-label": `${label}: ${lengths(found.shape)} values` });
   drawImage(canvas, found, { map, min, max });
   canvas.style.aspectRatio = String(Math.min(3, Math.max(0.4, found.shape[1] / found.shape[0])));

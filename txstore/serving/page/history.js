@@ -9,6 +9,8 @@ import { count, json, plural, quoted, short, size, title, when } from "./words.j
 const PAGE = 100;
 const AHEAD = 30; // rows that are drawn beyond what is seen
 const NODES_SHOWN = 100;
+const SOUGHT = 5000; // commits that are read to find one that a link leads to
+const NARROW = 820; // as in style.css
 
 export async function show(view, parts, query) {
   const filter = { from: query.get("from") ?? "", path: query.get("path") ?? "" };
@@ -76,7 +78,10 @@ export async function show(view, parts, query) {
       {
         class: "row", role: "option", id: `row-${i}`, "aria-selected": String(commit.id === state.chosen),
         "aria-posinset": i + 1, "aria-setsize": state.ended ? state.commits.length : -1,
-        style: { transform: `translateY(${i * ROW}px)` }, onclick: () => choose(i),
+        style: { transform: `translateY(${i * ROW}px)` }, onclick: () => {
+          choose(i);
+          if (innerWidth <= NARROW) detail.scrollIntoView({ block: "start" });
+        },
       },
       draw(state.rows[i], state.wide, (commit.parents ?? []).length > 1),
       h("div", { class: "row-text" },
@@ -145,6 +150,17 @@ export async function show(view, parts, query) {
     } else if (event.key === "Enter" && state.chosen) location.hash = link.tree(state.chosen);
   });
 
+  /** Choose a commit that may be far below. */
+  async function chooseById(id) {
+    const commit = await commitOf(id, signal);
+    state.chosen = commit.id;
+    showDetail(commit);
+    const find = () => state.commits.findIndex((each) => each.id === commit.id);
+    while (find() < 0 && !state.ended && state.commits.length < SOUGHT && !signal.aborted) await more();
+    if (find() >= 0) bringIntoView(find());
+    paint();
+  }
+
   let asked = 0;
   async function showDetail(commit) {
     const turn = ++asked;
@@ -184,12 +200,7 @@ export async function show(view, parts, query) {
   }
   if (state.chosen) {
     try {
-      const commit = await commitOf(state.chosen, signal);
-      state.chosen = commit.id;
-      showDetail(commit);
-      const at = state.commits.findIndex((each) => each.id === commit.id);
-      if (at >= 0) bringIntoView(at);
-      paint();
+      await chooseById(state.chosen);
     } catch (error) {
       if (error.name !== "AbortError") replace(detail, failure(error));
     }
@@ -198,6 +209,12 @@ export async function show(view, parts, query) {
     paint();
     showDetail(state.commits[0]);
   }
+  // A link to another commit moves the choice; the list stays.
+  view.moved = ([id], parameters) => {
+    if (!id || Object.entries(filter).some(([name, value]) => (parameters.get(name) ?? "") !== value)) return false;
+    chooseById(id).catch(view.tell);
+    return true;
+  };
 }
 
 function aboutCommit(commit) {

@@ -103,19 +103,23 @@ function told(kind, event) {
   live.classList.toggle("on", kind !== "lost");
   live.textContent = kind === "lost" ? "offline" : "live";
   live.title = kind === "lost" ? "The server does not answer; the page tries again." : "New commits appear by themselves.";
-  if (kind === "commit") arrived(event);
+  if (kind === "commit") arrived(true);
+  // The heads come first, too: what was committed while nobody followed shows in them.
+  if (kind === "heads" && Object.entries(event).some(([name, id]) => repository.head?.[name] !== id)) arrived(false);
 }
 
 let waiting = null;
-function arrived(event) {
-  // Of many commits a second, the page shows some.
-  if (waiting) return;
+let isNews = false;
+function arrived(isCommit) {
+  isNews ||= isCommit;
+  if (waiting) return; // of many commits a second, the page shows some
   waiting = setTimeout(async () => {
     waiting = null;
     try {
       await refresh();
-      drawNavigation(current?.name);
-      current?.committed?.(event);
+      current?.committed?.();
+      if (!isNews) return;
+      isNews = false;
       const { commits } = await api.commits({ limit: 1 });
       if (commits[0]) toast(`${commits[0].branch}: ${title(commits[0].message)}`, "new", link.history(commits[0].id));
     } catch {

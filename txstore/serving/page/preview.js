@@ -1,6 +1,6 @@
 // The preview of an array: a value, a line or an image, with sliders for the dimensions that are not seen.
 
-import { firstSelection, parseSelection, pythonSelection, read, statistics, writeSelection } from "./arrays.js";
+import { canReadAll, firstSelection, parseSelection, pythonSelection, read, statistics, writeSelection } from "./arrays.js";
 import { h, replace } from "./dom.js";
 import { facts, failure, link, notice } from "./parts.js";
 import { DIVERGING, MAP_NAMES, drawColorBar, drawHatch, drawHistogram, drawImage, drawLines } from "./picture.js";
@@ -278,7 +278,7 @@ export function drawPreview(into, context) {
       replace(status,
         why === "codec" ? "The server has read this: its data type or codec is not known to the browser. " : `An overview from the server, ${bytes} ${spent}. `,
         every > 1 ? `It shows ${result.shape.length === 2 ? "one of" : "one value of"} ${step.map(count).join(" × ")} values; zoom in to see each. ` : "",
-        why === "large" ? h("button", { type: "button", class: "as-link", onclick: () => update(true) }, `Read all ${plural(chunks, "chunk")} here`) : null);
+        why === "large" && canReadAll(node, result.selection) ? h("button", { type: "button", class: "as-link", onclick: () => update(true) }, `Read all ${plural(chunks, "chunk")} here`) : null);
     status.dataset.by = by;
   }
 
