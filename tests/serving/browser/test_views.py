@@ -52,6 +52,11 @@ def shows(page: Any, values: np.ndarray) -> None:
     assert number(fact(page, "Mean").inner_text()) == pytest.approx(float(finite.mean(dtype="f8")), rel=1e-4)
 
 
+@pytest.fixture(scope="module")
+def format_2(tmp_path_factory: pytest.TempPathFactory) -> txstore.Repository:
+    return sample.make_format_2(tmp_path_factory.mktemp("two") / "two.tx")
+
+
 # --- history
 
 
@@ -268,12 +273,9 @@ def test_shards_with_gaps(look: Look, weather: txstore.Repository) -> None:
 
 
 @pytest.mark.parametrize("name", ["blosclz", "bits", "zlib", "lzma"])
-def test_codecs_of_format_2(
-    look: Look, open_repo: Callable[..., txstore.Repository], name: str, tmp_path: Path
-) -> None:
-    repo = sample.make_format_2(tmp_path / "two.tx")
+def test_codecs_of_format_2(look: Look, format_2: txstore.Repository, name: str) -> None:
     # zarrita does not know LZMA: the server decodes it.
-    page = drawn(look(repo, f"#/tree/main/{name}").page, by="server" if name == "lzma" else "browser")
+    page = drawn(look(format_2, f"#/tree/main/{name}").page, by="server" if name == "lzma" else "browser")
     shows(page, sample.temperature(0))
 
 
@@ -448,6 +450,10 @@ def test_who_stages_what_and_who_holds_locks(look: Look, tmp_path: Path) -> None
             page.get_by_role("region", name="Process, Locks, Where").locator("tr", has_text=str(first))
         ).to_contain_text("zlib")
         assert [each.name for each in python_line(page)] == ["ten-years"]
-    # The last that left has committed.
+    # Both have left: the transaction waits for whoever commits it.
+    expect(article.locator(".badge.sealed")).to_have_count(2)
+    staged = repo.engine.existing("ten-years")
+    staged.commit()
+    staged.leave()
     expect(page.locator(".work")).to_contain_text("Nothing is staged.")
     expect(page.locator(".work")).to_contain_text("No lock is held.")
