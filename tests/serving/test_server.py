@@ -185,19 +185,21 @@ async def test_bytes_that_are_no_request(repo: txstore.Repository, tmp_path: Pat
         await connection.close()
 
 
-async def test_what_is_logged_steers_no_terminal_and_names_no_secret(repo: txstore.Repository) -> None:
+async def test_what_is_logged_steers_no_terminal(repo: txstore.Repository) -> None:
     with repo.begin() as mapping:
         mapping["three/x\x1b[31m"] = b"0123456789" * 1000
     [path] = [path for path in Path(repo.url, "commits/main").iterdir() if b"0123456789" * 10 in path.read_bytes()]
     content = path.read_bytes()
     path.write_bytes(content.replace(b"0123456789", b"012345678X", 1))
-    with running(repo.url, "--storage-options", '{"auto_mkdir": false}') as server:
-        connection = await Connection.open(server.port)
-        assert (await connection.get("/at/main/three/x%1b%5b31m"))[0] == 500
-        await connection.close()
-        server.process.send_signal(signal.SIGINT)
-        assert server.process.stderr is not None
-        logged = await asyncio.to_thread(server.process.stderr.read)
+    try:
+        with running(repo.url) as server:
+            connection = await Connection.open(server.port)
+            assert (await connection.get("/at/main/three/x%1b%5b31m"))[0] == 500
+            await connection.close()
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.stderr is not None
+            logged = await asyncio.to_thread(server.process.stderr.read)
+    finally:
+        path.write_bytes(content)
     assert "CorruptionError" in logged
     assert "\x1b" not in logged
-    path.write_bytes(content)

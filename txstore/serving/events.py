@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
@@ -113,18 +114,24 @@ class Events:
 
     def _new(self) -> tuple[list[bytes], dict[str, Stored]]:
         """Return events for what is new, and the heads."""
+        commits = self._repository.engine.commits
         heads = self._find()
         known = {stored.header.id for stored in self._heads.values()}
         told = []
         for name, head in heads.items():
-            line = islice(self._repository.engine.commits.ancestors(head), _TOLD)
-            new = list(takewhile(lambda stored: stored.header.id not in known, line))
+            own = commits.branches.id_of(name)
+            line = islice(commits.ancestors(head), _TOLD)
+            # Those that a new branch begins behind have been told of theirs.
+            new = [*takewhile(partial(_is_new, branch=own, known=known), line)]
             ids = [stored.header.id.hex() for stored in reversed(new)]
             told += [_event("commit", {"id": each, "branch": name}, each) for each in ids]
-            known.update(stored.header.id for stored in new)
         if _ids(heads) != _ids(self._heads):
             told.append(_event("heads", _ids(heads)))
         return told, heads
+
+
+def _is_new(stored: Stored, branch: str, known: set[bytes]) -> bool:
+    return stored.header.branch == branch and stored.header.id not in known
 
 
 def _ids(heads: dict[str, Stored]) -> dict[str, str]:
