@@ -137,7 +137,10 @@ def test_nothing_is_told_without_the_token(locked: Application) -> None:
 
 def test_the_token_as_bearer(locked: Application) -> None:
     for kind in ("Bearer", "bearer"):
-        assert ask(locked, "/at/main/zarr.json", headers={"authorization": f"{kind} {TOKEN}"}).status == 200
+        given = {"authorization": f"{kind} {TOKEN}"}
+        assert ask(locked, "/at/main/zarr.json", headers=given).status == 200
+        told = ask(locked, f"/at/{locked.repository.engine.commits.head().header.id.hex()}/zarr.json", headers=given)
+        assert told.headers["cache-control"].startswith("private, ")  # nobody between keeps it for others
 
 
 def test_the_token_in_the_address_becomes_a_cookie(locked: Application) -> None:

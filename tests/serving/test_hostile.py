@@ -64,13 +64,28 @@ def test_no_path_leads_out(get: Get, tmp_path: Path) -> None:
         assert "error" in answer.json
 
 
-@pytest.mark.parametrize(
-    "ref", ["..", "%2e%2e", "..%2f..", ".", "%00", "-1", "0", "main%2f..", "a" * 300, "%ff", " ", "*"]
-)
-def test_no_name_of_a_commit_leads_out(get: Get, ref: str) -> None:
-    for place in (f"/at/{ref}/zarr.json", f"/api/commit/{ref}", f"/api/tree/{ref}", f"/api/diff/{ref}/{ref}"):
-        answer = get(place)
-        assert answer.status in (400, 404)
+REFS = [
+    "..",
+    "%2e%2e",
+    "..%2f..",
+    ".",
+    "%00",
+    "-1",
+    "0",
+    "main%2f..",
+    "a" * 300,
+    "%ff",
+    " ",
+    "*",
+    "2026-01-01",
+    "2026-99",
+]
+
+
+def test_no_name_of_a_commit_leads_out(get: Get) -> None:
+    for ref, place in product([*REFS, "2026-99-99"], ("/at/{}/zarr.json", "/api/commit/{}", "/api/tree/{}")):
+        answer = get(place.format(ref))
+        assert answer.status in (400, 404), ref
         assert "error" in answer.json
 
 

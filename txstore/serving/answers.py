@@ -28,7 +28,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 #: What an id leads to stays; what a name leads to is asked for each time, and answered by its tag alone.
-IMMUTABLE, REVALIDATED = b"public, max-age=31536000, immutable", b"no-cache"
+IMMUTABLE, REVALIDATED = b"max-age=31536000, immutable", b"no-cache"
 
 #: No browser takes what a repository holds for a page of ours, whatever it is.
 _HARMLESS = (

@@ -77,7 +77,7 @@ class Application:
         self.repository = repository
         self._guard = guard
         self.positions = Positions(repository)
-        self._plain_zarr = PlainZarr(repository, self.positions)
+        self._plain_zarr = PlainZarr(repository, self.positions, has_token=guard.has_token)
         self._events = Events(repository)
         self._page = StaticFiles()
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None

@@ -40,6 +40,7 @@ class Guard:
 
     def __init__(self, token: str | None, hosts: Collection[str], origins: Collection[str]) -> None:
         self._token = token
+        self.has_token = token is not None
         self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in origins}
         self._known: dict[tuple[bytes, str], str] = {}

@@ -39,8 +39,10 @@ _DOCUMENTS = 32 << 20
 class PlainZarr:
     """Answers requests for keys."""
 
-    def __init__(self, repository: Served, positions: Positions) -> None:
+    def __init__(self, repository: Served, positions: Positions, *, has_token: bool) -> None:
         self._positions = positions
+        # What lies between must not give to others what was given to whoever has the token.
+        self._kept_by = b"private, " if has_token else b"public, "
         self._is_remote = repository.engine.storage.ranges is not None
         self._consolidated = _Consolidated()
 
@@ -53,7 +55,7 @@ class PlainZarr:
         elif snapshot is None:
             snapshot = await in_thread(self._positions.snapshot, ref) if is_id(ref) else self._positions.snapshot(ref)
         given = headers_of(scope)
-        cache = IMMUTABLE if is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
+        cache = self._kept_by + IMMUTABLE if is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
         document = await self._document(snapshot, key)
         if document is not None:
             await self._send_document(scope, send, given, document, cache)

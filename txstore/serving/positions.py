@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 
 from txstore import processes
-from txstore.errors import RepositoryNotFoundError
+from txstore.errors import CommitNotFoundError, RepositoryNotFoundError, TxStoreError
 from txstore.history.commit import Stored
 from txstore.history.find import find_commit
 from txstore.history.snapshot import Snapshot
@@ -61,7 +61,12 @@ class Positions:
             stored = commits.read(*place)
             if stored is not None and stored.header.id.hex() == ref and commits.is_kept(stored):
                 return stored
-        stored = find_commit(commits, ref)
+        try:
+            stored = find_commit(commits, ref)
+        except TxStoreError:
+            raise
+        except ValueError as error:  # it looks like a date
+            raise CommitNotFoundError(f"commit {ref[:40]!r}", hint=str(error)) from error
         self.note(stored)
         return stored
 

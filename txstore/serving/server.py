@@ -82,6 +82,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
         if self._thread is not None:
             self._thread.join()
+        self._socket.close()  # what has begun to serve has closed it
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._application.close()  # streams of events would be waited for
