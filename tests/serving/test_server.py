@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -118,6 +119,29 @@ async def test_many_readers(repo: txstore.Repository) -> None:
         assert grown < 24 << 10
         for reader in readers:
             await reader.close()
+
+
+async def test_more_connections_than_the_usual_limit_of_descriptors(repo: txstore.Repository) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("this user may not open so many")
+    expected = repo.mapping()["three/plain/c/0/0"]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))  # which the server begins with
+        with running(repo.url) as server:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+            connections = [await Connection.open(server.port) for _ in range(1200)]
+            for each in connections:
+                await each.ask("/at/main/three/plain/c/0/0")
+            for each in connections:
+                status, about = await each.head()
+                assert status == 200
+                assert await each.reader.readexactly(int(about["content-length"])) == expected
+            assert server.status("Threads") <= 60
+            for each in connections:
+                await each.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_readers_that_do_not_read(repo: txstore.Repository) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import secrets
 import socket
 import threading
@@ -18,7 +19,9 @@ from txstore.serving.guard import LOOPBACK
 #: Seconds that answers which are under way may take when the server is to stop.
 _ENDING = 5
 #: Seconds that an idle connection is kept; connections that wait to be accepted.
-_KEPT, _BACKLOG = 30, 512
+_KEPT, _BACKLOG = 30, 2048
+#: Connections, and what else is open, at once.
+_DESCRIPTORS = 1 << 16
 
 
 _ALL = ("0.0.0.0", "::")
@@ -67,7 +70,8 @@ class Server(uvicorn.Server):
         return f"http://{shown}:{self.port}/{query}"
 
     def serve_here(self) -> None:
-        """Serve in this thread, until a signal comes."""
+        """Serve in this thread, until a signal comes. The process is taken to be there for this."""
+        _allow_connections()
         with contextlib.suppress(KeyboardInterrupt):  # a clean end by the signal, which is raised again behind it
             self.run(sockets=[self._socket])
 
@@ -87,6 +91,15 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._application.close()  # streams of events would be waited for
         await super().shutdown(sockets)
+
+
+def _allow_connections() -> None:
+    """Let the process have as many descriptors as it may: the usual limit is one for programs that call `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system that has a lower one of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listening(host: str, port: int) -> socket.socket:
