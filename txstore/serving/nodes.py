@@ -56,19 +56,23 @@ class Nodes:
         told = [_told(snapshot, each) for each in found[:limit]]
         return {"commit": _id(snapshot), "nodes": told, "next": found[limit - 1].name if len(found) > limit else None}
 
-    def node(self, ref: str, path: str = "") -> dict[str, Any]:
-        """Return all that is known of a node."""
+    def node(self, ref: str, path: str = "", stored: str = "yes") -> dict[str, Any]:
+        """Return all that is known of a node. `stored="no"` leaves out what takes a walk through all of its keys."""
         snapshot = self._positions.snapshot(ref)
         path = path.strip("/")
         described = _existing(snapshot, path)
-        stored = self._stored.of((_id(snapshot), path), lambda: _measured(snapshot, path, described))
+        measured = (
+            {}
+            if stored == "no"
+            else self._stored.of((_id(snapshot), path), lambda: _measured(snapshot, path, described))
+        )
         declared = sorted(snapshot.written_constraints.items())
         about = [{"name": name, **each} for name, each in declared if _is_about(each, path)]
         return {
             "commit": _id(snapshot),
             **_told(snapshot, Member(path, described)),
             "document": None if described is None else described.document,
-            **stored,
+            **measured,
             "constraints": about,
         }
 

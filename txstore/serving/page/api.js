@@ -53,7 +53,9 @@ export const api = {
   commits: (parameters, signal) => ask(`api/commits${query(parameters)}`, signal),
   commit: (ref, signal) => ask(`api/commit/${at(ref)}`, signal),
   tree: (ref, parameters, signal) => ask(`api/tree/${at(ref)}${query(parameters)}`, signal),
-  node: (ref, path, signal) => ask(`api/node/${below(ref, path)}`, signal),
+  /** Without what is stored, which takes as long as it has chunks: `measured` tells that. */
+  node: (ref, path, signal) => ask(`api/node/${below(ref, path)}?stored=no`, signal),
+  measured: (ref, path, signal) => ask(`api/node/${below(ref, path)}`, signal),
   chunks: (ref, path, parameters, signal) => ask(`api/chunks/${below(ref, path)}${query(parameters)}`, signal),
   diff: (a, b, signal) => ask(`api/diff/${at(a)}/${at(b)}`, signal),
   usage: (ref, signal) => ask(`api/usage/${at(ref)}`, signal),

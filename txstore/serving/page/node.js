@@ -9,7 +9,7 @@ import { count, json, lengths, nameOf, plural, quoted, size } from "./words.js";
 
 const MEMBERS = 200;
 
-export async function drawNode(panel, context) {
+export function drawNode(panel, context) {
   const { ref, node } = context;
   const isArray = node.kind === "array";
   const python = h("div", { class: "python" });
@@ -19,8 +19,8 @@ export async function drawNode(panel, context) {
   context.setPython(openLine(context));
 
   const pages = isArray
-    ? [["preview", "Preview", (into) => drawPreview(into, context)], ["chunks", "Chunks", (into) => drawChunkMap(into, context)]]
-    : [["members", "Members", (into) => drawMembers(into, context)]];
+    ? [["preview", "Preview", (into) => (context.drawn = drawPreview(into, context))], ["chunks", "Chunks", (into) => drawChunkMap(into, context)]]
+    : [["members", "Members", (into) => (context.drawn = drawMembers(into, context))]];
   pages.push(["details", "Details", (into) => drawDetails(into, context)]);
   const chosen = context.query.get("view") ?? pages[0][0];
   context.tab = chosen;
@@ -30,7 +30,21 @@ export async function drawNode(panel, context) {
     context.view.permalink(link.tree(ref, node.path, key === pages[0][0] ? "" : `view=${key}`));
     context.setPython(openLine(context));
   });
-  replace(panel, crumbs(context), summary(node), list, body, python);
+  const told = summary(node);
+  replace(panel, crumbs(context), told, list, body, python);
+  measure();
+
+  /** Fill in what takes longer to know, when all else is there: nobody waits for it. */
+  async function measure() {
+    try {
+      await context.drawn;
+      Object.assign(node, await api.measured(context.commit, node.path, context.signal));
+      told.replaceWith(summary(node));
+      if (context.tab === "details") drawDetails(body, context);
+    } catch (error) {
+      context.view.tell(error);
+    }
+  }
 }
 
 function openLine({ snapshot, node }) {
@@ -49,10 +63,12 @@ function crumbs({ ref, node }) {
 
 function summary(node) {
   if (node.kind !== "array")
-    return h("p", { class: "summary" }, ["group", plural(node.children ?? 0, "member"), size(node.stored_bytes) + " stored"].map(word));
+    return h("p", { class: "summary" }, ["group", plural(node.children ?? 0, "member"), stored(node)].filter(Boolean).map(word));
   return h("p", { class: "summary" },
-    [lengths(node.shape), dtypeOf(node), [node.logical_bytes === null ? null : size(node.logical_bytes), `${size(node.stored_bytes)} stored`].filter(Boolean).join(", "), present(node)].filter(Boolean).map(word));
+    [lengths(node.shape), dtypeOf(node), [node.logical_bytes === null ? null : size(node.logical_bytes), stored(node)].filter(Boolean).join(", "), present(node)].filter(Boolean).map(word));
 }
+
+const stored = (node) => (node.stored_bytes === undefined ? null : `${size(node.stored_bytes)} stored`);
 
 const word = (text) => h("span", {}, text);
 
@@ -81,7 +97,7 @@ function drawDetails(into, context) {
       isArray && ["Fill value", h("span", { class: "mono" }, isNumber(node.fill_value) ? node.fill_value : json(node.fill_value))],
       isArray && ["Codecs", codecs(node)],
       isArray && node.logical_bytes !== null && ["Logical", size(node.logical_bytes)],
-      ["Stored", size(node.stored_bytes), ratio ? h("small", { class: "quiet" }, ` 1 : ${ratio.toFixed(ratio < 10 ? 1 : 0)}`) : null],
+      node.stored_bytes !== undefined && ["Stored", size(node.stored_bytes), ratio ? h("small", { class: "quiet" }, ` 1 : ${ratio.toFixed(ratio < 10 ? 1 : 0)}`) : null],
       isArray && node.chunks_stored?.total && ["Chunks stored", meter(node.chunks_stored)],
     ])),
     h("div", { class: "card pad" }, h("h2", {}, "Attributes"),

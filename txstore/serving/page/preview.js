@@ -16,7 +16,7 @@ export function drawPreview(into, context) {
   const { node, commit, ref, query, view, signal } = context;
   if (node.shape.some((each) => each === 0)) {
     replace(into, notice("The array has no elements."));
-    return;
+    return null;
   }
   let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node.shape);
   let result = null;
@@ -32,11 +32,11 @@ export function drawPreview(into, context) {
   const status = h("p", { class: "quiet status", role: "status" });
   replace(into, controls, h("div", { class: "preview" }, h("div", { class: "stage-column" }, stage, status), side));
   drawControls();
-  update();
   view.onTheme(() => result && into.contains(stage) && drawResult());
   const observer = new ResizeObserver(() => result && stage.clientWidth !== wide && drawResult());
   observer.observe(stage);
   signal.addEventListener("abort", () => observer.disconnect(), { once: true });
+  return update();
 
   function drawControls() {
     const kept = selection.flatMap((each, i) => (Array.isArray(each) ? [i] : []));

@@ -118,7 +118,7 @@ export async function show(view, parts, query) {
     try {
       const node = await api.node(ref, chosen, own);
       if (mine !== turn) return;
-      await drawNode(panel, { ref, node, query: parameters, signal: own, view, members: () => byPath.get(chosen) });
+      drawNode(panel, { ref, node, query: parameters, signal: own, view });
     } catch (error) {
       if (error.name !== "AbortError" && mine === turn) replace(panel, failure(error));
     }
