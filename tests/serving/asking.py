@@ -48,9 +48,11 @@ def ask(app: Any, path: str, **given: Any) -> Answer:
 
 async def asked(app: Any, scope: dict[str, Any]) -> Answer:
     sent: list[dict[str, Any]] = []
+    requests = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        found = next(requests, None)
+        return found or await asyncio.get_running_loop().create_future()  # then it stays until all is answered
 
     async def send(message: Any) -> None:
         sent.append(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.serving.asking import Answer, ask
+from tests.serving.asking import Answer, ask, scope_of
 from txstore.serving import application
 from txstore.serving.application import Application
 
@@ -162,6 +163,27 @@ def test_from_object_stores_and_from_files_outside(open_repo: Any, tmp_path: Pat
         assert ask(app, f"/at/main/{key}").body == content
         assert ask(app, f"/at/main/{key}", headers={"range": "bytes=-10"}).body == content[-10:]
         assert ask(app, f"/at/main/{key}", method="HEAD").headers["content-length"] == str(size)
+
+
+async def test_nothing_is_read_for_who_has_left(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    with repo.begin() as mapping:
+        mapping["big"] = bytes(64 << 18)
+    sent: list[Any] = []
+    left = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 4:
+            left.set()
+        await asyncio.sleep(0)  # as a server's does, where others may run
+
+    scope = scope_of("/at/main/big") | {"raw_path": None}  # which not every server tells
+    await application(repo)(scope, receive, send)
+    assert 4 <= len(sent) < 10
 
 
 # --- what is not there

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from txstore import errors
 from txstore.errors import (
@@ -113,6 +114,18 @@ async def answer_compressed(scope: Scope, send: Send, body: bytes, kind: bytes, 
         body = gzip.compress(body, 6, mtime=0)
         about.append((b"content-encoding", b"gzip"))
     await answer(scope, send, 200, about, body, kind=kind)
+
+
+def path_of(scope: Scope) -> bytes:
+    """Return the path of a request as it was sent, which not every server tells."""
+    sent: bytes | None = scope.get("raw_path")
+    return quote(scope["path"]).encode() if sent is None else sent
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when whoever has asked has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def headers_of(scope: Scope) -> Mapping[bytes, bytes]:

@@ -21,6 +21,7 @@ from txstore.serving.answers import (
     answer_failure,
     answer_json,
     failure_of,
+    path_of,
 )
 from txstore.serving.events import Events
 from txstore.serving.facade import Served
@@ -136,9 +137,9 @@ class Application:
             self._tidy_later()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["raw_path"][len(scope.get("root_path", "")) :]
+        path = path_of(scope)[len(scope.get("root_path", "")) :]
         if path.startswith(b"/at/"):
-            await self._plain_zarr(scope, send, path[len(b"/at/") :])
+            await self._plain_zarr(scope, receive, send, path[len(b"/at/") :])
         elif path == b"/api/events":
             await self._events(scope, receive, send)
         elif path.startswith(b"/api/"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from functools import partial
 from itertools import islice, takewhile
@@ -11,7 +10,7 @@ from typing import Any
 
 from txstore.errors import TxStoreError
 from txstore.history.commit import MAIN, Stored
-from txstore.serving.answers import Failure, Receive, Scope, Send, encoded
+from txstore.serving.answers import Failure, Receive, Scope, Send, encoded, until_gone
 from txstore.serving.facade import Served
 from txstore.storage.request_threads import in_thread
 
@@ -43,7 +42,7 @@ class Events:
         first = await in_thread(self._find)
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_BEHIND)
         self._begin(queue, first)
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         try:
             about = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": about})
@@ -150,9 +149,3 @@ def _put(queue: asyncio.Queue[bytes | None], event: bytes | None) -> None:
         while not queue.empty():
             queue.get_nowait()
         queue.put_nowait(_END)
-
-
-async def _until_gone(receive: Receive) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        while (await receive())["type"] != "http.disconnect":
-            pass

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from txstore.serving.answers import Failure, Headers, Scope, Send, answer, headers_of
+from txstore.serving.answers import Failure, Headers, Scope, Send, answer, headers_of, path_of
 
 METHODS = ("GET", "HEAD", "OPTIONS")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -113,7 +113,7 @@ class Guard:
         """Answer with a cookie, and the same address without the token: it must not stay in a history or a link."""
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         # Only what follows the last slash: a path that begins with two would lead to another host.
-        place = scope["raw_path"].rpartition(b"/")[2].decode("latin-1")
+        place = path_of(scope).rpartition(b"/")[2].decode("latin-1")
         cookie = f"{self._cookie}={self._token}; Path={scope.get('root_path') or '/'}; HttpOnly; SameSite=Strict"
         about = [
             *headers,

@@ -6,6 +6,7 @@ thread. What makes requests itself, or is large, is read in a thread.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
@@ -20,7 +21,17 @@ from txstore.format.keys import check_name, encode_key
 from txstore.history.runs import Found
 from txstore.history.snapshot import Snapshot
 from txstore.interchange.consolidated import ZMETADATA, consolidate, documents_of
-from txstore.serving.answers import IMMUTABLE, REVALIDATED, Failure, Scope, Send, answer, headers_of
+from txstore.serving.answers import (
+    IMMUTABLE,
+    REVALIDATED,
+    Failure,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    headers_of,
+    until_gone,
+)
 from txstore.serving.facade import Served
 from txstore.serving.positions import Positions, is_id
 from txstore.serving.ranges import UnsatisfiableError, matches, wanted
@@ -46,7 +57,7 @@ class PlainZarr:
         self._is_remote = repository.engine.storage.ranges is not None
         self._consolidated = _Consolidated()
 
-    async def __call__(self, scope: Scope, send: Send, path: bytes) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, path: bytes) -> None:
         """`path` is what follows `/at/`, as it was sent."""
         ref, key = _parsed(path)
         snapshot = self._positions.kept(ref)
@@ -61,7 +72,7 @@ class PlainZarr:
             await self._send_document(scope, send, given, document, cache)
             return
         found = await self._find(snapshot, key)
-        await _send_value(scope, send, given, snapshot, key, found, cache, is_remote=self._is_remote)
+        await _send_value(scope, receive, send, given, snapshot, key, found, cache, is_remote=self._is_remote)
 
     async def _document(self, snapshot: Snapshot, key: str) -> tuple[bytes, bytes] | None:
         """Return a document with consolidated metadata, and its tag; None if the key is that of something else."""
@@ -95,6 +106,7 @@ class PlainZarr:
 
 async def _send_value(
     scope: Scope,
+    receive: Receive,
     send: Send,
     given: Mapping[bytes, bytes],
     snapshot: Snapshot,
@@ -131,10 +143,18 @@ async def _send_value(
     pieces = _fetched(snapshot, key, found, span, length) if fetched else _mapped(snapshot, key, span, length)
     first = await anext(pieces)  # what goes wrong at once is told before anything is sent
     await answer(scope, send, status, about, first, kind=kind, length=len(span), more=len(first) < len(span))
+    if len(first) == len(span):
+        return
     done = len(first)
-    async for piece in pieces:
-        done += len(piece)
-        await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
+    gone = asyncio.ensure_future(until_gone(receive))
+    try:
+        async for piece in pieces:
+            if gone.done():
+                return  # nobody reads on: nothing more is fetched
+            done += len(piece)
+            await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
+    finally:
+        gone.cancel()
 
 
 _BYTES = b"application/octet-stream"
