@@ -204,9 +204,9 @@ bench-history: $(BENCH)/stamp
 bench-processes: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only locks --only following --only readers --only processes
 
-# A repository on S3, beside zarr's FsspecStore and Icechunk on the same server.
+# A repository on S3, beside zarr's FsspecStore and Icechunk on the same server; and on one that is 30 ms away.
 bench-remote: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only remote
+	$(BENCH)/bin/python -m benchmarks --only remote --only distance
 
 bench-loaders: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only loaders
