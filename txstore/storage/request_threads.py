@@ -45,23 +45,34 @@ def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[
         yield from results
 
 
+#: So many calls are under way at first, for whoever looks at a few results only, and so many more with each of them.
+_FIRST = 4
+
+
 def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int) -> Generator[T]:
     """Yield the results of calls in the order of their arguments, while the next ones, `most` of them, are under way.
 
     They are called in the context of the caller. A call must not use this itself.
     """
     pending: deque[Future[T]] = deque()
+    under_way, taken = min(_FIRST, most), 0
+
+    def call(argument: S) -> T:
+        return function(argument)
+
     try:
         for argument in arguments:
-            call = partial(contextvars.copy_context().run, function, argument)
             try:
-                pending.append(executor("in advance", THREADS).submit(call))
+                context = contextvars.copy_context()
+                pending.append(executor("in advance", THREADS).submit(context.run, call, argument))
             except RuntimeError:  # the interpreter ends, and starts no more threads
-                yield from (each.result() for each in pending)
-                pending.clear()
-                yield call()
-            if len(pending) > most:
+                while pending:
+                    yield pending.popleft().result()
+                yield call(argument)
+            if len(pending) > under_way:
                 yield pending.popleft().result()
+                taken += 1
+                under_way = min(most, _FIRST * (1 + taken))
         while pending:
             yield pending.popleft().result()
     finally:
