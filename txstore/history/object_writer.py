@@ -21,6 +21,7 @@ from txstore._native import chunks
 from txstore.errors import CorruptionError
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
+from txstore.format.keys import is_document
 from txstore.format.packfile import Predecessor, Seen, encode_frame, frame_layout
 from txstore.history.packs import PackWriter, Staged
 from txstore.storage.leases import Lease
@@ -38,6 +39,8 @@ INLINE_SIZE = 1 << 20
 #: more than one; `append` waits for one of them when there are more.
 UPLOADS = 12
 UPLOAD_BYTES = 160 << 20
+#: Bytes of documents that are kept until the commit, which lays them beside one another in its own file.
+DOCUMENTS = 1 << 20
 
 
 class ObjectWriter:
@@ -60,6 +63,8 @@ class ObjectWriter:
         self._is_published = False
         self._lease: Lease | None = None
         self._sequence = 0
+        self._documents: dict[int, bytes] = {}  # by where they were staged
+        self._documents_left = DOCUMENTS
         self._error: OSError | None = None
         self._lock = processes.new_lock()
         self._uploads: set[Future[None]] = set()  # in the background
@@ -94,14 +99,25 @@ class ObjectWriter:
             sequence = self._sequence
             self._sequence += 1
             if not (self._packs or self._is_published or self._participant) and self.size + view.nbytes <= INLINE_SIZE:
-                return self._own_file.append(kind, key, view, seen=seen, region=region)
+                return self._noted(key, view, self._own_file.append(kind, key, view, seen=seen, region=region))
             pack, full = self._room_for(len(key) + view.nbytes)
-            staged = pack.append(kind, key, view, seen, sequence, region)
+            staged = self._noted(key, view, pack.append(kind, key, view, seen, sequence, region))
         if full is not None:
             self._upload(full)
         if self._is_published:
             self._store(pack)
         return staged
+
+    def _noted(self, key: bytes, view: memoryview, staged: Staged) -> Staged:
+        """Keep a document until the commit; the caller holds the lock."""
+        if view.nbytes <= self._documents_left and is_document(key.decode()):
+            self._documents[staged.offset] = bytes(view)
+            self._documents_left -= view.nbytes
+        return staged
+
+    def document(self, offset: int) -> bytes | None:
+        """Return a document that was staged here, if so much else was that it should be laid beside the others."""
+        return self._documents.get(offset) if self._packs else None
 
     def _room_for(self, length: int) -> tuple[_Pack, _Pack | None]:
         """Return the pack that the next frame goes to, and one that is full by then; the caller holds the lock.

@@ -18,6 +18,7 @@ from txstore import processes
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import commitfile, names, packfile
 from txstore.format.encoding import crc32c
+from txstore.format.keys import is_document
 from txstore.format.packfile import PackName
 from txstore.history.packs import Missing, MissingPackError, Packs, PackSource, check_head
 from txstore.history.read_ahead import Range, ReadAhead
@@ -38,6 +39,8 @@ _LARGE = 1 << 20
 #: Batches of one pack that are under way at once. A thread that comes while there are fewer goes at once, for what it
 #: wants alone; so the more there may be, the fewer threads share a request.
 UNDER_WAY = 4
+#: So much on both sides of a document is fetched along: whoever asks for one asks for those of its neighbours next.
+BESIDE = 128 << 10
 #: Windows that are fetched in the background, of all packs, at once.
 AHEAD = 8
 
@@ -53,10 +56,11 @@ class _Read(NamedTuple):
 class _Request:
     """What one thread wants of a pack."""
 
-    __slots__ = ("contents", "error", "is_done", "ranges", "wake")
+    __slots__ = ("contents", "error", "is_done", "is_wide", "ranges", "wake")
 
-    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, ranges: Sequence[tuple[int, int]], *, is_wide: bool = False) -> None:
         self.ranges = ranges
+        self.is_wide = is_wide  # what lies beside it is wanted next
         self.contents: list[memoryview] = []
         self.error: OSError | TxStoreError | None = None
         self.is_done = False
@@ -96,15 +100,18 @@ class PackReader:
         self._under_way = 0  # batches
         self._fetches: list[_Fetch] = []
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return ranges, (offset, length) each: shorter only where the pack ends. Raises `FileNotFoundError`."""
+    def read(self, ranges: Sequence[tuple[int, int]], *, is_wide: bool = False) -> list[memoryview]:
+        """Return ranges, (offset, length) each: shorter only where the pack ends. Raises `FileNotFoundError`.
+
+        With `is_wide`, of what has to be fetched also what lies beside it.
+        """
         contents = [self._cache.find(self._id, offset, length) for offset, length in ranges]
         found = [content for content in contents if content is not None]
         if len(found) == len(ranges):
             if ranges and self._ahead.is_due(ranges[-1][0]):
                 self._read_on(ranges[-1][0])
             return found
-        request = _Request(ranges)
+        request = _Request(ranges, is_wide=is_wide)
         self._wait_and_go(request)
         if request.error is not None:
             try:
@@ -193,24 +200,26 @@ class PackReader:
     def _serve(self, requests: Sequence[_Request]) -> None:
         reads = [[self._start(*wanted) for wanted in request.ranges] for request in requests]
         missing = {(read.begin, read.end) for each in reads for read in each if read.begin < read.end}
-        pieces = self._pieces(missing) if missing else []
+        wide = {(each.begin, each.end) for at, request in enumerate(requests) if request.is_wide for each in reads[at]}
+        pieces = self._pieces(missing, wide) if missing else []
         for request, each in zip(requests, reads, strict=True):
             request.contents = [_assembled(read, pieces) for read in each]
             request.is_done = True
 
-    def _pieces(self, missing: set[Range]) -> list[tuple[int, memoryview]]:
+    def _pieces(self, missing: set[Range], wide: set[Range]) -> list[tuple[int, memoryview]]:
         """Return pieces that hold what is missing, with their offsets, ascending: fetched here, or by others."""
         with self._lock:
-            theirs = {wanted: fetch for wanted in missing for fetch in self._fetches if fetch.holds(*wanted)}
+            theirs = {each: fetch for each in missing for fetch in self._fetches if fetch.holds(*each)}
             ours = missing - theirs.keys()
-            fetch = self._planned(self._ahead.plan(ours, self._size)) if ours else None
+            wanted = [self._widened(*each) if each in wide else each for each in ours]
+            fetch = self._planned(self._ahead.plan(wanted, self._size)) if ours else None
         pieces = self._fetched(fetch, ours) if fetch is not None else []
         # After our own: so of two that want what the other fetches, neither waits for ever.
         failed = set()
-        for wanted, other in theirs.items():
+        for each, other in theirs.items():
             other.is_done.wait()
             if other.pieces is None:
-                failed.add(wanted)
+                failed.add(each)
         if failed:
             with self._lock:
                 fetch = self._planned(self._ahead.plan(failed, self._size))
@@ -218,6 +227,10 @@ class PackReader:
         for other in {id(each): each for each in theirs.values()}.values():
             pieces += other.pieces or ()
         return sorted(pieces, key=itemgetter(0))
+
+    def _widened(self, begin: int, end: int) -> Range:
+        stop = end + BESIDE
+        return max(begin - BESIDE, 0), stop if self._size is None else max(end, min(stop, self._size))
 
     def _planned(self, ranges: Sequence[Range]) -> _Fetch:
         """Let others see what is about to be fetched; the caller holds the lock."""
@@ -352,7 +365,11 @@ class RemotePack:
             raise self._is_missing() from error
 
     def _value(self, offset: int, length: int, key: str | None) -> memoryview:
-        [content] = self.read([(offset, length)])
+        is_wide = key is not None and is_document(key)
+        try:
+            [content] = self.reader.read([(offset, length)], is_wide=is_wide)
+        except FileNotFoundError as error:
+            raise self._is_missing() from error
         return self._complete(content, length, offset, key)
 
     def _complete(self, content: memoryview, length: int, offset: int, key: str | None) -> memoryview:
