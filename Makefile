@@ -62,7 +62,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-published bench-history bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean
+.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-published bench-history bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
 .DEFAULT_GOAL := help
 
 help:
@@ -79,8 +79,10 @@ help:
 	@echo 'make bench       the benchmarks: a table, and JSON'
 	@echo 'make bench-history  branches, merges and what else is done with history alone'
 	@echo 'make bench-processes  those of several processes alone'
+	@echo 'make bench-serve   txstore serve beside http.server and nginx'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
+	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
 	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
@@ -204,15 +206,26 @@ bench-history: $(BENCH)/stamp
 bench-processes: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only locks --only following --only readers --only processes
 
-# A repository on S3, beside zarr's FsspecStore and Icechunk on the same server.
+# A repository on S3, beside zarr's FsspecStore and Icechunk on the same server; and on one that is 30 ms away.
 bench-remote: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only remote
+	$(BENCH)/bin/python -m benchmarks --only remote --only distance
+
+# Against `python -m http.server` and nginx: on Debian, apt-get install nginx-light wrk.
+bench-serve: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks.serving $(SERVE_ARGS)
 
 bench-loaders: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only loaders
 
 # TxStore beside its peers, and what it has to reach. PEERS_ARGS='--rows "16 KiB" --peers TxStore --rounds 3' chooses.
 PEERS_ARGS ?=
+# In the environment of the tests: it has what drives Chromium, and the server.
+bench-page: $(TEST)/stamp
+	$(TEST)/bin/python -m benchmarks.page
+
+page-pictures: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.serving.browser.pictures
+
 bench-peers: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks.peers $(if $(QUICK),--quick) $(PEERS_ARGS)
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from benchmarks import (
     arrays,
     commits,
+    distance,
     following,
     history,
     large,
@@ -41,6 +42,7 @@ PICTURE = RESULTS.with_name("benchmark-processes.png")
 BENCHMARKS = {
     **arrays.BENCHMARKS,
     **commits.BENCHMARKS,
+    **distance.BENCHMARKS,
     **large.BENCHMARKS,
     **following.BENCHMARKS,
     **history.BENCHMARKS,

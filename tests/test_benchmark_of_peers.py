@@ -31,9 +31,9 @@ from benchmarks.peers.results import Results, load, ratio
 from benchmarks.peers.roster import PEERS, REMOTE
 from benchmarks.peers.rounds import take_rounds
 from benchmarks.peers.rows import make_rows
-from benchmarks.peers.s3_stub import BUCKET, Answer, Request, Stub
 from benchmarks.peers.targets import AIMS, AtMost, Faster, Near, NoMore, judge
 from benchmarks.peers.works import Work
+from benchmarks.s3_stub import BUCKET, Answer, Distance, Request, Stub
 
 ROOT = Path(__file__).parents[1]
 ABOUT = {
@@ -334,6 +334,25 @@ def test_pieces_that_are_signed_one_by_one() -> None:
     body = b"3;chunk-signature=1\r\nabc\r\n2\r\nde\r\n0;chunk-signature=2\r\nx-amz-checksum-crc32:x\r\n\r\n"
     request(stub, "PUT", "a", body=body, **{"x-amz-decoded-content-length": "5"})
     assert request(stub, "GET", "a").body == b"abcde"
+
+
+def test_requests_are_counted_by_kind() -> None:
+    stub = Stub()
+    request(stub, "PUT", "a", body=b"one", if_none_match="*")
+    request(stub, "PUT", "a", body=b"four")
+    request(stub, "GET", "a")
+    request(stub, "GET", "", query="list-type=2")
+    request(stub, "POST", "", body=b"<Key>a</Key>", query="delete=")
+    kinds = {kind: number for kind, number in stub.counts.items() if kind not in ("received", "sent")}
+    assert kinds == {"create": 1, "put": 1, "get": 1, "list": 1, "delete": 1}
+    assert stub.counts["received"] == 3 + 4 + len(b"<Key>a</Key>")
+    assert request(stub, "GET", "a").status == 404
+
+
+def test_a_way_is_half_of_the_distance_and_what_the_bytes_take() -> None:
+    assert Distance(0.03).way(1000) == 0.015
+    assert Distance(0.03, rate=1000).way(1000) == 1.015
+    assert all(0.0075 <= Distance(0.03, jitter=0.5).way(0) <= 0.0225 for _ in range(100))
 
 
 # --- what is made of it

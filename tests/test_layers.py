@@ -26,6 +26,7 @@ TOWER = [
     "fsspec_filesystem",
     "loaders",
     "repository",
+    "serving",
     "interchange",
     "store",
     "pipeline",

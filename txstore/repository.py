@@ -20,9 +20,12 @@ from txstore.errors import (
     NodeNotFoundError,
     RepositoryNotFoundError,
     SnapshotExpiredError,
+    TxStoreError,
 )
 from txstore.format.constraints import Constraint
 from txstore.format.records import SNAPSHOT
+from txstore.format.shown import html_head, html_lines
+from txstore.format.tree import tree_lines
 from txstore.history.ancestry import merge_base
 from txstore.history.branches import Branches
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
@@ -60,12 +63,15 @@ if TYPE_CHECKING:
     from txstore.interchange.export import Export
     from txstore.interchange.publish import Published
     from txstore.interchange.references import References
+    from txstore.serving.shown import Shown
     from txstore.store import TxStore
 
 T = TypeVar("T")
 
 #: Seconds: the longest pause before the first retry of `run`; it doubles with each.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
+#: Commits that a notebook shows of a repository.
+_SHOWN_COMMITS = 5
 
 
 class Repository:
@@ -151,6 +157,39 @@ class Repository:
 
     def __repr__(self) -> str:
         return f"<Repository {self.url}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the newest commits, the arrays and groups, and what they take."""
+        head = html_head("Repository", self.url)
+        try:
+            if not self.exists:
+                return f"{head} nothing was written yet"
+            names = ", ".join(self.branches)
+            told = [f"{len(self.branches)} branches: {names}" if len(self.branches) > 1 else f"branch {names}"]
+            told += [f"tags: {', '.join(self.tags)}"] if self.tags else []
+            newest = self.log(limit=_SHOWN_COMMITS)
+            return (
+                head
+                + html_lines(told)
+                + newest._repr_html_()
+                + html_lines(tree_lines(self.mapping()))
+                + self.usage()._repr_html_()
+            )
+        except (TxStoreError, OSError) as error:  # a cell of a notebook shows what is wrong, and goes on
+            return head + html_lines([str(error)])
+
+    def show(self, *, height: int = 600) -> Shown:
+        """Show the page of this repository in a notebook: history, arrays, pictures, what differs, who writes.
+
+        A server answers on this machine alone, until `close()` of what this returns, or the end of the process.
+        Needs `txstore[serve]`. Where the browser is on another machine, forward the port that is printed.
+        """
+        try:
+            from txstore.serving.shown import show  # late: it needs starlette and uvicorn
+        except ModuleNotFoundError as error:
+            told = f"{error.name} is not installed, which shows the page: pip install 'txstore[serve]'"
+            raise ModuleNotFoundError(told, name=error.name) from error
+        return show(self, height)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Repository) and self.url == other.url

@@ -20,9 +20,11 @@ from txstore._native import chunks
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
-from txstore.errors import CommitUnknownError
+from txstore.errors import CommitUnknownError, TxStoreError
 from txstore.format.records import SNAPSHOT
 from txstore.format.regions import Region
+from txstore.format.shown import html_lines
+from txstore.format.tree import tree_lines
 from txstore.history.commit import MAIN, Commit
 from txstore.history.declarations import Constraints
 from txstore.history.find import At, find_commit
@@ -464,7 +466,11 @@ class TxStore(Store, ChunkStore):
         return f"<TxStore {self.url} {self._state()}>"
 
     def _repr_html_(self) -> str:
-        return f"<b>TxStore</b> <code>{escape(self.url)}</code> {escape(self._state())}"
+        head = f"<b>TxStore</b> <code>{escape(self.url)}</code> {escape(self._state())}"
+        try:
+            return head + html_lines(tree_lines(self.mapping))
+        except (TxStoreError, OSError) as error:  # a cell of a notebook shows what is wrong, and goes on
+            return head + html_lines([str(error)])
 
     def _state(self) -> str:
         stored = self._position.stored

@@ -5,12 +5,7 @@ The server is `s3_stub.py`, in a process of its own, new for each sample. Writin
 
 from __future__ import annotations
 
-import http.client
-import json
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -24,8 +19,8 @@ from benchmarks.peers.remote_peers import port_of
 from benchmarks.peers.roster import REMOTE
 from benchmarks.peers.sampling import begin, compare
 from benchmarks.peers.works import Work
+from benchmarks.s3_stub import S3Stub, move_away, requests_in, take_counts
 
-_ROOT = Path(__file__).parents[2]
 LATE = 30  # milliseconds
 REQUESTS = "requests"
 
@@ -48,21 +43,10 @@ class Remote:
         return f"{self.chunks:,} × 16 KiB on S3, {LATE} ms a request"
 
     def measure(self, peer: str, place: Path) -> Values:
-        with _serving() as port:
-            order = {"peer": peer, "path": f"{port}/{place.name}", "chunks": self.chunks}
+        with S3Stub() as stub:
+            order = {"peer": peer, "path": f"{stub.port}/{place.name}", "chunks": self.chunks}
             ask(write, **order)
             return ask(read, **order)
-
-
-@contextmanager
-def _serving() -> Iterator[int]:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.peers.s3_stub"], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with server:
-        if server.stdout is None:
-            raise AssertionError("it was started with a pipe")
-        yield int(server.stdout.readline())
 
 
 # --- in a process of its own
@@ -78,16 +62,10 @@ def write(peer: str, path: str, chunks: int) -> Values:
 def read(peer: str, path: str, chunks: int) -> Values:
     data, store = _work(chunks).data(), begin(REMOTE[peer], path, _work(chunks))
     port = port_of(Path(path))
-    _post(port, f"/-/late?ms={LATE}")
+    move_away(port, LATE / 1e3)
     with timed() as seconds:
         array = store.open()
         found = store.read(array, np.s_[:, :])
-    requests = _post(port, "/-/count")
+    requests = requests_in(take_counts(port))
     compare(found, data)
     return {"read": seconds(), REQUESTS: requests}
-
-
-def _post(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("POST", path)
-    return int(json.loads(connection.getresponse().read()))

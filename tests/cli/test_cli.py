@@ -100,7 +100,7 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
 
 COMMANDS = [
     ("log",), ("ls",), ("ls", "--keys"), ("show",), ("verify",), ("verify", "--repair"), ("backup", "copy"),
-    ("merge", "dev"), ("revert", "1"), ("cherry-pick", "1"),
+    ("merge", "dev"), ("revert", "1"), ("cherry-pick", "1"), ("serve",),
 ]  # fmt: skip
 STATUS = {"verify": 2, "backup": 2}  # else 1
 
@@ -247,7 +247,7 @@ REMOTE = [
     ["backup", None, "copy"], ["export", None, "copy"], ["publish", None, "copy"],
     ["references", None, "x.json", "--tag", "v1"], ["import", "old.zarr", None],
     ["merge", None, "dev"], ["revert", None, "1"], ["cherry-pick", None, "1"], ["tag", "list", None],
-    ["tag", "create", None, "v1"], ["tag", "delete", None, "v1"],
+    ["tag", "create", None, "v1"], ["tag", "delete", None, "v1"], ["serve"],
 ]  # fmt: skip
 
 
@@ -529,8 +529,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Puts in the demo's place what only notes how it was called, and reports so many torn reads as `torn` says."""
     called: dict[str, Any] = {"torn": 0}
 
-    def play(seconds: float, directory: Path | None, picture: Path | None, console: Any) -> txstore.cli.demo.DemoReport:
-        called.update(seconds=seconds, directory=directory, picture=picture)
+    def play(
+        seconds: float, directory: Path | None, picture: Path | None, console: Any, keep: Path
+    ) -> txstore.cli.demo.DemoReport:
+        called.update(seconds=seconds, directory=directory, picture=picture, keep=keep)
         console.print("played")
         return report(torn=called["torn"])
 
@@ -541,9 +543,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_demo(played: dict[str, Any], tmp_path: Path) -> None:
     result = run("demo")
     assert (result.exit_code, result.stdout) == (0, "played\n")
-    assert played == {"torn": 0, "seconds": 4.0, "directory": None, "picture": Path("demo.png")}
-    run("demo", "--seconds", 2, "--directory", tmp_path, "--picture", tmp_path / "x.svg")
-    assert played == {"torn": 0, "seconds": 2.0, "directory": tmp_path, "picture": tmp_path / "x.svg"}
+    assert played == {
+        "torn": 0, "seconds": 4.0, "directory": None, "picture": Path("demo.png"), "keep": Path("demo.tx"),
+    }  # fmt: skip
+    run("demo", "--seconds", 2, "--directory", tmp_path, "--picture", tmp_path / "x.svg", "--keep", tmp_path / "x.tx")
+    assert played == {
+        "torn": 0, "seconds": 2.0, "directory": tmp_path, "picture": tmp_path / "x.svg", "keep": tmp_path / "x.tx",
+    }  # fmt: skip
     run("demo", "--no-picture")
     assert played["picture"] is None
 

@@ -17,6 +17,7 @@ import zarr
 from rich.console import Console
 from zarr.storage import LocalStore, MemoryStore
 
+from txstore import Repository
 from txstore.cli import demo, demo_picture, demo_scenes
 from txstore.cli.demo_picture import Board, summary
 
@@ -204,7 +205,11 @@ def test_the_demo(tmp_path: Path):
     console = Console(file=io.StringIO(), width=100)
     scratch, picture = tmp_path / "scratch", tmp_path / "demo.png"
     scratch.mkdir()
-    found = demo.run(seconds=0.5, directory=scratch, picture=picture, console=console)
+    found = demo.run(seconds=0.5, directory=scratch, picture=picture, console=console, keep=tmp_path / "kept.tx")
+    kept = Repository(tmp_path / "kept.tx", create=False)
+    assert len(kept.log()) > 1
+    assert kept.verify().faults == []
+    assert console.file.getvalue().rstrip().endswith("kept.tx --open")
 
     plays = [(result.scene, result.store) for result in found.results]
     assert plays == [(scene, store) for scene in ("append", "overwrite") for store in ("LocalStore", "TxStore")]

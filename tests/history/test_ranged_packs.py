@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,12 @@ from txstore.storage.pack_cache import PackCache, PieceMemory
 @pytest.fixture
 def objects() -> FakeObjects:
     return FakeObjects()
+
+
+@pytest.fixture
+def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch of a pack is under way at a time."""
+    monkeypatch.setattr(ranged_packs, "UNDER_WAY", 1)
 
 
 # --- what a range takes
@@ -98,6 +105,7 @@ def test_values_in_a_row_take_about_ten_requests(objects: FakeObjects) -> None:
     assert sum(length for *_, length in objects.requests) < len(values.content) + WINDOW_LARGEST
 
 
+@pytest.mark.usefixtures("one_batch")
 def test_values_in_a_row_ten_at_a_time_take_about_ten_requests(objects: FakeObjects) -> None:
     values = Values(objects, 512, 16 << 10)
     reader = values.pack.reader
@@ -221,6 +229,7 @@ def test_what_is_planned_never_overlaps_and_holds_what_is_wanted() -> None:
 # --- threads
 
 
+@pytest.mark.usefixtures("one_batch")
 def test_threads_that_wait_share_the_next_requests(objects: FakeObjects) -> None:
     values = Values(objects, 200, 16 << 10)
     gate = Gate()
@@ -244,6 +253,90 @@ def test_threads_that_wait_share_the_next_requests(objects: FakeObjects) -> None
     assert ends[1] == together[1]
 
 
+def test_a_few_batches_are_under_way_at_once(objects: FakeObjects) -> None:
+    values = Values(objects, 100, 1000)
+    gate = Gate()
+    objects.before = gate
+    with ThreadPoolExecutor(10) as pool:
+        found = [pool.submit(values.view, i) for i in range(0, 100, 20)]
+        found += [pool.submit(values.view, i) for i in range(10, 100, 20)]
+        wait_until(lambda: len(objects.calls) == ranged_packs.UNDER_WAY)
+        wait_until(lambda: len(values.pack.reader._waiting) == len(found) - ranged_packs.UNDER_WAY)
+        gate.open()
+        for one in found:
+            one.result(TIMEOUT)
+    assert len(objects.calls) == ranged_packs.UNDER_WAY + 1  # the others together
+    assert not values.pack.reader._under_way
+    assert not values.pack.reader._fetches
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What threads have waited for, or are waiting for: their turn, and what others fetch."""
+    found: list[object] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            found.append(self)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(ranged_packs, "threading", SimpleNamespace(Event=Event))
+    return found
+
+
+def test_what_is_under_way_is_waited_for_and_not_fetched_twice(objects: FakeObjects, waits: list[object]) -> None:
+    values = Values(objects, 3, 5 << 20)  # too large to be kept for others in memory
+    gate = Gate()
+    objects.before = gate
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(values.view, 1) for _ in range(3)]
+        wait_until(lambda: len(waits) == 3 + 2)
+        gate.open()
+        assert [one.result(TIMEOUT) for one in found] == [values.values[1]] * 3
+    assert len(objects.calls) == 1
+
+
+def test_who_has_waited_for_what_failed_asks_for_it_itself(objects: FakeObjects, waits: list[object]) -> None:
+    values = Values(objects, 10, 1000)
+    gate = Gate()
+
+    def fail(path: str) -> None:
+        gate(path)
+        if len(objects.calls) == 1:
+            raise TimeoutError(110, "the store does not answer", path)
+
+    objects.before = fail
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(values.view, 3)
+        assert gate.reached.wait(TIMEOUT)
+        second = pool.submit(values.view, 3)
+        wait_until(lambda: len(waits) == 2 + 1)
+        gate.open()
+        with pytest.raises(TimeoutError):
+            first.result(TIMEOUT)
+        assert second.result(TIMEOUT) == values.values[3]
+
+
+def test_the_next_window_is_fetched_in_the_background(objects: FakeObjects) -> None:
+    values = Values(objects, 2048, 16 << 10)
+    reader = values.pack.reader
+    read = 0
+    while reader._ahead._due == (0, 0):
+        values.view(read)
+        read += 1
+    requests, (_, end) = len(objects.requests), reader._ahead._due
+    values.view(read)
+    assert reader._ahead._due[0] == end
+    wait_until(lambda: not reader._fetches)
+    assert [(offset, length) for _, offset, length in objects.requests[requests:]] == [
+        (end, reader._ahead._due[1] - end)
+    ]
+    while values.offsets[read] < end:
+        values.view(read)
+        read += 1
+    assert len(objects.requests) == requests + 1  # once for each window
+
+
 def test_threads_read_what_was_written(objects: FakeObjects) -> None:
     values = Values(objects, 300, 3000, cache=new_cache(200_000))
 
@@ -258,6 +351,7 @@ def test_threads_read_what_was_written(objects: FakeObjects) -> None:
         list(pool.map(work, range(8)))
 
 
+@pytest.mark.usefixtures("one_batch")
 def test_an_error_reaches_all_that_wait_and_nobody_after_them(objects: FakeObjects) -> None:
     values = Values(objects, 10, 1000)
     gate = Gate()
@@ -285,6 +379,7 @@ class Interrupted(BaseException):
     """As a KeyboardInterrupt."""
 
 
+@pytest.mark.usefixtures("one_batch")
 def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects: FakeObjects) -> None:
     values = Values(objects, 10, 1000)
     gate = Gate()
@@ -308,6 +403,7 @@ def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects:
     values.view(0)
 
 
+@pytest.mark.usefixtures("one_batch")
 @pytest.mark.parametrize("has_the_turn", [False, True])
 def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
     objects: FakeObjects, monkeypatch: pytest.MonkeyPatch, has_the_turn: bool

@@ -15,7 +15,10 @@ from __future__ import annotations
 import ctypes
 import itertools
 import multiprocessing
+import os
 import platform
+import shlex
+import shutil
 import signal
 import tempfile
 import threading
@@ -228,10 +231,12 @@ def run(
     directory: Path | None = None,
     picture: Path | None = Path("demo.png"),
     console: Console | None = None,
+    keep: Path | None = None,
 ) -> DemoReport:
     """Play both scenes on both stores, each for so many seconds, in a temporary directory below `directory`.
 
-    Shows the counters on `console` as they grow, the result as a table, and draws it to `picture`.
+    Shows the counters on `console` as they grow, the result as a table, and draws it to `picture`. What the first scene
+    has written to TxStore stays at `keep`, to be looked at; what is there already stays, too.
 
     Before anything is played it raises ModuleNotFoundError if the extra `demo` is not installed, FileNotFoundError if
     the picture or the scratch data have no folder to go to, and ValueError if the picture's suffix is of no format.
@@ -251,6 +256,8 @@ def run(
             result = play(scene, place, seconds, board.show)
             board.done(result)
             console.print(summary(result), highlight=False)
+            if keep is not None and store is Transactions and not os.path.lexists(keep):
+                shutil.move(place.path, keep)
     versions = {"txstore": txstore.__version__, "zarr": zarr.__version__, "python": platform.python_version()}
     report = DemoReport(board.results, rows, versions, picture)
     console.print(board.table())
@@ -259,4 +266,9 @@ def run(
     if picture is not None:
         draw(report.results, {scene.name: scene.title for scene in scenes}, report.small_print(), picture)
         console.print(f"Drawn: {escape(str(picture))}", highlight=False, soft_wrap=True)
+    if keep is not None:
+        shown = escape(shlex.quote(str(keep)))
+        console.print(
+            f"Look at what was written: [bold]txstore serve {shown} --open[/]", highlight=False, soft_wrap=True
+        )
     return report

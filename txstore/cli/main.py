@@ -16,7 +16,18 @@ import typer
 from rich.console import Console
 
 import txstore
-from txstore.cli import branches, cli_import, history, interchange, maintenance, merging, space, tags, transactions
+from txstore.cli import (
+    branches,
+    cli_import,
+    history,
+    interchange,
+    maintenance,
+    merging,
+    serve,
+    space,
+    tags,
+    transactions,
+)
 from txstore.cli.output import (
     BranchOption,
     Commands,
@@ -55,6 +66,7 @@ app.add_typer(branches.app, name="branch")
 app.add_typer(tags.app, name="tag")
 app.command()(maintenance.verify)
 app.command()(maintenance.backup)
+app.command()(serve.serve)
 space.register(app)
 cli_import.register(app)
 interchange.register(app)
@@ -89,12 +101,15 @@ def demo(
     ] = None,
     picture: Annotated[Path, typer.Option(help="The PNG, PDF or SVG to draw.")] = Path("demo.png"),
     no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
+    keep: Annotated[
+        Path, typer.Option(help="Where the repository stays that was written, unless something is there.")
+    ] = Path("demo.tx"),
     as_json: JsonOption = False,
 ) -> None:
     """Let one process write while another reads, on plain Zarr and on TxStore, and count torn reads."""
     from txstore.cli.demo import run  # late: it imports zarr, which `log` does not need
 
-    report = run(seconds, directory, None if no_picture else picture, Console(stderr=as_json))
+    report = run(seconds, directory, None if no_picture else picture, Console(stderr=as_json), keep)
     if as_json:
         print_json(report.as_dict())
     if not report.ok:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import sys
 import traceback
@@ -202,6 +203,14 @@ def _usage_errors() -> Iterator[None]:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     tell(f"txstore: {_secrets().hide(' '.join(str(message).split()))}", err=True)
+
+
+class LogLines(logging.Handler):
+    """Prints what libraries log as all else is printed: nothing steers the terminal, nothing secret is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self.format(record).splitlines():
+            tell(_secrets().hide(line), err=True)
 
 
 def find_commit(repo: Repository, commit: str, branch: str = MAIN) -> Commit:

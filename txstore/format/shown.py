@@ -28,6 +28,12 @@ def html_head(kind: str, told: str) -> str:
     return f"<b>{html_text(kind)}</b> {html_text(told)}"
 
 
+def html_lines(lines: Iterable[str]) -> str:
+    """Return lines as they are, one below the other; nothing if there are none."""
+    text = "\n".join(map(html_text, lines))
+    return f"<pre>{text}</pre>" if text else ""
+
+
 def html_table(rows: Iterable[Sequence[str]], names: Sequence[str] = (), *, left: int = 0) -> str:
     """Return a table of text; nothing if it has no rows. `left`: how many more rows there are than are shown."""
     body = "".join(f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in row)}</tr>" for row in rows)

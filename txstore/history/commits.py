@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from typing import TypeVar
 
 from txstore.errors import (
     CommitNotFoundError,
@@ -27,6 +29,10 @@ from txstore.history.commit import MAIN, Stored
 from txstore.history.identity import Identity
 from txstore.history.packs import PackWriter, Writer
 from txstore.storage.interface import Storage
+from txstore.storage.request_threads import in_advance
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 #: So often a search for the head begins anew that a vacuum has overtaken.
 _SEARCHES = 20
@@ -45,6 +51,8 @@ class Commits:
 
     #: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
     tail_size = 4096
+    #: How many commits are read at once for whoever goes through all of them.
+    read_at_once = 1
     #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.
     takes_turns = True
     #: Whether a slot may still be taken by a request that has failed for the one who made it.
@@ -89,6 +97,12 @@ class Commits:
         """Return what is in the slot that a commit's parent had, be it that or not."""
         header = stored.header
         return self.read(header.fork or header.branch, header.slot - 1) if header.slot else None
+
+    def each(self, function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
+        """Yield what a function that reads commits makes of its arguments, in their order, some in advance."""
+        if self.read_at_once == 1:
+            return map(function, arguments)
+        return in_advance(function, arguments, self.read_at_once)
 
     def named(self, name: CommitName) -> Stored | None:
         """Return the commit that a branch or a merge names, None if it is not there."""
@@ -287,12 +301,15 @@ class Commits:
         if stored is None:
             return
         floor = max(stored.header.floor, self.floor(stored.header.branch))
+        line = self._down(stored, floor)
         while True:
             yield stored
             header = stored.header
             if header.slot <= floor:
                 return
-            stored = self.parent(stored)
+            if header.fork:
+                line = self._down(stored, 0)
+            stored = next(line, None)
             if stored is None and (floor := self.floor(header.branch)) >= header.slot:
                 return  # a vacuum has overtaken us
             if stored is None and not self.branches.is_living(header.branch):
@@ -302,6 +319,11 @@ class Commits:
             if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
                 path = names.commit_path(header.fork or header.branch, header.slot - 1)
                 raise CorruptionError(path, reason=f"this is not the parent that slot {header.slot} names")
+
+    def _down(self, stored: Stored, floor: int) -> Iterator[Stored | None]:
+        """Yield what is in the slot that a commit's parent had, and below it in the same branch, down to the floor."""
+        branch = stored.header.fork or stored.header.branch
+        return self.each(partial(self.read, branch), range(stored.header.slot - 1, floor - 1, -1))
 
     # --- tags, and the floor
 

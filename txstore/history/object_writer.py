@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,12 @@ from txstore._native import chunks
 from txstore.errors import CorruptionError
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
+from txstore.format.keys import is_document
 from txstore.format.packfile import Predecessor, Seen, encode_frame, frame_layout
 from txstore.history.packs import PackWriter, Staged
 from txstore.storage.leases import Lease
 from txstore.storage.remote import RemoteStorage
-from txstore.storage.request_threads import executor
+from txstore.storage.request_threads import executor, in_parallel
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -33,8 +35,12 @@ if TYPE_CHECKING:
 OBJECT_SIZE = 32 << 20
 #: What a commit's own file holds of values, at most: it is sent again when another commit was faster.
 INLINE_SIZE = 1 << 20
-#: Packs of one writer that are uploaded at the same time; `append` waits for one of them when there are more.
-UPLOADS = 3
+#: Packs of one writer that are uploaded at the same time, and how many bytes they have together, as long as there is
+#: more than one; `append` waits for one of them when there are more.
+UPLOADS = 12
+UPLOAD_BYTES = 160 << 20
+#: Bytes of documents that are kept until the commit, which lays them beside one another in its own file.
+DOCUMENTS = 1 << 20
 
 
 class ObjectWriter:
@@ -57,10 +63,12 @@ class ObjectWriter:
         self._is_published = False
         self._lease: Lease | None = None
         self._sequence = 0
+        self._documents: dict[int, bytes] = {}  # by where they were staged
+        self._documents_left = DOCUMENTS
         self._error: OSError | None = None
         self._lock = processes.new_lock()
         self._uploads: set[Future[None]] = set()  # in the background
-        self._slots, self._stores = threading.Semaphore(UPLOADS), threading.Semaphore(UPLOADS)
+        self._room, self._stores = _Room(), threading.Semaphore(UPLOADS)
         self._process = os.getpid()
 
     @property
@@ -91,26 +99,37 @@ class ObjectWriter:
             sequence = self._sequence
             self._sequence += 1
             if not (self._packs or self._is_published or self._participant) and self.size + view.nbytes <= INLINE_SIZE:
-                return self._own_file.append(kind, key, view, seen=seen, region=region)
+                return self._noted(key, view, self._own_file.append(kind, key, view, seen=seen, region=region))
             pack, full = self._room_for(len(key) + view.nbytes)
-            staged = pack.append(kind, key, view, seen, sequence, region)
+            staged = self._noted(key, view, pack.append(kind, key, view, seen, sequence, region))
         if full is not None:
             self._upload(full)
         if self._is_published:
             self._store(pack)
         return staged
 
+    def _noted(self, key: bytes, view: memoryview, staged: Staged) -> Staged:
+        """Keep a document until the commit; the caller holds the lock."""
+        if view.nbytes <= self._documents_left and is_document(key.decode()):
+            self._documents[staged.offset] = bytes(view)
+            self._documents_left -= view.nbytes
+        return staged
+
+    def document(self, offset: int) -> bytes | None:
+        """Return a document that was staged here, if so much else was that it should be laid beside the others."""
+        return self._documents.get(offset) if self._packs else None
+
     def _room_for(self, length: int) -> tuple[_Pack, _Pack | None]:
         """Return the pack that the next frame goes to, and one that is full by then; the caller holds the lock.
 
-        There is a slot for the upload of the full one, taken here: whoever has to wait for one lets all others wait, or
+        There is room for the upload of the full one, taken here: whoever has to wait for that lets all others wait, or
         each of them would fill a pack meanwhile.
         """
         last = self._packs[-1] if self._is_filling else None
         if last is not None and last.end + length <= OBJECT_SIZE:
             return last, None
         if last is not None:
-            self._slots.acquire()
+            self._room.take(last.end)
         if not self._participant:
             self._hold(b"")  # a vacuum must not take for abandoned what no commit refers to yet
         number = packfile.pack_number(self._participant, len(self._packs) + 1)
@@ -144,16 +163,17 @@ class ObjectWriter:
     # --- uploading
 
     def _upload(self, pack: _Pack) -> None:
-        """Upload a pack in the background, in the slot that was taken for it."""
+        """Upload a pack in the background, in the room that was taken for it."""
+        length = pack.end
         try:
-            future = executor("upload", 4 * UPLOADS).submit(self._upload_now, pack)
+            future = executor("upload", 2 * UPLOADS).submit(self._upload_now, pack, length)
         except BaseException:
-            self._slots.release()
+            self._room.give_back(length)
             raise
         self._uploads.add(future)
         future.add_done_callback(self._uploads.discard)
 
-    def _upload_now(self, pack: _Pack) -> None:
+    def _upload_now(self, pack: _Pack, length: int) -> None:
         try:
             with pack.uploading:
                 if not pack.is_uploaded:
@@ -161,7 +181,7 @@ class ObjectWriter:
         except OSError as error:
             self._error = self._error or error
         finally:
-            self._slots.release()
+            self._room.give_back(length)
 
     def _store(self, pack: _Pack) -> None:
         """Return when a pack is stored. Of the threads that wait for one pack, one uploads it."""
@@ -182,8 +202,7 @@ class ObjectWriter:
 
     def _store_all(self) -> None:
         """Return when all packs are stored. Raises `OSError`."""
-        for pack in list(self._packs):
-            self._store(pack)
+        deque(in_parallel(self._store, [pack for pack in self._packs if not pack.is_uploaded]), maxlen=0)
         wait(list(self._uploads))
         self._check()
 
@@ -197,7 +216,7 @@ class ObjectWriter:
                 return
             self._check()
             if self._participant:
-                self._hold(next(iter(self._packs[0].values.values())))
+                self._hold(self._packs[0].first_value())
             elif self._lease is None:
                 self._hold(b"")
             else:
@@ -214,7 +233,7 @@ class ObjectWriter:
         if not number:
             return self._own_file.read(staged)
         pack = self._packs[number - 1]
-        value = pack.values.get(offset)
+        value = pack.value(offset)
         if value is None:  # it is uploaded
             value = self._storage.read_range(pack.path, offset, staged.length) if staged.length else b""
         if len(value) != staged.length or crc32c(value) != staged.checksum:
@@ -277,37 +296,75 @@ class ObjectWriter:
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
 
 
+class _Room:
+    """Uploads that are under way: so many, and so many bytes. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._uploads = self._bytes = 0
+
+    def take(self, length: int) -> None:
+        """Wait until there is room for an upload. One that is larger than all of it waits until it is alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._uploads or self._fits(length))
+            self._uploads += 1
+            self._bytes += length
+
+    def _fits(self, length: int) -> bool:
+        return self._uploads < UPLOADS and self._bytes + length <= UPLOAD_BYTES
+
+    def give_back(self, length: int) -> None:
+        with self._changed:
+            self._uploads -= 1
+            self._bytes -= length
+            self._changed.notify_all()
+
+
 class _Pack:
     """One data pack, in memory until it is uploaded."""
 
     def __init__(self, transaction: bytes, number: int, repository_id: bytes, nth: int, first: int) -> None:
         pack_id = packfile.participants_pack(transaction, number)
         self.path = names.data_pack_path(pack_id)
-        self.values: dict[int, bytes] = {}
+        self._lengths: dict[int, int] = {}  # of the values, by their offsets
         self.end = packfile.HEAD_SIZE
         self._nth = nth
         self._first = first
-        self._parts: list[bytes] = [packfile.encode_head(pack_id, repository_id, number, first)]
+        self._content = bytearray(packfile.encode_head(pack_id, repository_id, number, first))
         self._heads: list[bytes] = []
         self.uploading = processes.new_lock()
         self.is_uploaded = False
 
     def append(self, kind: int, key: bytes, view: memoryview, seen: Seen, sequence: int, region: bytes = b"") -> Staged:
         """Copy one frame; the writer's lock is held."""
-        value = bytes(view)
-        start, length, checksum = self.end, len(value), crc32c(value)
+        start, length, checksum = self.end, view.nbytes, crc32c(view)
         follows = isinstance(seen, Predecessor)
         offset, self.end = frame_layout(start, len(key), length, has_predecessor=follows, region=region)
         frame = encode_frame(kind, seen, sequence - self._first, key, length, checksum, region)
-        self._parts += [frame, bytes(offset - start - len(frame)), value, bytes(self.end - offset - length)]
+        content = self._content
+        content += frame
+        content += bytes(offset - len(content))
+        content += view
+        content += bytes(self.end - len(content))
         self._heads.append(frame)
-        self.values[offset] = value
+        self._lengths[offset] = length
         return Staged(packfile.join_offset(self._nth, offset), length, checksum, sequence)
+
+    def value(self, offset: int) -> bytes | None:
+        """Return a value that was appended; None if it is uploaded."""
+        length = self._lengths.get(offset)
+        # The pack may be uploaded between the two looks.
+        content = None if length is None else self._content[offset : offset + length]
+        return None if content is None or len(content) != length else bytes(content)
+
+    def first_value(self) -> bytes:
+        offset, length = next(iter(self._lengths.items()))
+        return bytes(self._content[offset : offset + length])
 
     def upload(self, storage: RemoteStorage, *, is_published: bool) -> None:
         """Write the object; the caller holds `uploading`, and nobody appends. Raises `OSError`."""
         # Others look for what there is before it is committed.
         directory = [packfile.encode_directory(self._heads, self.end)] if is_published else []
-        storage.objects.put(self.path, self._parts + directory)
+        storage.objects.put(self.path, [self._content, *directory])
         self.is_uploaded = True
-        self._parts, self._heads, self.values = [], [], {}
+        self._content, self._heads, self._lengths = bytearray(), [], {}

@@ -81,6 +81,9 @@ class Writer(Protocol):
     def publish(self) -> None: ...
     def create(self) -> None: ...
     def read(self, staged: Staged) -> bytes: ...
+    def document(self, offset: int) -> bytes | None:
+        """Return a document that was staged here, if the commit should lay it beside the others in its own file."""
+
     def write_at(self, offset: int, content: bytes) -> None: ...
     def finish(self, length: int) -> None: ...
     def sync(self) -> None: ...
@@ -128,6 +131,9 @@ class PackWriter:
             packfile.participants_pack(transaction, participant),
         )
         return cls(storage, path, pack_id, repository_id, participant=participant)
+
+    def document(self, offset: int) -> bytes | None:
+        return None  # to read one takes no request
 
     @property
     def size(self) -> int:

@@ -1,26 +1,31 @@
 """Finished packs that are read by ranges: few requests for many readers, and none twice.
 
-Threads that read one pack at the same time share requests: while one is under way the others wait, and the next to go
-takes along what all of them want. What `read_ahead` makes of that is fetched in parallel, kept in the cache, and handed
-out.
+Threads that read one pack at the same time share requests: while a few batches are under way the others wait, and the
+next to go takes along what all of them want. What `read_ahead` makes of that is fetched in parallel, kept in the cache,
+and handed out; who wants what is under way waits for it. Of what is read in order, the next window is fetched in the
+background as soon as somebody comes to the last one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from txstore import processes
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import commitfile, names, packfile
 from txstore.format.encoding import crc32c
+from txstore.format.keys import is_document
 from txstore.format.packfile import PackName
 from txstore.history.packs import Missing, MissingPackError, Packs, PackSource, check_head
-from txstore.history.read_ahead import ReadAhead
+from txstore.history.read_ahead import Range, ReadAhead
 from txstore.storage.interface import Storage
 from txstore.storage.objects.errors import CutShortError
 from txstore.storage.pack_cache import PackCache, joined
+from txstore.storage.request_threads import executor
 
 if TYPE_CHECKING:
     from txstore.storage.objects.interface import Ranges
@@ -29,6 +34,15 @@ if TYPE_CHECKING:
 MAX_READERS = 4096
 #: A value above this length is not kept in memory: whoever reads it has it, and it would drive out hundreds of others.
 _LARGE = 1 << 20
+
+
+#: Batches of one pack that are under way at once. A thread that comes while there are fewer goes at once, for what it
+#: wants alone; so the more there may be, the fewer threads share a request.
+UNDER_WAY = 4
+#: So much on both sides of a document is fetched along: whoever asks for one asks for those of its neighbours next.
+BESIDE = 128 << 10
+#: Windows that are fetched in the background, of all packs, at once.
+AHEAD = 8
 
 
 class _Read(NamedTuple):
@@ -42,14 +56,32 @@ class _Read(NamedTuple):
 class _Request:
     """What one thread wants of a pack."""
 
-    __slots__ = ("contents", "error", "is_done", "ranges", "wake")
+    __slots__ = ("contents", "error", "is_done", "is_wide", "ranges", "wake")
 
-    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, ranges: Sequence[tuple[int, int]], *, is_wide: bool = False) -> None:
         self.ranges = ranges
+        self.is_wide = is_wide  # what lies beside it is wanted next
         self.contents: list[memoryview] = []
         self.error: OSError | TxStoreError | None = None
         self.is_done = False
         self.wake = threading.Event()  # it is done, or this thread is the next to go
+
+
+class _Fetch:
+    """Ranges that are under way, ascending. Whoever wants what lies in them waits for it."""
+
+    __slots__ = ("is_done", "pieces", "ranges")
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        self.ranges = ranges
+        self.pieces: list[tuple[int, memoryview]] | None = None  # None in the end, too, if it has failed
+        self.is_done = threading.Event()
+
+    def holds(self, begin: int, end: int) -> bool:
+        for low, high in self.ranges:
+            if low <= begin < high:
+                begin = high
+        return begin >= end
 
 
 class PackReader:
@@ -62,18 +94,24 @@ class PackReader:
         self._path = name.path
         self._size: int | None = None
         self._has_checked_head = False
-        self._ahead = ReadAhead()  # used by whoever goes
         self._lock = processes.new_lock()
+        self._ahead = ReadAhead()
         self._waiting: list[_Request] = []
-        self._is_busy = False
+        self._under_way = 0  # batches
+        self._fetches: list[_Fetch] = []
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return ranges, (offset, length) each: shorter only where the pack ends. Raises `FileNotFoundError`."""
+    def read(self, ranges: Sequence[tuple[int, int]], *, is_wide: bool = False) -> list[memoryview]:
+        """Return ranges, (offset, length) each: shorter only where the pack ends. Raises `FileNotFoundError`.
+
+        With `is_wide`, of what has to be fetched also what lies beside it.
+        """
         contents = [self._cache.find(self._id, offset, length) for offset, length in ranges]
         found = [content for content in contents if content is not None]
         if len(found) == len(ranges):
+            if ranges and self._ahead.is_due(ranges[-1][0]):
+                self._read_on(ranges[-1][0])
             return found
-        request = _Request(ranges)
+        request = _Request(ranges, is_wide=is_wide)
         self._wait_and_go(request)
         if request.error is not None:
             try:
@@ -107,48 +145,47 @@ class PackReader:
 
     # --- taking turns
 
+    # If any wait, all turns are taken, or the first of them has just got one: it takes all along that wait by then.
+
     def _wait_and_go(self, request: _Request) -> None:
         with self._lock:
+            if self._under_way < UNDER_WAY and not self._waiting:
+                self._under_way += 1
+                request.wake.set()
             self._waiting.append(request)
-            if self._is_busy:
-                goes = False
-            else:
-                goes = self._is_busy = True
-        if not goes:
-            try:
-                request.wake.wait()
-            except BaseException:
-                self._leave(request)
-                raise
+        try:
+            request.wake.wait()
+        except BaseException:
+            self._leave(request)
+            raise
         if not request.is_done:
-            self._go()
+            self._go(request)
 
-    def _go(self) -> None:
-        """Fetch what all want that wait, this thread among them; then the next goes."""
+    def _go(self, request: _Request) -> None:
+        """Fetch what all want that wait, this thread first among them; then the next goes."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         try:
             self._serve(taken)
         except (OSError, TxStoreError) as error:
-            for request in taken:
-                request.error = error
-                request.is_done = True
+            for each in taken:
+                each.error = error
+                each.is_done = True
         finally:
             with self._lock:
-                for request in taken:
-                    if request.is_done:
-                        request.wake.set()
+                for each in taken:
+                    if each.is_done:
+                        each.wake.set()
                 # This thread was interrupted: the others go without it.
-                self._waiting[:0] = [request for request in taken[1:] if not request.is_done]
+                self._waiting += [each for each in taken if not (each.is_done or each is request)]
                 self._next_goes()
 
     def _next_goes(self) -> None:
-        """The caller holds the lock, and the turn."""
-        if self._waiting:
-            # Its own request comes first, as `_go` expects.
+        """The caller holds the lock, and a turn."""
+        if self._waiting and not self._waiting[0].wake.is_set():
             self._waiting[0].wake.set()
         else:
-            self._is_busy = False
+            self._under_way -= 1
 
     def _leave(self, request: _Request) -> None:
         """Wait no longer, and pass the turn on if it has just come."""
@@ -163,18 +200,74 @@ class PackReader:
     def _serve(self, requests: Sequence[_Request]) -> None:
         reads = [[self._start(*wanted) for wanted in request.ranges] for request in requests]
         missing = {(read.begin, read.end) for each in reads for read in each if read.begin < read.end}
-        pieces = self._fetch(missing) if missing else []
+        wide = {(each.begin, each.end) for at, request in enumerate(requests) if request.is_wide for each in reads[at]}
+        pieces = self._pieces(missing, wide) if missing else []
         for request, each in zip(requests, reads, strict=True):
             request.contents = [_assembled(read, pieces) for read in each]
             request.is_done = True
+
+    def _pieces(self, missing: set[Range], wide: set[Range]) -> list[tuple[int, memoryview]]:
+        """Return pieces that hold what is missing, with their offsets, ascending: fetched here, or by others."""
+        with self._lock:
+            theirs = {each: fetch for each in missing for fetch in self._fetches if fetch.holds(*each)}
+            ours = missing - theirs.keys()
+            wanted = [self._widened(*each) if each in wide else each for each in ours]
+            fetch = self._planned(self._ahead.plan(wanted, self._size)) if ours else None
+        pieces = self._fetched(fetch, ours) if fetch is not None else []
+        # After our own: so of two that want what the other fetches, neither waits for ever.
+        failed = set()
+        for each, other in theirs.items():
+            other.is_done.wait()
+            if other.pieces is None:
+                failed.add(each)
+        if failed:
+            with self._lock:
+                fetch = self._planned(self._ahead.plan(failed, self._size))
+            pieces += self._fetched(fetch, failed)
+        for other in {id(each): each for each in theirs.values()}.values():
+            pieces += other.pieces or ()
+        return sorted(pieces, key=itemgetter(0))
+
+    def _widened(self, begin: int, end: int) -> Range:
+        stop = end + BESIDE
+        return max(begin - BESIDE, 0), stop if self._size is None else max(end, min(stop, self._size))
+
+    def _planned(self, ranges: Sequence[Range]) -> _Fetch:
+        """Let others see what is about to be fetched; the caller holds the lock."""
+        fetch = _Fetch(ranges)
+        self._fetches.append(fetch)
+        return fetch
+
+    def _fetched(self, fetch: _Fetch, wanted: Iterable[Range]) -> list[tuple[int, memoryview]]:
+        try:
+            fetch.pieces = self._fetch(fetch.ranges, wanted)
+            return fetch.pieces
+        finally:
+            with self._lock:
+                self._fetches.remove(fetch)
+            fetch.is_done.set()
+
+    def _read_on(self, position: int) -> None:
+        """Fetch in the background what follows, for whoever has come to the last window that was read ahead."""
+        with self._lock:
+            ranges = self._ahead.go_on(position, self._size)
+            fetch = self._planned(ranges) if ranges else None
+        if fetch is not None:
+            try:
+                executor("read ahead", AHEAD).submit(self._read_ahead, fetch)
+            except RuntimeError:  # the interpreter ends, and starts no more threads
+                self._read_ahead(fetch)
+
+    def _read_ahead(self, fetch: _Fetch) -> None:
+        with contextlib.suppress(OSError, TxStoreError):  # whoever wants it asks for it, and is told
+            self._fetched(fetch, ())
 
     def _start(self, offset: int, length: int) -> _Read:
         found = self._cache.find_start(self._id, offset, length)
         return _Read(offset + sum(map(len, found)), offset + length, found)
 
-    def _fetch(self, missing: set[tuple[int, int]]) -> list[tuple[int, memoryview]]:
-        """Return pieces that hold what is missing, with their offsets, ascending."""
-        planned = [(begin, end - begin) for begin, end in self._ahead.plan(missing, self._size)]
+    def _fetch(self, ranges: Sequence[Range], wanted: Iterable[Range]) -> list[tuple[int, memoryview]]:
+        planned = [(begin, end - begin) for begin, end in ranges]
         if len(planned) == 1:
             contents = [self._ranges.get_range(self._path, *planned[0])]
         else:
@@ -183,7 +276,7 @@ class PackReader:
             except CutShortError:  # then what there is, so that whoever reads it says what is damaged
                 contents = [self._ranges.get_range(self._path, *each) for each in planned]
         pieces = [(offset, memoryview(content)) for (offset, _), content in zip(planned, contents, strict=True)]
-        large = [wanted for wanted in missing if wanted[1] - wanted[0] > _LARGE]
+        large = [each for each in wanted if each[1] - each[0] > _LARGE]
         for (offset, length), (_, content) in zip(planned, pieces, strict=True):
             if offset == 0 and len(content) >= packfile.HEAD_SIZE:
                 self._check_head(content)
@@ -272,7 +365,11 @@ class RemotePack:
             raise self._is_missing() from error
 
     def _value(self, offset: int, length: int, key: str | None) -> memoryview:
-        [content] = self.read([(offset, length)])
+        is_wide = key is not None and is_document(key)
+        try:
+            [content] = self.reader.read([(offset, length)], is_wide=is_wide)
+        except FileNotFoundError as error:
+            raise self._is_missing() from error
         return self._complete(content, length, offset, key)
 
     def _complete(self, content: memoryview, length: int, offset: int, key: str | None) -> memoryview:

@@ -14,6 +14,8 @@ GAP = 64 << 10
 #: No range is longer.
 RANGE = 8 << 20
 WINDOW_SMALLEST, WINDOW_LARGEST = 128 << 10, 4 << 20
+#: From a window of this length on, the next one is fetched in the background. Shorter streams may end at any time.
+IN_BACKGROUND = 2 << 20
 #: What may lie between two values that were written one after the other: the header of a frame, and its key.
 _NEAR = 4 << 10
 _IN_A_ROW = 3
@@ -40,10 +42,12 @@ class _Stream:
 
 
 class ReadAhead:
-    """The streams of one pack. Not safe in threads."""
+    """The streams of one pack. Not safe in threads, but for `is_due`."""
 
     def __init__(self) -> None:
         self._streams: list[_Stream] = []  # the one that was read last comes last
+        # The last window that was read ahead of the stream that has one of `IN_BACKGROUND` or more.
+        self._due: Range = (0, 0)
 
     def plan(self, wanted: Iterable[Range], size: int | None) -> list[Range]:
         """Return what to fetch for ranges that are not at hand: ascending, without overlaps.
@@ -57,6 +61,21 @@ class ReadAhead:
                 start, stop = self._extended(max(begin, done), end, size)
                 planned.append((max(start, done), stop))
         return list(_cut(_joined(planned)))
+
+    def is_due(self, position: int) -> bool:
+        """Tell whether somebody has come so far that what follows should be fetched while the window is read."""
+        begin, end = self._due
+        return begin <= position < end
+
+    def go_on(self, position: int, size: int | None) -> list[Range]:
+        """Return the window that follows the one which a position lies in, if nobody has asked for it before."""
+        begin, end = self._due
+        stream = next((stream for stream in self._streams if stream.end == end), None)
+        if not begin <= position < end or stream is None:
+            return []
+        stop = end + stream.window if size is None else min(end + stream.window, size)
+        stream.end, self._due = stop, (end, stop)
+        return list(_cut([(end, stop)]))
 
     def _extended(self, begin: int, end: int, size: int | None) -> Range:
         stream = next((stream for stream in reversed(self._streams) if stream.is_followed_by(begin)), None)
@@ -72,6 +91,8 @@ class ReadAhead:
             stream.window = min(2 * stream.window, WINDOW_LARGEST)
             ahead = begin + stream.window
             end = max(end, ahead if size is None else min(ahead, size))
+            if stream.window >= IN_BACKGROUND:
+                self._due = begin, end
         stream.end = end
         return begin, end
 

@@ -41,6 +41,7 @@ class RemoteCommits(Commits):
 
     storage: RemoteStorage
     tail_size = _TAIL
+    read_at_once = 64
     takes_turns = False
     may_come_late = True
     pins_are_seen = False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txstore.format.encoding import MalformedError, json_value
-from txstore.format.keys import DOCUMENT_NAMES, document_key, node_of_document
+from txstore.format.keys import DOCUMENT_NAMES, directory_prefix, document_key, node_of_document
 from txstore.format.mapping import Hierarchy
 
 #: What zarr 2 calls its consolidated metadata. One that lies in a repository is a copy that nobody keeps up, and
@@ -22,20 +22,25 @@ def is_consolidated(key: str) -> bool:
     return key.rpartition("/")[2] == ZMETADATA
 
 
-def documents_of(snapshot: Hierarchy) -> dict[str, bytes]:
-    """Return the documents of all nodes, without consolidated blocks. Arrays are not descended into."""
+def documents_of(snapshot: Hierarchy, below: str = "") -> dict[str, bytes]:
+    """Return the documents of all nodes at and below a path, by their keys from there on, without consolidated blocks.
+
+    Arrays are not descended into.
+    """
     documents: dict[str, bytes] = {}
+    prefix = directory_prefix(below)
     paths = [""]
     while paths:
         path = paths.pop()
         own = {}
         for name in DOCUMENT_NAMES:
-            view = snapshot.get_view(document_key(path, name))
+            view = snapshot.get_view(prefix + document_key(path, name))
             if view is not None:
                 own[document_key(path, name)] = plain_document(name, bytes(view))
         documents |= own
         if not any(_is_array(key, content) for key, content in own.items()):
-            paths += [document_key(path, name) for name in snapshot.list_dir(path) if name not in DOCUMENT_NAMES]
+            below_it = snapshot.list_dir(prefix + path)
+            paths += [document_key(path, name) for name in below_it if name not in DOCUMENT_NAMES]
     return documents
 
 

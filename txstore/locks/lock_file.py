@@ -41,8 +41,8 @@ LOCK_BASE = 1 << 40  # of the bytes: INIT, then LIVE of members 1, 2, ...
 INIT = 0
 
 MEMBERS_OFFSET = 4096
-_MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation; what a table has of its transactions
-_LENGTH = MEMBERS_OFFSET + (MEMBERS + 1) * _MEMBER.size
+MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation; what a table has of its transactions
+_LENGTH = MEMBERS_OFFSET + (MEMBERS + 1) * MEMBER.size
 
 _INIT_PATIENCE = 10.0  # seconds: whoever holds it needs milliseconds, unless that process was stopped
 
@@ -176,7 +176,7 @@ class LockFile:
 
     def _living(self, but: int = 0) -> Iterator[int]:
         records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET)
-        for member, (in_use, pid, _) in enumerate(_MEMBER.iter_unpack(records[: len(records) // 64 * 64])):
+        for member, (in_use, pid, _) in enumerate(MEMBER.iter_unpack(records[: len(records) // 64 * 64])):
             if member and in_use and member != but and (member == self.member or self._is_alive(member)):
                 yield pid
 
@@ -270,7 +270,7 @@ class LockFile:
             set_mode(self.descriptor, self._mode)  # we have made it
         records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET).ljust(_LENGTH - MEMBERS_OFFSET, b"\0")
         # Incarnations go on, whatever they are: they only have to differ.
-        free = b"".join(_MEMBER.pack(0, 0, incarnation) for _, _, incarnation in _MEMBER.iter_unpack(records))
+        free = b"".join(MEMBER.pack(0, 0, incarnation) for _, _, incarnation in MEMBER.iter_unpack(records))
         self._write(0, _UNFINISHED.ljust(HEADER.size, b"\0"))  # no header until all is done
         self._write(MEMBERS_OFFSET, free)
         new = LockHeader(
@@ -303,12 +303,12 @@ class LockFile:
     # --- the bytes
 
     def _record(self, member: int) -> tuple[int, int, int]:
-        record = self._read(MEMBERS_OFFSET + member * _MEMBER.size, _MEMBER.size)
-        in_use, pid, incarnation = _MEMBER.unpack(record.ljust(_MEMBER.size, b"\0"))
+        record = self._read(MEMBERS_OFFSET + member * MEMBER.size, MEMBER.size)
+        in_use, pid, incarnation = MEMBER.unpack(record.ljust(MEMBER.size, b"\0"))
         return in_use, pid, incarnation
 
     def _write_record(self, member: int, record: tuple[int, int, int]) -> None:
-        self._write(MEMBERS_OFFSET + member * _MEMBER.size, _MEMBER.pack(*record))
+        self._write(MEMBERS_OFFSET + member * MEMBER.size, MEMBER.pack(*record))
 
     def _read(self, offset: int, length: int) -> bytes:
         with self._mutex:

@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from txstore.errors import BackupError, CorruptionError, RepositoryNotFoundError
@@ -29,6 +30,7 @@ from txstore.history.runs import names_of
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import check_frames, check_sections, frames_end, open_run
 from txstore.maintenance.erase import scrub, write_record
+from txstore.maintenance.fetching import Fetched
 from txstore.maintenance.reachable import data_packs, hold_all
 from txstore.maintenance.report import Fault
 from txstore.maintenance.scrub import survey
@@ -104,6 +106,7 @@ class _BackUp:
     ) -> None:
         self.commits = commits
         self.source = commits.storage
+        self._fetched = Fetched(self.source)
         self.target = target
         self._verify = verify
         self._progress = progress
@@ -249,6 +252,8 @@ class _BackUp:
     def _copy_history(self, last: Mapping[str, Stored]) -> None:
         stored = list(self._new_commits(last))
         ours = {one.path for one in stored}
+        for one in stored:
+            self._fetched.expect(one.path, one.footer.file_length)
         packs: dict[str, int | None] = {}
         for one in stored:
             for pack, end in self._packs_of(one):
@@ -287,9 +292,8 @@ class _BackUp:
             if branch in last:
                 first = max(first, last[branch].header.slot)
             # One by one: how many slots there are is what a header says, until the first is found missing.
-            for slot in range(first, head.header.slot + 1):
-                stored = self._read(branch, slot)
-                met.add((branch, slot))
+            for stored in self.commits.each(partial(self._read, branch), range(first, head.header.slot + 1)):
+                met.add((branch, stored.header.slot))
                 there = (each for each in self.commits.kept_with(stored, related) if each not in named)
                 named.update(each for each in there if self.commits.read(*each) is not None)
                 yield stored
@@ -319,7 +323,7 @@ class _BackUp:
 
     def _table(self, name: RunName, path: str) -> list[PackName]:
         try:
-            return open_run(self.source, name, path)[1]
+            return open_run(self._fetched, name, path)[1]
         except ValueError as error:
             raise CorruptionError(path, offset=name.offset, reason=f"damaged run: {error}") from error
 
@@ -373,6 +377,8 @@ class _BackUp:
 
     def _copy_batch(self, copies: list[_Copy]) -> None:
         written: list[tuple[_Copy, str, StagedFile]] = []
+        for copy in copies:
+            self._fetched.expect(copy.path, copy.length)
         try:
             for copy in copies:
                 temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
@@ -397,7 +403,7 @@ class _BackUp:
 
     def _copy(self, copy: _Copy, file: StagedFile) -> None:
         for offset in range(0, copy.length, _COPIED):
-            part = self.source.read_range(copy.path, offset, min(_COPIED, copy.length - offset))
+            part = self._fetched.read_range(copy.path, offset, min(_COPIED, copy.length - offset))
             if len(part) != min(_COPIED, copy.length - offset):
                 raise CorruptionError(copy.path, offset=offset + len(part), reason="the file is too short")
             file.write(offset, [part])

@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from txstore._native import index
 from txstore.format import commitfile, encoding, packfile
@@ -21,17 +21,22 @@ from txstore.format.packfile import Frame, PackName
 from txstore.history.commit import Stored
 from txstore.maintenance.report import Fault
 from txstore.storage.foreign import ForeignRange
-from txstore.storage.interface import Storage
 
 _WINDOW = 1 << 20
 #: The longest beginning of a frame: header, key, predecessor, and the padding before the value.
 _FRAME_HEAD_MOST = packfile.FRAME_HEAD_MOST + (1 << 16) + packfile.ALIGNMENT
 
 
+class Files(Protocol):
+    """What files are read from: a storage, or what was fetched of one."""
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes: ...
+
+
 class Window:
     """One file, read from left to right. Raises `OSError`."""
 
-    def __init__(self, storage: Storage, path: str) -> None:
+    def __init__(self, storage: Files, path: str) -> None:
         self.path = path
         self._storage = storage
         self._begin = 0
@@ -216,7 +221,7 @@ class Checked:
 
 
 def check_frames(
-    storage: Storage, name: PackName, repository_id: bytes, end: int, values: Values | None = None, path: str = ""
+    storage: Files, name: PackName, repository_id: bytes, end: int, values: Values | None = None, path: str = ""
 ) -> Checked:
     """Check head and frames of a pack, which end at `end`. Raises `OSError`.
 
@@ -292,7 +297,7 @@ def frames_end(stored: Stored) -> int:
     return min((section.offset for section in stored.header.sections), default=stored.footer.header_offset)
 
 
-def check_sections(storage: Storage, stored: Stored, path: str = "") -> list[Fault]:
+def check_sections(storage: Files, stored: Stored, path: str = "") -> list[Fault]:
     """Check that sections and header follow one another with nothing between them. Raises `OSError`."""
     window, faults = Window(storage, path or stored.path), []
     header, footer = stored.header, stored.footer
@@ -311,7 +316,7 @@ def check_sections(storage: Storage, stored: Stored, path: str = "") -> list[Fau
     return faults
 
 
-def open_run(storage: Storage, name: RunName, path: str) -> tuple[index.Run, list[PackName]]:
+def open_run(storage: Files, name: RunName, path: str) -> tuple[index.Run, list[PackName]]:
     """Read a whole run and check every block. Raises `ValueError` (what is wrong) or `OSError`."""
     run = index.Run(storage.read_range(path, name.offset, name.length), name.seq)
     run.verify()

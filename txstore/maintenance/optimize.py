@@ -15,11 +15,13 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import tee
 
 from txstore._native import index as native_index
 from txstore.errors import raise_if_full
 from txstore.format import packfile
 from txstore.format.commitfile import DataPack, RunName, Section
+from txstore.format.keys import is_document
 from txstore.format.packfile import PackName
 from txstore.history import runs as index
 from txstore.history.commit import Stored
@@ -29,12 +31,15 @@ from txstore.history.slots import Contents, Publisher, SyncFailedError, align
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.reachable import Reachable
 from txstore.storage.interface import Storage
+from txstore.storage.request_threads import in_advance, in_parallel
 
 #: A new pack is ended when it has reached this length, in bytes.
 PACK_LENGTH = 256 << 20
 #: `optimize` copies packs below this length, and those of which less than `LIVE_SHARE` is live.
 SMALL_PACK = 32 << 20
 LIVE_SHARE = 0.8
+#: So many values of an object store, and so many bytes, are fetched at once.
+FETCHED_AT_ONCE, BYTES_AT_ONCE = 64, 16 << 20
 _FRAME_OVERHEAD = packfile.FRAME_SIZE + 16  # bytes; the padding is an estimate
 
 #: Bytes that are left on a disk that is nearly full.
@@ -199,6 +204,17 @@ def live_values(snapshot: Snapshot) -> Iterator[tuple[bytes, PackName, int]]:
         yield found.key, runs.pack_name(found.run, found.pack), found.length
 
 
+def _batches(found: Iterable[index.Listed]) -> Iterator[list[index.Listed]]:
+    batch: list[index.Listed] = []
+    for each in found:
+        batch.append(each)
+        if len(batch) == FETCHED_AT_ONCE or sum(one.length for one in batch) >= BYTES_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
 class _Copies:
     """Values copied into new packs, and which run of the snapshot said where they lay."""
 
@@ -221,21 +237,23 @@ class _Copies:
             raise
 
     def _copy(self, head: Snapshot, chosen: set[PackName], progress: Callable[[int], object]) -> None:
-        runs, done = head.runs, 0
-        writer: Writer | None = None
-        for found in runs.scan_all():
-            name = runs.pack_name(found.run, found.pack)
-            if name not in chosen:
-                continue
-            if writer is None or writer.size >= PACK_LENGTH:
-                writer = self.new_writer()
-            value = runs.pack(name).view(found.offset, found.length, found.checksum, found.key.decode(errors="replace"))
+        done = 0
+        # Far away, documents go into a pack of their own: whoever opens a group reads many of them, and little else.
+        writers: dict[bool, int] = {}
+        is_far = self._commits.storage.is_remote
+        for found, value in self._values(head.runs, chosen):
+            is_apart = is_far and is_document(found.key.decode(errors="replace"))
+            number = writers.get(is_apart)
+            if number is None or self.writers[number - 1].size >= PACK_LENGTH:
+                self.new_writer()
+                number = writers[is_apart] = len(self.writers)
+            writer = self.writers[number - 1]
             staged = writer.append(packfile.FRAME_OF_REF[found.kind], found.key, value, seen=packfile.SEEN_NOTHING)
             self._keys.append(found.key)
             self._run.append(found.run)
             self._kind.append(found.kind)
             self._seq.append(found.seq)
-            self._pack.append(packfile.pack_number(len(self.writers), packfile.split_offset(staged.offset)[0]))
+            self._pack.append(packfile.pack_number(number, packfile.split_offset(staged.offset)[0]))
             self._offset.append(packfile.split_offset(staged.offset)[1])
             self._length.append(staged.length)
             self._checksum.append(staged.checksum)
@@ -243,6 +261,23 @@ class _Copies:
             progress(done)
         for each in self.writers:
             each.finish(each.size)
+
+    def _values(self, runs: index.Runs, chosen: set[PackName]) -> Iterator[tuple[index.Listed, memoryview]]:
+        """Yield what lies in the packs that were chosen, ascending by key."""
+
+        def view(found: index.Listed) -> memoryview:
+            pack = runs.pack(runs.pack_name(found.run, found.pack))
+            return pack.view(found.offset, found.length, found.checksum, found.key.decode(errors="replace"))
+
+        wanted = (found for found in runs.scan_all() if runs.pack_name(found.run, found.pack) in chosen)
+        if not self._commits.storage.is_remote:
+            yield from ((found, view(found)) for found in wanted)
+            return
+        batches, again = tee(_batches(wanted))
+        for batch, values in zip(
+            batches, in_advance(lambda each: list(in_parallel(view, each)), again, 2), strict=True
+        ):
+            yield from zip(batch, values, strict=True)
 
     def new_writer(self) -> Writer:
         number = len(self.writers) + 1

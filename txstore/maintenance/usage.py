@@ -111,7 +111,7 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     referred = _Referred(commits, needed)
     if head is not None:
         snapshot = snapshots.of(head)
-        found.arrays = _arrays(snapshot)
+        found.arrays = arrays_of(snapshot)
         found.live = sum(array.bytes for array in found.arrays.values())
         for stored in kept_commits(commits, {}):
             needed.add(stored)
@@ -189,7 +189,7 @@ def _end_of_frames(stored: Stored) -> int:
     return min([section.offset for section in stored.header.sections], default=stored.footer.header_offset)
 
 
-def _arrays(snapshot: Snapshot) -> dict[str, ArrayUsage]:
+def arrays_of(snapshot: Snapshot) -> dict[str, ArrayUsage]:
     arrays: dict[str, ArrayUsage] = {}
     path, prefix = "", "\0"
     for found in snapshot.runs.scan_all():

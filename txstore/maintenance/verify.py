@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from txstore.errors import CorruptionError, SourceError, TxStoreError, UnsupportedFormatError, WrongFileTypeError
 from txstore.format import encoding, names, packfile, records
@@ -31,6 +32,7 @@ from txstore.maintenance.check_file import (
     frames_end,
     open_run,
 )
+from txstore.maintenance.fetching import Fetched
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.report import Fault, Report
 from txstore.maintenance.tracing import ListedRun, Place, Tracer
@@ -73,6 +75,7 @@ class Verifier:
     def __init__(self, commits: Commits, progress: Progress | None = None) -> None:
         self.commits = commits
         self.storage = commits.storage
+        self._fetched = Fetched(self.storage)
         self.report = Report()
         self._told: set[Fault] = set()
         self.runs: dict[tuple[bytes, int], ListedRun] = {}
@@ -81,6 +84,7 @@ class Verifier:
         self._ids: dict[Place, bytes] = {}  # of the commits that can be read
         self._damaged: set[bytes] = set()  # packs whose head or file is damaged: nothing in them can be read
         self._readers: dict[bytes, set[tuple[str, int, int]]] = {}  # of those, from which slot to which they are read
+        self._files_of: dict[Place, list[tuple[str, int]]] = {}  # of the commits: their files, their packs, the lengths
         self._known: set[str] = set()  # files that are accounted for
         self._brought: dict[str, Place] = {}  # what a pack came with
         self._floors: dict[str, int] = {}  # of the branches that there are
@@ -106,8 +110,10 @@ class Verifier:
                 self._ids[place] = stored.header.id  # a vacuum has kept it; who is damaged is reported with its name
         values = Values()
         try:
+            self._expect_packs()
             for place in sorted(self._ids):
                 self._check_commit(place, repository_id, values)
+            self._expect_runs()
             self._total = self.report.bytes  # what others have added meanwhile does not count
             for key, listed in list(self.runs.items()):
                 self._check_run(key, listed, values)
@@ -118,6 +124,19 @@ class Verifier:
             tracer = Tracer(self.commits, self._ids, list(self.runs.values()), self._readers, self._brought)
             self.report.faults = [tracer.with_commits(fault) for fault in self.report.faults]
         return self.report
+
+    def _expect_packs(self) -> None:
+        for place in sorted(self._files_of):
+            commit, *packs = self._files_of[place]
+            for path, length in (*packs, commit):
+                self._fetched.expect(path, length)
+
+    def _expect_runs(self) -> None:
+        sizes = dict(files[0] for files in self._files_of.values())
+        for listed in self.runs.values():
+            path = listed.name.pack.path if listed.name.pack is not None else ""
+            if path in sizes:
+                self._fetched.expect(path, sizes[path], [(listed.name.offset, listed.name.length)])
 
     # --- the history
 
@@ -143,8 +162,8 @@ class Verifier:
 
     def _check_chain(self, branch: str) -> None:
         """Find the commits that can be read, and report those that can't, and links that do not hold."""
-        slots = self.commits.slots(branch)  # before the head is looked for: others may be committing
-        floor, top = min(slots, default=0), max(slots, default=-1)
+        there = self.commits.slots(branch)  # before the head is looked for: others may be committing
+        floor, top = min(there, default=0), max(there, default=-1)
         fork = self.commits.branches.fork(branch)
         first = 0 if fork is None else fork.slot + 1
         try:
@@ -153,25 +172,26 @@ class Verifier:
             floor, top = (head.header.floor, head.header.slot) if head is not None and has_own else (0, first - 1)
         except (TxStoreError, OSError) as error:
             self._add_error(error, names.commits_directory(branch))
-            read = (self._read_quietly((branch, slot)) for slot in slots)
+            read = (self._read_quietly((branch, slot)) for slot in there)
             floor = max((s.header.floor for s in read if s is not None), default=floor)
         floor = self._floors[branch] = max(floor, first)
-        for slot in sorted(slots):
+        for slot in sorted(there):
             if slot > top:
                 path = names.commit_path(branch, slot)
                 self._add(Fault(path, "this commit does not follow the one in the slot before it", part="orphan"))
         self._check_hint(branch, floor)
         child: Stored | None = None
-        for slot in self._slots_down(branch, top, floor):
-            path, stored = names.commit_path(branch, slot), None
-            try:
-                stored = self.commits.read(branch, slot)
-                if stored is None:
-                    self._add(Fault(path, "the file is missing", part="missing"))
-            except (TxStoreError, OSError) as error:
-                self._add_error(error, path)
+        slots = self._slots_down(branch, top, floor)
+        for slot, stored, refused in self.commits.each(partial(self._read_or_error, branch), slots):
+            path = names.commit_path(branch, slot)
+            if refused is not None:
+                self._add_error(refused, path)
+            elif stored is None:
+                self._add(Fault(path, "the file is missing", part="missing"))
             if stored is not None:
                 self._ids[branch, slot] = stored.header.id
+                self._files_of[branch, slot] = [(stored.path, stored.footer.file_length)]
+                self._files_of[branch, slot] += [(pack.name.path, pack.end) for pack in stored.header.packs]
                 self._check_merged(stored)
                 self._total += stored.footer.file_length + sum(pack.end for pack in stored.header.packs)
                 is_below = child is not None and child.header.slot == slot + 1
@@ -219,6 +239,12 @@ class Verifier:
                 yield slot
             above = slot
 
+    def _read_or_error(self, branch: str, slot: int) -> tuple[int, Stored | None, TxStoreError | OSError | None]:
+        try:
+            return slot, self.commits.read(branch, slot), None
+        except (TxStoreError, OSError) as error:
+            return slot, None, error
+
     def _read_quietly(self, place: Place) -> Stored | None:
         try:
             return self.commits.read(*place)
@@ -255,14 +281,14 @@ class Verifier:
     def _check_commit(self, place: Place, repository_id: bytes, values: Values) -> None:
         path = names.commit_path(*place)
         try:
-            stored = self.commits.read(*place)
+            stored = self._read_again(place)
             if stored is None:
                 return  # gone since: a vacuum
             self.report.commits += 1
             for pack in stored.header.packs:
                 self._check_pack(place, pack.name, repository_id, pack.end, values)
             self._check_pack(place, stored.header.name, repository_id, frames_end(stored), values)
-            for fault in check_sections(self.storage, stored):
+            for fault in check_sections(self._fetched, stored):
                 self._add(fault)
             self.report.bytes += stored.footer.file_length - frames_end(stored)
         except (TxStoreError, OSError) as error:
@@ -275,6 +301,18 @@ class Verifier:
             self.runs[key] = self.runs.get(key, ListedRun(name, {})).also_in(place)
         self._tell()
 
+    def _read_again(self, place: Place) -> Stored | None:
+        """Return a commit, of which what was fetched to be looked through is enough."""
+        if place not in self._files_of:
+            return self.commits.read(*place)
+        path, length = self._files_of[place][0]
+        begin = max(length - self.commits.tail_size, 0)
+        try:
+            tail = self._fetched.read_range(path, begin, length - begin)
+        except FileNotFoundError:
+            return None
+        return self.commits.decode(path, *place, tail, begin + len(tail))
+
     def _check_pack(self, place: Place, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
         branch, slot = place
         self._known.add(name.path)
@@ -284,7 +322,7 @@ class Verifier:
             self._add(Fault(names.commit_path(*place), reason))
             return
         try:
-            checked = check_frames(self.storage, name, repository_id, end, values)
+            checked = check_frames(self._fetched, name, repository_id, end, values)
         except FileNotFoundError:
             self._damaged.add(name.id)
             if (
@@ -315,7 +353,7 @@ class Verifier:
     def _check_run(self, key: tuple[bytes, int], listed: ListedRun, values: Values) -> None:
         name, path = listed.name, listed.name.pack.path if listed.name.pack is not None else ""
         try:
-            run, packs = open_run(self.storage, name, path)
+            run, packs = open_run(self._fetched, name, path)
         except OSError as error:
             if path not in self._known or not isinstance(error, FileNotFoundError):
                 self._add_error(error, path)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,9 @@ from txstore._native import chunks
 from txstore.codecs.layout import KEEP, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
+from txstore.history.runs import Located
 from txstore.pipeline.chunk_store import ChunkStore
+from txstore.storage.request_threads import in_advance, in_thread
 
 if TYPE_CHECKING:
     from typing import Self
@@ -44,7 +47,9 @@ _SMALL = 256 << 10
 _SHARE = 256 << 10
 
 #: How much is fetched at a time, in bytes as they are decoded, and how large a chunk may be of which many are.
-_FETCHED, _FETCHED_AT_MOST = 32 << 20, 4 << 20
+_FETCHED, _FETCHED_AT_MOST = 16 << 20, 4 << 20
+#: How many times as much is under way while that is decoded.
+_FETCHED_AHEAD = 3
 
 _PRESENT, _MISSING = {"status": "present"}, {"status": "missing"}
 _RESULTS = {chunks.READ: _PRESENT, chunks.MISSING: _MISSING}
@@ -129,7 +134,7 @@ class TxCodecPipeline(CodecPipeline):
         if not store.is_fetched:
             states = await self._in_thread(self._work(len(rows), array), self._read, store, rows, array)
         elif self.layout is not None and self.layout.inner is None and self.layout.size <= _FETCHED_AT_MOST:
-            states = await asyncio.to_thread(self._fetch, store, rows, array)
+            states = await in_thread(self._fetch, store, rows, array)
         else:  # a part of a shard is a part of a request; large chunks are requests of their own
             states = None
         if states is None:
@@ -143,23 +148,26 @@ class TxCodecPipeline(CodecPipeline):
         return tuple(results)
 
     def _read(self, store: ChunkStore, rows: list[Row], array: AnyArray) -> bytes | None:
-        assert self.layout is not None
         located = store.locate([row[0].path for row in rows])
-        if located is None:
-            return None
+        return None if located is None else self._decoded(located, rows, array)
+
+    def _decoded(self, located: Located, rows: list[Row], array: AnyArray) -> bytes:
+        assert self.layout is not None
         batch = self.layout.batch(rows, array, writable=True)
         return batch.read(located.buffers, located.table, _threads(self._work(len(rows), array)))
 
     def _fetch(self, store: ChunkStore, rows: list[Row], array: AnyArray) -> bytes | None:
-        """Read rows of which not all need fit in memory beside the array."""
+        """Read rows of which not all need fit in memory beside the array: some are fetched while others are decoded."""
         assert self.layout is not None
         count = max(1, _FETCHED // self.layout.size)
+        batches = [rows[at : at + count] for at in range(0, len(rows), count)]
         found = []
-        for at in range(0, len(rows), count):
-            states = self._read(store, rows[at : at + count], array)
-            if states is None:
-                return None
-            found.append(states)
+        locations = in_advance(lambda batch: store.locate([row[0].path for row in batch]), batches, _FETCHED_AHEAD)
+        with closing(locations):
+            for batch, located in zip(batches, locations, strict=True):
+                if located is None:
+                    return None
+                found.append(self._decoded(located, batch, array))
         return b"".join(found)
 
     # --- writing

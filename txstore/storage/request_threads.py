@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +15,9 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 #: So many requests of one process are under way at once: more than zarr asks for at a time.
-THREADS = 32
+THREADS = 64
+#: So many single requests, which wait for nothing else, are under way for those who ask for many at once.
+REQUESTS = 64
 
 _executors: dict[tuple[int, str], ThreadPoolExecutor] = {}
 
@@ -40,6 +43,54 @@ def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[
         except RuntimeError:  # the interpreter ends, and starts no more threads
             results = map(function, arguments)
         yield from results
+
+
+#: So many calls are under way at first, for whoever looks at a few results only, and so many more with each of them.
+_FIRST = 4
+
+
+def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int) -> Generator[T]:
+    """Yield the results of calls in the order of their arguments, while the next ones, `most` of them, are under way.
+
+    They are called in the context of the caller. A call must not use this itself.
+    """
+    pending: deque[Future[T]] = deque()
+    under_way, taken = min(_FIRST, most), 0
+
+    def call(argument: S) -> T:
+        return function(argument)
+
+    try:
+        for argument in arguments:
+            try:
+                context = contextvars.copy_context()
+                pending.append(executor("in advance", THREADS).submit(context.run, call, argument))
+            except RuntimeError:  # the interpreter ends, and starts no more threads
+                while pending:
+                    yield pending.popleft().result()
+                yield call(argument)
+            if len(pending) > under_way:
+                yield pending.popleft().result()
+                taken += 1
+                under_way = min(most, _FIRST * (1 + taken))
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for each in pending:
+            each.cancel()
+
+
+def each_in_thread(request: Callable[[S], T], arguments: Sequence[S]) -> Iterator[T]:
+    """Yield the results of single requests in the order of their arguments: all under way at once, in shared threads.
+
+    A request must not call this itself: there may be no thread left for it.
+    """
+    if len(arguments) < 2:
+        return map(request, arguments)
+    try:
+        return executor("single request", REQUESTS).map(request, arguments)
+    except RuntimeError:  # the interpreter ends, and starts no more threads
+        return map(request, arguments)
 
 
 def executor(purpose: str, threads: int) -> ThreadPoolExecutor:

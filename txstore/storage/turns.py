@@ -257,6 +257,11 @@ if sys.platform == "linux":
             self._close()
             self._left_behind.discard(self)
 
+    def whose_turn(descriptor: int) -> str | None:
+        """Return who has the turn at a file, as the file says it; None: nobody. It may be open for reading only."""
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, TURN)
+        return None if struct.unpack_from("h", found)[0] == fcntl.F_UNLCK else _holder(descriptor)
+
     def _holder(descriptor: int) -> str:
         """Return who is waited for, as the file says it."""
         for lock, offset in ((TURN, _ABOUT_TURN), (NEXT, _ABOUT_NEXT)):
@@ -285,6 +290,9 @@ else:
 
     def leave(descriptor: int) -> None:
         filelock.unlock_descriptor(descriptor)
+
+    def whose_turn(descriptor: int) -> str | None:  # noqa: ARG001 - to ask would be to lock
+        return None
 
 
 def lock_file(descriptor: int, wait: Wait) -> None:

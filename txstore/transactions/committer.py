@@ -16,9 +16,11 @@ from txstore.history import runs as index
 from txstore.history.ancestry import Ancestry
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
+from txstore.history.packs import Staged
 from txstore.history.slots import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.transactions import conflicts
+from txstore.transactions.chains import Link
 from txstore.transactions.conflicts import Writes
 from txstore.transactions.grafts import HeldSources
 from txstore.transactions.held_locks import TransactionLocks
@@ -64,6 +66,7 @@ class Committer:
         )
         self.unchanged: set[str] = set()
         self.merges = Merges(staging, self.publisher)
+        self.together: dict[str, Staged] = {}  # documents that lie beside one another in the commit's own file
         self.statistics = Statistics()
         self.own: Section | None = None
         self.merged: _Merged | None = None
@@ -173,10 +176,20 @@ class Committer:
                     yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
             elif not base_is_empty and self.staging.is_unchanged(key, link):
                 self.unchanged.add(key)
+            elif (copy := self._beside_others(key, link)) is not None:
+                yield key, packfile.REF_PACK, copy.offset, copy.length, copy.checksum, 0
             else:
                 nth, offset = packfile.split_offset(link.offset)
                 pack = numbers[packfile.pack_number(link.participant, nth)]
                 yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
+
+    def _beside_others(self, key: str, link: Link) -> Staged | None:
+        """Return where a document lies once more, if it is better read from there: whoever opens a group reads many."""
+        if key not in self.together and not link.participant and link.kind == packfile.FRAME_VALUE:
+            document = self.publisher.writer.document(link.offset)
+            if document is not None:
+                self.together[key] = self.publisher.append_value(key.encode(), document)
+        return self.together.get(key)
 
     def _append_merged_run(self, head: Snapshot) -> None:
         self.merged = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 READ_ONLY = "none"  # a `creation`: exclusively not at all
 SINGLE_WRITER = "single writer"  # a `creation`: the caller has promised to be alone
 LONGEST_SECONDS = 600  # of one call: the libraries' time-outs do not cover a connection that takes no more bytes
-PARALLEL_REQUESTS = 16  # of one call: more do not make one connection's worth of network any faster
+PARALLEL_REQUESTS = 32  # of one call
 
 #: Where files are written that get their names by a rename; one of this age has no writer any more.
 PARTIAL, ABANDONED_SECONDS = ".partial", 86400.0

@@ -15,7 +15,6 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +22,6 @@ from txstore import processes
 from txstore.storage.objects import fsspec_backends, urls
 from txstore.storage.objects.backend import (
     LONGEST_SECONDS,
-    PARALLEL_REQUESTS,
     Backend,
     Object,
     Objects,
@@ -32,6 +30,7 @@ from txstore.storage.objects.backend import (
 )
 from txstore.storage.objects.errors import facts_of
 from txstore.storage.objects.urls import Target
+from txstore.storage.request_threads import each_in_thread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -198,16 +197,9 @@ class ObstoreBackend:
             raise
 
     def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        starts = [offset for offset, _ in ranges]
-        lengths = [length for _, length in ranges]
-        try:
-            # It joins ranges that touch; to read what lies between two is the caller's decision.
-            return [bytes(each) for each in self._store.get_ranges(path, starts=starts, lengths=lengths, coalesce=0)]
-        except BaseException as error:
-            # It panics, with an exception that nobody catches, where an object ends before a range.
-            if type(error).__name__ != "PanicException" and not facts_of(error).beyond_end:
-                raise
-        return [self.get_range(path, offset, length) for offset, length in ranges]
+        # Not its own `get_ranges`: that joins ranges that touch, which were cut to be fetched in parallel, and panics
+        # where an object ends before a range.
+        return list(each_in_thread(lambda wanted: self.get_range(path, *wanted), ranges))
 
     def get_tail(self, path: str, length: int) -> tuple[bytes, int]:
         if self._connection.store != "AzureStore":  # which knows no ranges from the end
@@ -274,12 +266,7 @@ class ObstoreBackend:
         if len(paths) > 1 and self._connection.store == "S3Store":
             self._store.delete(list(paths))
             return
-        try:
-            with ThreadPoolExecutor(min(len(paths), PARALLEL_REQUESTS)) as threads:
-                list(threads.map(self._delete, paths))
-        except RuntimeError:  # the interpreter ends, and starts no more threads
-            for path in paths:
-                self._delete(path)
+        list(each_in_thread(self._delete, paths))
 
     def _delete(self, path: str) -> None:
         try:

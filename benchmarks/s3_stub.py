@@ -1,23 +1,32 @@
-"""As much of S3 as the clients of this benchmark ask for, from memory, each answer late by the same time.
+"""As much of S3 as the clients of these benchmarks ask for, from memory, as far away as one likes.
 
-`python -m benchmarks.peers.s3_stub` prints its port and serves until its stdin is closed. It is one thread of asyncio:
-some thousand requests a second, all of them under way at once, as they would be at a distance. Signatures are not
-looked at. `POST /-/late?ms=30` sets the delay, `POST /-/count` answers how many requests there were since the last one.
+`S3Stub` runs it in a process of its own: one thread of asyncio, some thousand requests a second, all of them under way
+at once, as they would be at a distance. A request takes half of its time to get here and the other half to go back, so
+of two that are sent together either may come first where there is jitter. Signatures are not looked at.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import http.client
+import itertools
 import json
+import random
+import subprocess
 import sys
+import time
 import uuid
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from email.utils import formatdate
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
+_ROOT = Path(__file__).parents[1]
 BUCKET = "peers"
 
 
@@ -39,7 +48,21 @@ class Answer(NamedTuple):
 class Stored:
     body: bytes
     etag: str
-    modified: str
+    modified: float
+
+
+@dataclass
+class Distance:
+    """How long a request takes besides what the server needs for it."""
+
+    seconds: float = 0.0
+    jitter: float = 0.0  # of each way, as a share of its time: 0.5 is half as much to half as much again
+    rate: float = 0.0  # bytes a second of one connection, each way; 0: as fast as it goes
+
+    def way(self, length: int) -> float:
+        """Return how long one way takes, with so many bytes."""
+        time = self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
+        return time + (length / self.rate if self.rate else 0.0)
 
 
 class Stub:
@@ -47,31 +70,43 @@ class Stub:
 
     def __init__(self) -> None:
         self.objects: dict[str, Stored] = {}
+        self.names: list[str] = []  # of the objects, ascending
         self.uploads: dict[str, dict[int, bytes]] = {}
-        self.late = 0.0
-        self.count = 0
+        self.distance = Distance()
+        self.counts: Counter[str] = Counter()
+        self._etags = itertools.count(1)
+
+    @property
+    def count(self) -> int:
+        return sum(number for kind, number in self.counts.items() if kind not in ("received", "sent"))
 
     def answer(self, request: Request) -> Answer:
         bucket, _, key = request.path.lstrip("/").partition("/")
         if bucket == "-":
             return self._control(key, request)
-        self.count += 1
+        self.counts[_kind(key, request)] += 1
+        self.counts["received"] += len(request.body)
+        answer = self._answer(key, request)
+        self.counts["sent"] += len(answer.body)
+        return answer
+
+    def _answer(self, key: str, request: Request) -> Answer:
         if not key:
             return self._bucket(request)
         handlers = {"GET": self._get, "HEAD": self._get, "PUT": self._put, "DELETE": self._delete, "POST": self._upload}
         return handlers[request.method](key, request)
 
     def _control(self, what: str, request: Request) -> Answer:
-        if what == "late":
-            self.late = float(request.query["ms"]) / 1e3
-        count, self.count = self.count, 0
-        return Answer(200, json.dumps(count).encode())
+        if what == "distance":
+            self.distance = Distance(**{name: float(value) for name, value in request.query.items()})
+        counts, self.counts = self.counts, Counter()
+        return Answer(200, json.dumps(counts).encode())
 
     def _bucket(self, request: Request) -> Answer:
         if request.method == "POST" and "delete" in request.query:
             keys = [unescape(part.partition("</Key>")[0]) for part in request.body.decode().split("<Key>")[1:]]
             for key in keys:
-                self.objects.pop(key, None)
+                self._remove(key)
             deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
             return _xml(f"<DeleteResult>{deleted}</DeleteResult>")
         if request.method != "GET" or "list-type" not in request.query:
@@ -81,22 +116,24 @@ class Stub:
     def _list(self, query: dict[str, str]) -> Answer:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = max(query.get("start-after", ""), query.get("continuation-token", ""))
+        most = int(query.get("max-keys", "1000"))
         entries: dict[str, str] = {}
-        for key in sorted(self.objects):
-            if not key.startswith(prefix) or key <= after:
-                continue
+        at = max(bisect_left(self.names, prefix), bisect_right(self.names, after))
+        while len(entries) <= most and at < len(self.names) and (key := self.names[at]).startswith(prefix):
             folder, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
             if found:
                 name = escape(prefix + folder + delimiter)
                 entries[name] = f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
-            else:
-                stored = self.objects[key]
-                entries[key] = (
-                    f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-                    f"<ETag>{escape(stored.etag)}</ETag><Size>{len(stored.body)}</Size>"
-                    "<StorageClass>STANDARD</StorageClass></Contents>"
-                )
-        most = int(query.get("max-keys", "1000"))
+                at = bisect_left(self.names, f"{prefix}{folder}{delimiter}\U0010ffff", at)
+                continue
+            stored = self.objects[key]
+            modified = _iso(stored.modified)
+            entries[key] = (
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{modified}</LastModified>"
+                f"<ETag>{escape(stored.etag)}</ETag><Size>{len(stored.body)}</Size>"
+                "<StorageClass>STANDARD</StorageClass></Contents>"
+            )
+            at += 1
         names = list(entries)[:most]
         more = len(entries) > most
         token = f"{names[-1]}\U0010fffd" if more and names[-1] not in self.objects else names[-1] if more else ""
@@ -111,7 +148,11 @@ class Stub:
         stored = self.objects.get(key)
         if stored is None:
             return _error(404, "NoSuchKey")
-        headers = (("ETag", stored.etag), ("Last-Modified", stored.modified), ("Accept-Ranges", "bytes"))
+        headers = (
+            ("ETag", stored.etag),
+            ("Last-Modified", formatdate(stored.modified, usegmt=True)),
+            ("Accept-Ranges", "bytes"),
+        )
         wanted = request.headers.get("range", "")
         if request.headers.get("if-none-match", "").strip('"') == stored.etag.strip('"'):
             return Answer(304, b"", headers)
@@ -129,7 +170,7 @@ class Stub:
         body = _unchunked(request)
         if "uploadId" in request.query:
             self.uploads[request.query["uploadId"]][int(request.query["partNumber"])] = body
-            return Answer(200, b"", (("ETag", _etag(body)),))
+            return Answer(200, b"", (("ETag", self._etag()),))
         if "x-amz-copy-source" in request.headers:
             body = self.objects[unquote(request.headers["x-amz-copy-source"]).lstrip("/").partition("/")[2]].body
         there = self.objects.get(key)
@@ -143,12 +184,21 @@ class Stub:
         return _xml(copied) if "x-amz-copy-source" in request.headers else Answer(200, b"", (("ETag", etag),))
 
     def _store(self, key: str, body: bytes) -> str:
-        etag = _etag(body)
-        self.objects[key] = Stored(body, etag, formatdate(usegmt=True))
+        etag = self._etag()
+        if key not in self.objects:
+            insort(self.names, key)
+        self.objects[key] = Stored(body, etag, time.time())
         return etag
 
+    def _etag(self) -> str:
+        return f'"{next(self._etags):032x}"'
+
+    def _remove(self, key: str) -> None:
+        if self.objects.pop(key, None) is not None:
+            del self.names[bisect_left(self.names, key)]
+
     def _delete(self, key: str, request: Request) -> Answer:
-        self.objects.pop(key, None)
+        self._remove(key)
         return Answer(204)
 
     def _upload(self, key: str, request: Request) -> Answer:
@@ -164,8 +214,16 @@ class Stub:
         return _xml(f"<CompleteMultipartUploadResult>{found}</CompleteMultipartUploadResult>")
 
 
-def _etag(body: bytes) -> str:
-    return f'"{hashlib.md5(body).hexdigest()}"'
+def _kind(key: str, request: Request) -> str:
+    if not key:
+        return "list" if request.method == "GET" else "delete" if request.method == "POST" else "bucket"
+    if request.method == "PUT" and "if-none-match" in request.headers:
+        return "create"
+    return {"POST": "upload"}.get(request.method, request.method.lower())
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def _xml(body: str) -> Answer:
@@ -195,10 +253,18 @@ def _unchunked(request: Request) -> bytes:
 async def _serve(stub: Stub, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while (request := await _read(reader, writer)) is not None:
+            is_far = not request.path.startswith("/-/")
+            if is_far:
+                await asyncio.sleep(stub.distance.way(len(request.body)))
             answer = stub.answer(request)
-            if stub.late and not request.path.startswith("/-/"):
-                await asyncio.sleep(stub.late)
-            headers = {"Content-Length": str(len(answer.body)), "x-amz-request-id": "0", **dict(answer.headers)}
+            if is_far:
+                await asyncio.sleep(stub.distance.way(len(answer.body)))
+            headers = {
+                "Content-Length": str(len(answer.body)),
+                "x-amz-request-id": "0",
+                "Date": formatdate(usegmt=True),
+                **dict(answer.headers),
+            }
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             writer.write(f"HTTP/1.1 {answer.status} OK\r\n{head}\r\n".encode())
             if request.method != "HEAD":
@@ -236,11 +302,55 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
 async def main() -> None:
     stub = Stub()
     server = await asyncio.start_server(
-        lambda reader, writer: _serve(stub, reader, writer), "127.0.0.1", 0, limit=1 << 20, backlog=1024
+        lambda reader, writer: _serve(stub, reader, writer), "127.0.0.1", 0, limit=16 << 20, backlog=1024
     )
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)  # until whoever started it has gone
     server.close()
+
+
+# --- in a process of its own
+
+
+class S3Stub:
+    """A stub that runs. A context manager; ends it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        if self._process.stdout is None:
+            raise AssertionError("it was started with a pipe")
+        self.port = int(self._process.stdout.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def move_away(port: int, seconds: float, *, jitter: float = 0.0, rate: float = 0.0) -> None:
+    """Let each request to the stub at a port take so long from now on, as `Distance` has it, and count anew."""
+    _post(port, f"/-/distance?seconds={seconds}&jitter={jitter}&rate={rate}")
+
+
+def take_counts(port: int) -> Counter[str]:
+    """Return how many requests of each kind there were since the last time, and how many bytes."""
+    return Counter(_post(port, "/-/count"))
+
+
+def requests_in(counts: Counter[str]) -> int:
+    return counts.total() - counts["received"] - counts["sent"]
+
+
+def _post(port: int, path: str) -> dict[str, int]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", path)
+    found: dict[str, int] = json.loads(connection.getresponse().read())
+    connection.close()
+    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,204 @@
+"""Chunks over HTTP: `txstore serve`; over the exported files `python -m http.server`, and nginx as Debian sets it up.
+
+    python -m benchmarks.serving [--seconds 5] [--rounds 3] [--threads 1]
+
+wrk (Debian's package) asks for 4,096 chunks of 16 KiB in turn over 16 connections. Each round asks all servers, one
+after the other, and the best of each counts: what else the machine does only takes away. The processor's time for a
+request is that of the server alone. Exit status 1: less than 2 times http.server, or 1 time nginx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import zarr
+
+import txstore
+
+CHUNKS, CONNECTIONS = 4096, 16
+#: What must be reached, as times of the others.
+GOALS = {"http.server": 2.0, "nginx": 1.0}
+
+SCRIPT = """
+local at = 0
+request = function()
+  at = (at + 1) % {chunks}
+  return wrk.format("GET", "{prefix}/x/c/" .. at)
+end
+done = function(summary)
+  io.write(string.format("TOTAL %d %d %d\\n", summary.requests, summary.duration,
+    summary.errors.status + summary.errors.connect + summary.errors.read + summary.errors.write +
+    summary.errors.timeout))
+end
+"""
+
+#: nginx.conf of Debian's package, but for where it listens, what it shows and who it runs as.
+NGINX = """
+worker_processes auto;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+daemon off;
+events {{ worker_connections 768; }}
+http {{
+    sendfile on;
+    tcp_nopush on;
+    types_hash_max_size 2048;
+    include /etc/nginx/mime.types;
+    default_type application/octet-stream;
+    access_log {folder}/access.log;
+    gzip on;
+    server {{ listen 127.0.0.1:{port}; root {root}; }}
+}}
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of wrk")
+    parser.add_argument("--directory", type=Path)
+    options = parser.parse_args()
+    missing = [program for program in ("wrk", "nginx") if program_of(program) is None]
+    if missing:
+        print(f"{' and '.join(missing)}: not installed; on Debian: apt-get install nginx-light wrk", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        found = measure(Path(folder), options.seconds, options.rounds, options.threads)
+    ours = found["txstore"].rate
+    print(f"\n{CHUNKS:,} chunks of 16 KiB, {CONNECTIONS} connections\n")
+    for name, (rate, cost) in found.items():
+        times = ours / rate
+        print(f"{name:12} {rate:10,.0f} chunks/s {rate / 64:8,.0f} MiB/s {cost * 1e6:8,.0f} us each {times:8.2f}x")
+    missed = [name for name, goal in GOALS.items() if ours < goal * found[name].rate]
+    for name in missed:
+        print(f"MISSED: {ours / found[name].rate:.2f} times {name}, and {GOALS[name]:g} is wanted")
+    return 1 if missed else 0
+
+
+class Measured(NamedTuple):
+    rate: float  # chunks of a second
+    cost: float  # seconds of a processor for each
+
+
+def program_of(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+def measure(folder: Path, seconds: float, rounds: int, threads: int) -> dict[str, Measured]:
+    repo = txstore.Repository(folder / "data.tx", durability="none")
+    data = np.random.default_rng(1).integers(0, 255, CHUNKS * 16384, "u1")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=data, chunks=(16384,), compressors=None)
+    repo.export(folder / "plain.zarr", verify=False)
+    commit = repo.head()
+    assert commit is not None
+    folder.chmod(0o755)
+    best: dict[str, Measured] = {}
+    with contextlib.ExitStack() as stack:
+        servers = {
+            "txstore": (stack.enter_context(ours(folder)), f"/at/{commit.id}"),
+            "http.server": (stack.enter_context(http_server(folder / "plain.zarr")), ""),
+            "nginx": (stack.enter_context(nginx(folder)), ""),
+        }
+        for _ in range(rounds):
+            for name, (server, prefix) in servers.items():
+                found = asked(folder, server, prefix, seconds, threads)
+                best[name] = max(best.get(name, found), found)
+                print(f"{name:12} {found.rate:10,.0f} chunks/s {found.cost * 1e6:8,.0f} us each", flush=True)
+    return best
+
+
+def asked(folder: Path, server: Running, prefix: str, seconds: float, threads: int) -> Measured:
+    script = folder / "chunks.lua"
+    script.write_text(SCRIPT.format(chunks=CHUNKS, prefix=prefix))
+    command = [
+        "wrk", "--threads", f"{threads}", "--connections", f"{CONNECTIONS}", "--duration", f"{seconds:g}s",
+        "--script", f"{script}", f"http://127.0.0.1:{server.port}/",
+    ]  # fmt: skip
+    before = server.cpu()
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    match = re.search(r"TOTAL (\d+) (\d+) (\d+)", out)
+    assert match is not None, out
+    requests, microseconds, errors = map(int, match.groups())
+    assert errors == 0, out
+    return Measured(requests / microseconds * 1e6, (server.cpu() - before) / requests)
+
+
+class Running(NamedTuple):
+    pid: int
+    port: int
+
+    def cpu(self) -> float:
+        """Return the seconds of a processor that the process and its children have taken."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
+        fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (self.pid, *children))
+        return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int = 0) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        until = time.monotonic() + 60
+        while port and process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def ours(folder: Path) -> Iterator[Running]:
+    with running([sys.executable, "-m", "txstore", "serve", str(folder / "data.tx")]) as process:
+        assert process.stdout is not None
+        match = re.search(r":(\d+)/", process.stdout.readline())
+        assert match is not None
+        yield Running(process.pid, int(match[1]))
+
+
+@contextlib.contextmanager
+def http_server(root: Path) -> Iterator[Running]:
+    port = free_port()
+    with running(
+        [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(root), f"{port}"], port
+    ) as process:
+        yield Running(process.pid, port)
+
+
+@contextlib.contextmanager
+def nginx(folder: Path) -> Iterator[Running]:
+    port = free_port()
+    place = folder / "nginx"
+    place.mkdir()
+    file = place / "nginx.conf"
+    file.write_text(NGINX.format(folder=place, port=port, root=folder / "plain.zarr"))
+    with running([program_of("nginx") or "nginx", "-p", str(place), "-c", str(file)], port) as process:
+        yield Running(process.pid, port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

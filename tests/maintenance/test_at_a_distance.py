@@ -1,0 +1,160 @@
+"""Upkeep of a repository that is far away: how often files are asked for, and that it is not one after the other."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.waiting import TIMEOUT
+from txstore.format import names
+from txstore.maintenance import fetching
+from txstore.maintenance.fetching import Fetched
+from txstore.storage import pack_cache
+from txstore.storage.objects import client
+from txstore.storage.objects.interface import open_objects
+from txstore.storage.remote import RemoteStorage
+
+COMMITS = 60
+_FEW = 8  # those that the hint names, and the head, before and afterwards
+
+
+class Requests:
+    """What was asked for. A request for one commit file waits until another one is asked for, too."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._begun = {names.commit_path("main", slot): threading.Event() for slot in range(COMMITS)}
+        self._waits: dict[str, str] = {}
+
+    def wait(self, slot: int, other: int) -> None:
+        self._waits[names.commit_path("main", slot)] = names.commit_path("main", other)
+
+    def of_commits(self) -> int:
+        return sum(self.counts[path] for path in self._begun)
+
+    def begin(self, path: str) -> None:
+        self.counts[path] += 1
+        if path in self._begun:
+            self._begun[path].set()
+        if path in self._waits:
+            assert self._begun[self._waits[path]].wait(TIMEOUT), "one after the other"
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    found = Requests()
+    send = client.ObjectClient._request
+
+    def counted(self: Any, path: str, request: Callable[[Any], Any]) -> Any:
+        found.begin(path)
+        return send(self, path, request)
+
+    monkeypatch.setattr(client.ObjectClient, "_request", counted)
+    return found
+
+
+@pytest.fixture
+def url() -> str:
+    url = f"memory://{uuid.uuid4().hex}"
+    repo = txstore.Repository(url)
+    for number in range(COMMITS):
+        with repo.transaction(f"{number}") as store:
+            store[f"x/c/{number % 7}"] = bytes([number]) * 100
+    pack_cache._shared._empty()
+    return url
+
+
+def forget(requests: Requests) -> None:
+    pack_cache._shared._empty()  # as in a process that has read nothing
+    requests.__init__()  # type: ignore[misc]
+
+
+def test_commits_are_read_in_advance_by_who_goes_through_all(url: str, requests: Requests) -> None:
+    forget(requests)
+    requests.wait(30, 29)
+    log = txstore.Repository(url).log()
+    assert [commit.message for commit in log] == [str(number) for number in reversed(range(COMMITS))]
+    assert all(requests.counts[names.commit_path("main", slot)] == 1 for slot in range(COMMITS - 1))
+
+
+def test_who_looks_at_the_last_few_reads_few(url: str, requests: Requests) -> None:
+    forget(requests)
+    assert len(txstore.Repository(url).log(limit=3)) == 3
+    assert requests.of_commits() <= 16
+
+
+def test_verify_reads_the_header_of_a_commit_and_then_its_file(url: str, requests: Requests) -> None:
+    forget(requests)
+    requests.wait(30, 29)  # from the newest down, then from the oldest up
+    report = txstore.Repository(url).verify()
+    assert report.ok
+    assert report.commits == COMMITS
+    assert requests.of_commits() <= 2 * COMMITS + _FEW
+
+
+def test_a_backup_reads_the_header_of_a_commit_and_then_its_file(url: str, requests: Requests, tmp_path: Path) -> None:
+    forget(requests)
+    requests.wait(30, 31)
+    txstore.Repository(url).backup(tmp_path / "copy.tx")
+    assert requests.of_commits() <= 2 * COMMITS + _FEW
+    copy = txstore.Repository(tmp_path / "copy.tx")
+    assert copy.verify().ok
+    assert len(copy.log()) == COMMITS
+
+
+# --- files that are fetched in advance
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    monkeypatch.setattr(fetching, "PIECE", 10)
+    return {f"file{n}": bytes(range(n, n + 35)) for n in range(50)}
+
+
+@pytest.fixture
+def storage(files: dict[str, bytes]) -> RemoteStorage:
+    objects = open_objects(f"memory://{uuid.uuid4().hex}")
+    for path, content in files.items():
+        objects.put(path, [content])
+    return RemoteStorage(objects)
+
+
+def test_ranges_are_those_of_the_file(storage: RemoteStorage, files: dict[str, bytes]) -> None:
+    fetched = Fetched(storage)
+    for path in list(files)[:30]:
+        fetched.expect(path, 35)
+    for path in ("file3", "file1", "file29", "file40"):  # in any order, announced or not
+        for offset, length in ((0, 35), (5, 10), (10, 10), (34, 100), (35, 5), (0, 1)):
+            assert fetched.read_range(path, offset, length) == files[path][offset : offset + length]
+
+
+def test_a_file_that_is_gone_is_said_to_be_when_it_is_read(storage: RemoteStorage, files: dict[str, bytes]) -> None:
+    fetched = Fetched(storage)
+    for path in files:
+        fetched.expect(path, 35)
+    storage.objects.delete(["file2"])
+    assert fetched.read_range("file1", 0, 35) == files["file1"]
+    with pytest.raises(FileNotFoundError):
+        fetched.read_range("file2", 0, 35)
+    assert fetched.read_range("file3", 0, 35) == files["file3"]
+
+
+def test_no_more_is_kept_than_there_is_room_for(
+    storage: RemoteStorage, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "BYTES", 100)
+    fetched = Fetched(storage)
+    for path in files:
+        fetched.expect(path, 35)
+    for path, content in files.items():
+        assert fetched.read_range(path, 0, 35) == content
+        assert sum(map(fetched._length, fetched._ahead)) < 100 + 10
+        assert fetched._bytes == sum(map(fetched._length, fetched._pieces))
+        assert fetched._bytes <= 2 * 100 + 4 * 10

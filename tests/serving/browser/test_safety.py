@@ -1,0 +1,88 @@
+"""What a repository says is never taken for more than text, and the page asks nobody but its server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import txstore
+from tests.serving.browser import sample
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+expect = playwright_api.expect
+
+HARMLESS = """() => [...document.querySelectorAll("main *")].every((each) => [...each.attributes].every(
+  ({ name, value }) => !name.startsWith("on") && !/^\\s*javascript:/i.test(value)))"""
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> txstore.Repository:
+    return sample.make_hostile(tmp_path_factory.mktemp("hostile") / "<i>data.tx")
+
+
+def places(repo: txstore.Repository) -> dict[str, str]:
+    """Return where every view is, and what has to be seen there."""
+    name, head = quote(sample.HOSTILE_NAME, safe=""), repo.head()
+    return {
+        "#/history": ".row",
+        f"#/history/{head.id}": ".nodes li",
+        "#/tree/main/": ".members tbody tr",
+        "#/tree/main/?view=details": "td pre",
+        f"#/tree/main/{name}": ".status[data-by=browser]",
+        f"#/tree/main/{name}?view=chunks": ".legend li",
+        f"#/tree/main/{name}?view=details": "td pre",
+        "#/tree/main/words": ".values td",
+        f"#/diff/{head.parent}/{head.id}": ".triple figure",
+        "#/work": ".notice",
+        "#/usage/main": ".members tbody tr",
+        f"#/tree/main/{quote(sample.HOSTILE, safe='')}": ".failure",
+        f"#/diff/{quote(sample.HOSTILE, safe='')}/main": ".failure",
+    }
+
+
+def test_html_in_names_and_messages_is_text(look: Callable[..., Any], hostile: txstore.Repository) -> None:
+    looking = look(hostile)
+    for place, seen in places(hostile).items():
+        page = looking.go(place)
+        expect(page.locator(seen).first).to_be_visible()
+        assert "stolen" not in page.title()
+        assert page.locator("main :is(img, script, b, i, iframe, object, embed)").count() == 0, place
+        # No attribute became a handler, and no link leads to where it would run something.
+        assert page.evaluate(HARMLESS), place
+    # Both failures were asked for by names that are not there.
+    looking.faults[:] = [fault for fault in looking.faults if "404" not in fault and "400" not in fault]
+    page = looking.go(f"#/history/{hostile.head().id}")
+    expect(page.locator(".detail h2")).to_have_text(sample.HOSTILE)
+    for each in page.locator(".row-title, .row-under .cut").all():
+        assert each.inner_text() == sample.HOSTILE
+
+
+def test_lines_of_python_stay_lines_of_python(look: Callable[..., Any], hostile: txstore.Repository) -> None:
+    page = look(hostile, f"#/tree/main/{quote(sample.HOSTILE_NAME, safe='')}?sel=1,0:3").page
+    expect(page.locator(".status[data-by=browser]")).to_be_visible()
+    import zarr
+
+    text = page.locator(".line:visible code").last.text_content()
+    assert eval(text, {"txstore": txstore, "zarr": zarr}).tolist() == [3.0, 4.0, 5.0]
+
+
+def test_the_policy_allows_no_other_host(look: Callable[..., Any], hostile: txstore.Repository) -> None:
+    looking = look(hostile)
+    response = looking.page.request.get(looking.address)
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
+    assert "unsafe-eval" not in policy.replace("wasm-unsafe-eval", "")
+    ran = looking.page.evaluate("""async () => {
+      const script = document.createElement("script");
+      script.textContent = "window.ran = true";
+      document.body.append(script);
+      const answered = await fetch("http://127.0.0.2:9/").then(() => true, () => false);
+      return [window.ran === true, answered];
+    }""")
+    assert ran == [False, False]
+    assert looking.faults
+    looking.faults.clear()  # what was tried is reported

@@ -1,0 +1,181 @@
+"""Who may ask: methods, names of this server, origins of pages elsewhere, the token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.serving.asking import Answer, ask, asked, scope_of
+from txstore.serving import application
+from txstore.serving.application import Application
+
+Get = Callable[..., Answer]
+PLACES = ("/", "/at/main/zarr.json", "/api/repository", "/api/events", "/nothing", "/page/none.js")
+
+
+def test_nothing_can_be_written(get: Get) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "PROPFIND", "get"):
+        for place in PLACES:
+            answer = get(place, method=method)
+            assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+
+
+def test_names_of_this_machine(get: Get) -> None:
+    for host in ("localhost", "localhost:1", "LOCALHOST:1", "127.0.0.1:8000", "127.0.0.1", "[::1]:8000", "[::1]"):
+        for place in PLACES[:3]:
+            assert get(place, headers={"host": host}).status == 200
+
+
+def test_other_names_are_refused(get: Get) -> None:
+    """A name that somebody else has given to this address: a page of theirs would read what is here."""
+    for host in (
+        "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example:8000", "", "127.0.0.2",
+        "0.0.0.0", "localhost@evil.example", "evil.example#localhost", "[::2]", "127.0.0.1:x@evil", "[",
+        "localhost, evil.example",
+    ):  # fmt: skip
+        for place in PLACES:
+            answer = get(place, headers={"host": host})
+            assert (answer.status, answer.json["error"]["type"]) == (421, "HostRefused")
+
+
+async def test_two_names_are_none(app: Application) -> None:
+    scope = scope_of("/api/repository")
+    for hosts in ([], [b"localhost", b"localhost"], [b"localhost", b"evil.example"]):
+        scope["headers"] = [(b"host", host) for host in hosts]
+        assert (await asked(app, scope)).status == 421
+
+
+async def test_the_address_that_was_connected_to_is_no_name(app: Application) -> None:
+    scope = scope_of("/api/repository", headers={"host": "192.168.1.7:8000"})
+    assert (await asked(app, scope)).status == 421
+    scope["server"] = ("192.168.1.7", 8000)
+    assert (await asked(app, scope)).status == 200
+    scope = scope_of("/api/repository", headers={"host": "evil.example"}) | {"server": ("evil.example", 8000)}
+    assert (await asked(app, scope)).status == 421
+
+
+def test_names_that_were_allowed(repo: txstore.Repository) -> None:
+    app = application(repo, hosts=["Data.example.org"])
+    assert ask(app, "/api/repository", headers={"host": "data.example.org:80"}).status == 200
+    assert ask(app, "/api/repository", headers={"host": "other.example.org"}).status == 421
+    assert ask(application(repo, hosts=["*"]), "/api/repository", headers={"host": "any.example"}).status == 200
+
+
+# --- pages of other origins
+
+
+def test_pages_elsewhere_may_not_read(get: Get) -> None:
+    origins = ("https://evil.example", "null", "http://localhost:8001", "https://localhost:8000", "http://localhost")
+    for origin, place, method in product(origins, PLACES, ("GET", "HEAD", "OPTIONS")):
+        answer = get(place, headers={"origin": origin}, method=method)
+        assert answer.status == 403
+        assert "access-control-allow-origin" not in answer.headers
+        assert answer.headers["vary"] == "Origin"
+
+
+def test_the_page_itself_may(get: Get) -> None:
+    answer = get("/api/repository", headers={"origin": "http://localhost:8000"})
+    assert answer.status == 200
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("origins", [["https://viewer.example"], ["*"]])
+def test_origins_that_were_allowed(repo: txstore.Repository, origins: list[str]) -> None:
+    app = application(repo, origins=origins)
+    given = {"origin": "https://viewer.example"}
+    answer = ask(app, "/at/main/three/plain/c/0/0", headers=given | {"range": "bytes=0-3"})
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (206, "https://viewer.example")
+    exposed = answer.headers["access-control-expose-headers"]
+    assert {"Content-Range", "Content-Length", "ETag"} <= set(exposed.split(", "))
+    missing = ask(app, "/at/main/none", headers=given)
+    assert (missing.status, missing.headers["access-control-allow-origin"]) == (404, "https://viewer.example")
+    first = given | {"access-control-request-method": "GET", "access-control-request-headers": "range"}
+    preflight = ask(app, "/at/main/x", headers=first, method="OPTIONS")
+    assert preflight.status == 204
+    assert "GET" in preflight.headers["access-control-allow-methods"]
+    assert "Range" in preflight.headers["access-control-allow-headers"]
+    assert "access-control-allow-private-network" not in preflight.headers
+    private = ask(
+        app, "/at/main/x", headers=first | {"access-control-request-private-network": "true"}, method="OPTIONS"
+    )
+    assert private.headers["access-control-allow-private-network"] == "true"
+
+
+def test_nobody_else_embeds_what_is_here(get: Get) -> None:
+    for place in PLACES[:3]:
+        assert get(place).headers["cross-origin-resource-policy"] == "same-origin"
+        assert get(place).headers["x-content-type-options"] == "nosniff"
+
+
+# --- the token
+
+TOKEN = "s3cret-Token_x"
+
+
+@pytest.fixture
+def locked(repo: txstore.Repository) -> Application:
+    return application(repo, token=TOKEN, origins=["https://viewer.example"])
+
+
+def test_nothing_is_told_without_the_token(locked: Application) -> None:
+    wrong: list[dict[str, str]] = [
+        {}, {"authorization": "Bearer"}, {"authorization": "Bearer x"}, {"authorization": f"Basic {TOKEN}"},
+        {"authorization": f"Bearer {TOKEN}x"}, {"authorization": "Bearer \xe4"}, {"cookie": f"txstore={TOKEN}"},
+        {"cookie": ";;=\x00"},
+    ]  # fmt: skip
+    for place, headers in product(PLACES, wrong):
+        answer = ask(locked, place, headers=headers)
+        assert (answer.status, answer.json["error"]["type"]) == (401, "TokenRequired")
+        assert TOKEN not in str(answer.headers) + answer.body.decode()
+    for place, query in product(PLACES, ("token=", "token=x", "tokens=" + TOKEN, "token=%ff")):
+        assert ask(locked, f"{place}?{query}").status == 401
+
+
+def test_the_token_as_bearer(locked: Application) -> None:
+    for kind in ("Bearer", "bearer"):
+        given = {"authorization": f"{kind} {TOKEN}"}
+        assert ask(locked, "/at/main/zarr.json", headers=given).status == 200
+        told = ask(locked, f"/at/{locked.repository.engine.commits.head().header.id.hex()}/zarr.json", headers=given)
+        assert told.headers["cache-control"].startswith("private, ")  # nobody between keeps it for others
+
+
+def test_the_token_in_the_address_becomes_a_cookie(locked: Application) -> None:
+    for place, location in (
+        (f"/?token={TOKEN}", "./"),
+        (f"/?a=1&token={TOKEN}&b=%26", "./?a=1&b=%26"),
+        (f"/at/main/zarr.json?token={TOKEN}", "./zarr.json"),
+        (f"//evil.example?token={TOKEN}", "./evil.example"),
+        (f"/api/repository?token={TOKEN}", "./repository"),
+    ):
+        answer = ask(locked, place)
+        assert (answer.status, answer.headers["location"], answer.body) == (303, location, b"")
+        cookie, *about = answer.headers["set-cookie"].split("; ")
+        assert set(about) == {"Path=/", "HttpOnly", "SameSite=Strict"}
+        assert ask(locked, "/api/repository", headers={"cookie": f"other=1; {cookie}"}).status == 200
+        other = application(locked.repository, token="another")
+        assert ask(other, "/api/repository", headers={"cookie": cookie}).status == 401
+
+
+def test_a_preflight_has_no_token(locked: Application) -> None:
+    given = {"origin": "https://viewer.example", "access-control-request-method": "GET"}
+    answer = ask(locked, "/at/main/zarr.json", headers=given, method="OPTIONS")
+    assert answer.status == 204
+    assert "Authorization" in answer.headers["access-control-allow-headers"]
+    assert ask(locked, "/at/main/zarr.json", headers=given).status == 401
+
+
+async def test_what_is_no_http(app: Application) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    await app({"type": "websocket", "path": "/", "headers": []}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]

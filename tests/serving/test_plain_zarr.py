@@ -1,0 +1,273 @@
+"""`/at/` as HTTP: methods, ranges, tags, caching, and what is said of what is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.serving.asking import Answer, ask, scope_of
+from txstore.serving import application
+from txstore.serving.application import Application
+
+Get = Callable[..., Answer]
+KEY = "three/plain/c/0/0"
+
+
+def value(repo: txstore.Repository, key: str = KEY) -> bytes:
+    return repo.mapping()[key]
+
+
+def test_values_are_those_of_the_repository(get: Get, repo: txstore.Repository) -> None:
+    for ref, at in (("main", None), ("v1", "v1"), (repo.head().id, None), (repo.commit("v1").id, "v1")):  # type: ignore[union-attr]
+        snapshot = repo.mapping(at=at)
+        for key in snapshot:
+            answer = get(f"/at/{ref}/{key}")
+            assert answer.status == 200
+            if key.endswith("zarr.json") and json.loads(snapshot[key])["node_type"] == "group":
+                told = answer.json
+                assert told.pop("consolidated_metadata")["kind"] == "inline"
+                assert told == json.loads(snapshot[key])
+            else:
+                assert answer.body == snapshot[key]
+            assert answer.headers["content-type"] == (
+                "application/json"
+                if key.endswith((".json", ".zarray", ".zgroup", ".zattrs"))
+                else "application/octet-stream"
+            )
+
+
+def test_what_an_id_leads_to_stays_and_a_name_is_asked_for_anew(get: Get, repo: txstore.Repository) -> None:
+    commit = repo.commit("v1")
+    assert "immutable" in get(f"/at/{commit.id}/{KEY}").headers["cache-control"]
+    assert "immutable" in get(f"/at/{commit.id}/zarr.json").headers["cache-control"]
+    for ref in ("main", "v1", commit.id[:12]):
+        assert get(f"/at/{ref}/{KEY}").headers["cache-control"] == "no-cache"
+
+
+def test_a_tag_that_looks_like_an_id_is_no_id(get: Get, repo: txstore.Repository) -> None:
+    repo.tags["a" * 32] = repo.commit("v1")
+    assert get(f"/at/{'a' * 32}/{KEY}").headers["cache-control"] == "no-cache"
+
+
+def test_a_tag_of_http_tells_whether_it_is_the_same(get: Get, repo: txstore.Repository) -> None:
+    for key in (KEY, "zarr.json", "three/outside/c/0"):
+        first = get(f"/at/main/{key}")
+        tag = first.headers["etag"]
+        for given in (tag, f"W/{tag}", f'"x", {tag}', "*"):
+            again = get(f"/at/main/{key}", headers={"if-none-match": given})
+            assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
+            assert "content-length" not in again.headers
+        assert get(f"/at/main/{key}", headers={"if-none-match": '"x"'}).status == 200
+    with repo.transaction() as store:
+        zarr.open_array(store, path="three/plain")[0, 0] = 77
+    tag = get(f"/at/v1/{KEY}").headers["etag"]
+    changed = get(f"/at/main/{KEY}", headers={"if-none-match": tag})
+    assert (changed.status, changed.body) == (200, value(repo))
+    # What was not changed has the same tag in both commits.
+    other = "three/sharded/c/1/1"
+    assert get(f"/at/v1/{other}").headers["etag"] == get(f"/at/main/{other}").headers["etag"]
+
+
+@pytest.mark.parametrize("key", [KEY, "zarr.json", "three/outside/c/0", "three/sharded/c/0/0"])
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ("bytes=0-0", slice(0, 1)),
+        ("bytes=3-9", slice(3, 10)),
+        ("bytes=5-", slice(5, None)),
+        ("bytes=-4", slice(-4, None)),
+        ("bytes=-999999", slice(None)),
+        ("bytes=0-99999999999999999999999999999", slice(None)),
+        ("bytes=2-" + "9" * 5000, slice(2, None)),
+        ("bytes=-" + "9" * 5000, slice(None)),
+        ("bytes= 1 - 2 ", slice(1, 3)),
+    ],
+)
+def test_ranges(get: Get, key: str, asked: str, wanted: slice) -> None:
+    whole = get(f"/at/main/{key}").body
+    answer = get(f"/at/main/{key}", headers={"range": asked})
+    start, stop, _ = wanted.indices(len(whole))
+    assert (answer.status, answer.body) == (206, whole[wanted])
+    assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(whole)}"
+    head = get(f"/at/main/{key}", headers={"range": asked}, method="HEAD")
+    assert (head.status, head.body, head.headers) == (206, b"", answer.headers)
+
+
+@pytest.mark.parametrize("asked", ["bytes=999999-", "bytes=-0", "bytes=" + "9" * 5000 + "-"])
+def test_ranges_behind_the_end(get: Get, asked: str) -> None:
+    answer = get(f"/at/main/{KEY}", headers={"range": asked})
+    length = len(get(f"/at/main/{KEY}").body)
+    assert (answer.status, answer.body, answer.headers["content-range"]) == (416, b"", f"bytes */{length}")
+
+
+@pytest.mark.parametrize(
+    "asked", ["bytes=1-2,4-5", "bytes=5-2", "bytes=-", "bytes=a-b", "items=0-1", "", "bytes=0x1-2"]
+)
+def test_what_is_no_range_is_ignored(get: Get, asked: str) -> None:
+    answer = get(f"/at/main/{KEY}", headers={"range": asked})
+    assert (answer.status, answer.body) == (200, get(f"/at/main/{KEY}").body)
+
+
+def test_a_part_of_another_value_is_not_asked_for(get: Get) -> None:
+    whole = get(f"/at/main/{KEY}")
+    same = get(f"/at/main/{KEY}", headers={"range": "bytes=0-1", "if-range": whole.headers["etag"]})
+    other = get(f"/at/main/{KEY}", headers={"range": "bytes=0-1", "if-range": '"x"'})
+    assert (same.status, other.status, other.body) == (206, 200, whole.body)
+
+
+def test_an_empty_value(get: Get, repo: txstore.Repository) -> None:
+    with repo.begin() as mapping:
+        mapping["three/empty"] = b""
+    answer = get("/at/main/three/empty")
+    assert (answer.status, answer.body) == (200, b"")
+    assert get("/at/main/three/empty", headers={"range": "bytes=0-"}).status == 416
+
+
+def test_head_says_what_get_does(get: Get) -> None:
+    for key in (KEY, "zarr.json", "three/outside/c/0", "no/such"):
+        there, asked = get(f"/at/main/{key}"), get(f"/at/main/{key}", method="HEAD")
+        assert (asked.status, asked.headers, asked.body) == (there.status, there.headers, b"")
+
+
+@pytest.mark.parametrize("size", [1 << 18, (1 << 18) + 1, 3 << 20])
+def test_long_values_are_sent_in_pieces(get: Get, repo: txstore.Repository, size: int) -> None:
+    content = np.random.default_rng(1).bytes(size)
+    with repo.begin() as mapping:
+        mapping["big"] = content
+    answer = get("/at/main/big")
+    assert answer.body == content
+    assert answer.pieces == -(-size // (1 << 18))
+    part = get("/at/main/big", headers={"range": f"bytes=7-{size - 2}"})
+    assert (part.status, part.body) == (206, content[7:-1])
+
+
+@pytest.mark.parametrize("size", [1000, 9 << 20])
+def test_from_object_stores_and_from_files_outside(open_repo: Any, tmp_path: Path, size: int) -> None:
+    """By requests of a few mebibytes; the checksum of what is longer is compared on the way."""
+    content = np.random.default_rng(1).bytes(size)
+    (tmp_path / "raw.bin").write_bytes(b"head" + content)
+    repo = txstore.Repository(f"memory://{tmp_path}/far.tx", single_writer=True, sources=[tmp_path])
+    with repo.begin() as mapping:
+        mapping["here"] = content
+        mapping.set_reference("outside", tmp_path / "raw.bin", 4, size)
+    app = application(repo)
+    for key in ("here", "outside"):
+        assert ask(app, f"/at/main/{key}").body == content
+        assert ask(app, f"/at/main/{key}", headers={"range": "bytes=-10"}).body == content[-10:]
+        assert ask(app, f"/at/main/{key}", method="HEAD").headers["content-length"] == str(size)
+
+
+async def test_nothing_is_read_for_who_has_left(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    with repo.begin() as mapping:
+        mapping["big"] = bytes(64 << 18)
+    sent: list[Any] = []
+    left = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 4:
+            left.set()
+        await asyncio.sleep(0)  # as a server's does, where others may run
+
+    scope = scope_of("/at/main/big") | {"raw_path": None}  # which not every server tells
+    await application(repo)(scope, receive, send)
+    assert 4 <= len(sent) < 10
+
+
+# --- what is not there
+
+
+def error(answer: Answer) -> str:
+    assert set(answer.json) == {"error"}
+    assert set(answer.json["error"]) == {"type", "message", "anchor"}
+    assert answer.headers["content-type"] == "application/json"
+    kind: str = answer.json["error"]["type"]
+    return kind
+
+
+def test_what_is_missing(get: Get, repo: txstore.Repository) -> None:
+    for path, kind in (
+        ("main/three/plain/c/2/9", "KeyNotFound"),
+        ("main/three", "KeyNotFound"),
+        ("nothing/zarr.json", "CommitNotFoundError"),
+        ("f" * 32 + "/zarr.json", "CommitNotFoundError"),
+        ("main/", "KeyFormatError"),
+        ("main", "KeyFormatError"),
+    ):
+        answer = get(f"/at/{path}")
+        assert (answer.status, error(answer)) == (404, kind)
+    assert get("/at/nothing/zarr.json").json["error"]["anchor"] == "reference/errors#commitnotfounderror"
+    assert error(get("/else")) == "NotFound"
+
+
+def test_what_was_erased_is_not_missing(get: Get, repo: txstore.Repository, app: Application) -> None:
+    old = repo.commit("v1").id
+    assert get(f"/at/{old}/{KEY}").status == 200
+    app.positions.let_go(idle=0)
+    repo.erase("three/plain")
+    answer = get(f"/at/{old}/{KEY}")
+    assert (answer.status, error(answer)) == (410, "ErasedError")
+    assert get(f"/at/main/{KEY}").status in (404, 410)
+
+
+def test_damage_is_no_missing_key(get: Get, open_repo: Any) -> None:
+    repo = txstore.Repository(open_repo("bad.tx").url)
+    with repo.begin() as mapping:
+        mapping["x"] = b"0123456789" * 1000
+    [path] = [path for path in Path(repo.url, "commits/main").iterdir() if path.stat().st_size > 5000]
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"0123456789" * 10, b"012345678X" * 10, 1))
+    answer = ask(application(txstore.Repository(repo.url)), "/at/main/x")
+    assert (answer.status, error(answer)) == (500, "CorruptionError")
+    path.write_bytes(content)
+
+
+def test_a_source_that_has_changed(get: Get, repo: txstore.Repository, tmp_path: Path) -> None:
+    (tmp_path / "raw.bin").write_bytes(b"other")
+    answer = get("/at/main/three/outside/c/0")
+    assert (answer.status, error(answer)) == (502, "SourceChangedError")
+
+
+def test_what_a_vacuum_has_given_up(get: Get, repo: txstore.Repository, app: Application) -> None:
+    first = repo.commit("v1").id
+    del repo.tags["v1"]
+    assert get(f"/at/{first}/{KEY}").status == 200
+    repo.vacuum(keep=1)
+    assert get(f"/at/{first}/{KEY}").status == 200, "it is being read"
+    app.positions.let_go(idle=0)
+    repo.vacuum(keep=1)
+    answer = get(f"/at/{first}/{KEY}")
+    assert (answer.status, error(answer)) in ((410, "SnapshotExpiredError"), (404, "CommitNotFoundError"))
+    assert get(f"/at/main/{KEY}").status == 200
+
+
+def test_a_repository_that_is_not_there_yet(open_repo: Any) -> None:
+    repo = open_repo("none.tx")
+    app = application(repo)
+    assert ask(app, "/at/main/zarr.json").status == 404
+    assert ask(app, "/api/repository").json["exists"] is False
+    assert error(ask(app, "/api/commits")) == "RepositoryNotFoundError"
+    with repo.transaction() as store:
+        zarr.create_group(store)
+    assert ask(app, "/at/main/zarr.json").status == 200
+    assert len(ask(app, "/api/commits").json["commits"]) == 1
+
+
+def test_below_a_path_of_another_application(app: Application, repo: txstore.Repository) -> None:
+    answer = ask(app, f"/data/at/main/{KEY}", root_path="/data")
+    assert (answer.status, answer.body) == (200, value(repo))
+    assert ask(app, "/data/api/repository", root_path="/data").status == 200
+    assert ask(app, "/data/api/tree/main?path=three", root_path="/data").status == 200
+    assert ask(app, "/data/", root_path="/data").headers["content-type"].startswith("text/html")

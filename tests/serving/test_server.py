@@ -1,0 +1,229 @@
+"""The server in a process of its own: how it begins and ends, what many readers and slow ones do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.serving.client import Connection, Running, running
+from txstore.serving.server import Server
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+#: How long the many readers read, in seconds; 0: a few rounds, which is what CI has time for.
+SECONDS = float(os.environ.get("TXSTORE_SERVE_SECONDS", "0"))
+READERS = 200
+QUESTIONS = ("/api/commits", "/api/tree/main?path=three", "/api/node/main/many", "/at/main/zarr.json")
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_it_also_while_pages_listen(repo: txstore.Repository, ending: signal.Signals) -> None:
+    with running(repo.url) as server:
+        listening = [await Connection.open(server.port) for _ in range(5)]
+        for each in listening:
+            await each.ask("/api/events")
+            assert (await each.head())[0] == 200
+            assert "heads" in await each.event()
+        idle = await Connection.open(server.port)
+        assert (await idle.get("/api/repository"))[0] == 200
+        server.process.send_signal(ending)
+        for each in listening:
+            with pytest.raises((EOFError, asyncio.IncompleteReadError)):
+                while True:
+                    await each.event()
+        assert await asyncio.to_thread(server.process.wait, 60) in (0, -ending)
+        assert server.process.stderr is not None
+        assert "Traceback" not in server.process.stderr.read()
+        for each in (*listening, idle):
+            await each.close()
+
+
+def test_its_address_comes_first(repo: txstore.Repository) -> None:
+    with running(repo.url) as server:
+        assert server.address.startswith("http://127.0.0.1:")
+        # It is answered, however early one asks.
+        with socket.create_connection(("127.0.0.1", server.port), 60) as one:
+            one.sendall(b"GET /api/repository HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert one.recv(12) == b"HTTP/1.1 200"
+
+
+async def test_others_need_the_token(repo: txstore.Repository) -> None:
+    with running(repo.url, "--host", "0.0.0.0") as server:
+        connection = await Connection.open(server.port)
+        assert (await connection.get("/api/repository"))[0] == 401
+        token = server.address.partition("?token=")[2]
+        assert len(token) >= 32
+        status, _, body = await connection.get("/api/repository", f"Authorization: Bearer {token}")
+        assert (status, json.loads(body)["read_only"]) == (200, True)
+        await connection.close()
+
+
+def test_a_port_that_is_taken(repo: txstore.Repository) -> None:
+    server = Server(repo)
+    with pytest.raises(OSError, match=r"[Aa]ddress already in use"):
+        Server(repo, port=server.port)
+    server.start()
+    server.close()
+
+
+def big(repo: txstore.Repository, size: int = 64 << 20) -> None:
+    with repo.begin() as mapping:
+        mapping["big"] = bytes(size)
+
+
+async def test_many_readers(repo: txstore.Repository) -> None:
+    """No error, no thread for each, no more memory the longer they read."""
+    with repo.transaction() as store:
+        data = np.random.default_rng(1).integers(0, 255, (64, 16384), "u1")
+        zarr.create_array(store, name="many", data=data, chunks=(1, 16384), compressors=None)
+    commit = repo.head()
+    assert commit is not None
+    with running(repo.url) as server:
+        readers = [await Connection.open(server.port) for _ in range(READERS)]
+
+        async def read(number: int, reader: Connection) -> None:
+            chunk = number % 64
+            ref = ("main", commit.id)[number % 2]
+            assert (await reader.get(f"/at/{ref}/many/c/{chunk}/0"))[::2] == (200, data[chunk].tobytes())
+            status, _, body = await reader.get(f"/at/{ref}/many/c/{chunk}/0", "Range: bytes=-100")
+            assert (status, body) == (206, data[chunk, -100:].tobytes())
+            assert (await reader.get(f"/at/{ref}/many/c/99/0"))[0] == 404
+            if number % 8 == 0:
+                assert (await reader.get(QUESTIONS[number // 8 % len(QUESTIONS)]))[0] == 200
+
+        async def round_of_all() -> None:
+            await asyncio.gather(*(read(number, reader) for number, reader in enumerate(readers)))
+
+        await round_of_all()
+        before, threads = server.status("RssAnon"), server.status("Threads")
+        began, rounds = time.monotonic(), 0
+        while rounds < 2 or time.monotonic() - began < SECONDS:
+            await round_of_all()
+            rounds += 1
+        grown = server.status("RssAnon") - before
+        print(f"{rounds} rounds of {READERS} readers, {threads} threads, {grown} KiB more")
+        assert threads <= 60
+        assert server.status("Threads") <= 60
+        assert grown < 24 << 10
+        for reader in readers:
+            await reader.close()
+
+
+async def test_more_connections_than_the_usual_limit_of_descriptors(repo: txstore.Repository) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("this user may not open so many")
+    expected = repo.mapping()["three/plain/c/0/0"]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))  # which the server begins with
+        with running(repo.url) as server:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+            connections = [await Connection.open(server.port) for _ in range(1200)]
+            for each in connections:
+                await each.ask("/at/main/three/plain/c/0/0")
+            for each in connections:
+                status, about = await each.head()
+                assert status == 200
+                assert await each.reader.readexactly(int(about["content-length"])) == expected
+            assert server.status("Threads") <= 60
+            for each in connections:
+                await each.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_readers_that_do_not_read(repo: txstore.Repository) -> None:
+    """What they have asked for is not kept in memory for them, and others do not wait."""
+    big(repo)
+    with running(repo.url) as server:
+        other = await Connection.open(server.port)
+        assert (await other.get("/at/main/three/plain/c/0/0"))[0] == 200
+        before = server.status("RssAnon")
+        slow = [await Connection.open(server.port) for _ in range(40)]
+        for each in slow:
+            await each.ask("/at/main/big")
+            assert (await each.head())[0] == 200
+        for _ in range(20):
+            assert (await other.get("/at/main/three/plain/c/0/0"))[0] == 200
+            assert (await other.get("/api/commits"))[0] == 200
+        assert server.status("RssAnon") - before < 64 << 10  # a few pieces for each, and not 2.5 GiB
+        whole = await slow[0].reader.readexactly(64 << 20)
+        assert whole == bytes(64 << 20)
+        for each in (other, *slow):
+            await each.close()
+
+
+async def test_requests_that_do_not_end(repo: txstore.Repository) -> None:
+    with running(repo.url) as server:
+        half = [await Connection.open(server.port) for _ in range(100)]
+        for each in half:
+            each.writer.write(b"GET /at/main/zarr.json HTTP/1.1\r\nHost: local")
+        other = await Connection.open(server.port)
+        assert (await other.get("/at/main/zarr.json"))[0] == 200
+        half[0].writer.write(b"host\r\n\r\n")
+        assert (await half[0].head())[0] == 200
+        for each in (other, *half):
+            await each.close()
+
+
+async def hostile_bytes(server: Running, sent: bytes) -> bytes:
+    connection = await Connection.open(server.port)
+    connection.writer.write(sent)
+    connection.writer.write_eof()
+    answer = await connection.reader.read()
+    await connection.close()
+    return answer
+
+
+async def test_bytes_that_are_no_request(repo: txstore.Repository, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret-content")
+    with running(repo.url) as server:
+        for sent in (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 200,
+            b"GET /at/main/../../secret HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET ../secret HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET http://evil.example/at/main/zarr.json HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+            b"GET /at/main/zarr.json HTTP/1.0\r\n\r\n",
+            b"GET /at/main/zarr.json HTTP/1.1\r\n\r\n",
+            b"POST /api/commits HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 1000,
+            b"GET /at/main/zarr.json HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (1 << 20) + b"\r\n\r\n",
+            b"\0" * 1000,
+        ):
+            answer = await hostile_bytes(server, sent)
+            assert b"secret-content" not in answer
+            assert not answer.startswith(b"HTTP/1.1 200")
+        connection = await Connection.open(server.port)
+        assert (await connection.get("/at/main/zarr.json"))[0] == 200
+        await connection.close()
+
+
+async def test_what_is_logged_steers_no_terminal(repo: txstore.Repository) -> None:
+    with repo.begin() as mapping:
+        mapping["three/x\x1b[31m"] = b"0123456789" * 1000
+    [path] = [path for path in Path(repo.url, "commits/main").iterdir() if b"0123456789" * 10 in path.read_bytes()]
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"0123456789", b"012345678X", 1))
+    try:
+        with running(repo.url) as server:
+            connection = await Connection.open(server.port)
+            assert (await connection.get("/at/main/three/x%1b%5b31m"))[0] == 500
+            await connection.close()
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.stderr is not None
+            logged = await asyncio.to_thread(server.process.stderr.read)
+    finally:
+        path.write_bytes(content)
+    assert "CorruptionError" in logged
+    assert "\x1b" not in logged

@@ -1,0 +1,78 @@
+"""What a notebook shows of repositories and stores, and the page in a cell."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from txstore.format.tree import tree_lines
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+def test_a_repository_shows_history_tree_and_usage(repo: txstore.Repository) -> None:
+    repo.branches["dev"] = repo.head()
+    shown = repo._repr_html_()
+    for part in ("data.tx", "dev", "v1", "second", "first", "three/", "sharded  32×32  uint16", "live"):
+        assert part in shown, part
+    assert repr(repo) == f"<Repository {repo.url}>"
+
+
+def test_a_store_shows_its_tree(repo: txstore.Repository) -> None:
+    assert "plain  20×30  float32" in repo.snapshot()._repr_html_()
+    with repo.transaction() as store:
+        zarr.create_array(store, name="new", data=np.arange(3))
+        assert "new  3  int64" in store._repr_html_()
+        assert "NOT COMMITTED" in store._repr_html_()
+    assert "has ended" in store._repr_html_()  # an error is shown, and not raised
+
+
+def test_a_repository_that_is_not_there_yet(open_repo: Any) -> None:
+    repo = open_repo("none.tx")
+    assert "nothing was written yet" in repo._repr_html_()
+    assert not repo.exists
+
+
+def test_nothing_that_a_repository_holds_is_markup(repo: txstore.Repository) -> None:
+    with repo.begin(SCRIPT) as mapping:
+        mapping[f"{SCRIPT.replace('/', '')}/zarr.json"] = json.dumps(
+            {"zarr_format": 3, "node_type": "array", "shape": [3], "data_type": SCRIPT}
+        ).encode()
+    for shown in (repo._repr_html_(), repo.snapshot()._repr_html_()):
+        assert "<script>" not in shown
+        assert "&lt;script&gt;" in shown
+
+
+def test_long_trees_are_cut(repo: txstore.Repository) -> None:
+    with repo.begin() as mapping:
+        for number in range(100):
+            mapping[f"many/{number}/zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+    lines = [*tree_lines(repo.mapping())]
+    assert len(lines) == 41
+    assert lines[-1] == "..."
+
+
+def test_the_page_in_a_cell(repo: txstore.Repository) -> None:
+    with repo.show(height=300) as shown:
+        assert f'<iframe src="{shown.url}" width="100%" height="300"' in shown._repr_html_()
+        with urllib.request.urlopen(f"{shown.url}api/repository") as answer:
+            assert json.load(answer)["id"] == repo.id
+        np.testing.assert_array_equal(zarr.open_array(f"{shown.url}at/main/three/v2keys", mode="r")[:], np.arange(6))
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{shown.url}api/repository")
+
+
+def test_what_is_missing_is_named(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for module in [name for name in sys.modules if name.startswith(("txstore.serving", "uvicorn"))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'txstore\[serve\]'"):
+        repo.show()

@@ -1,0 +1,95 @@
+"""Files that are read one after the other, fetched before it is their turn: at a distance each would be a wait.
+
+Where they lie on a disk nothing is gained, and they are read when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from txstore.storage.interface import Storage
+from txstore.storage.request_threads import executor
+
+#: Files are fetched in pieces of this length.
+PIECE = 4 << 20
+#: So many pieces, and bytes, are under way or wait for their turn; as many bytes are kept of what had it, which may be
+#: read again: a run lies in the file of a commit.
+PIECES, BYTES = 32, 64 << 20
+
+_Piece = tuple[str, int]  # which file, and the number of the piece in it
+
+
+class Fetched:
+    """Reads ranges of files, those that were announced from what was fetched in advance. For one thread."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._sizes: dict[str, int] = {}
+        self._expected: deque[_Piece] = deque()
+        self._pieces: OrderedDict[_Piece, Future[bytes]] = OrderedDict()  # what was used last comes last
+        self._ahead: dict[_Piece, None] = {}  # those that nobody has read yet, in their order
+        self._bytes = 0  # of all pieces
+
+    def expect(self, path: str, size: int, ranges: Iterable[tuple[int, int]] | None = None) -> None:
+        """Announce a file of so many bytes, of which all is read next, or ranges: (offset, length) each."""
+        if not self._storage.is_remote:
+            return
+        self._sizes[path] = size
+        for offset, length in [(0, size)] if ranges is None else ranges:
+            self._expected += [(path, n) for n in range(offset // PIECE, -(-min(offset + length, size) // PIECE))]
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """Return a range of a file, shorter only where that ends. Raises `OSError`."""
+        end = min(offset + length, self._sizes.get(path, 0))
+        if offset >= end:  # it was not announced, or somebody looks for more than it should have
+            return self._storage.read_range(path, offset, length)
+        parts = []
+        for n in range(offset // PIECE, -(-end // PIECE)):
+            piece = self._piece((path, n))
+            parts.append(piece[max(offset - n * PIECE, 0) : end - n * PIECE])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _piece(self, wanted: _Piece) -> bytes:
+        if wanted in self._ahead:
+            for skipped in list(self._ahead):
+                del self._ahead[skipped]
+                if skipped == wanted:
+                    break
+        if wanted not in self._pieces:
+            self._submit(wanted)
+        self._pieces.move_to_end(wanted)
+        self._read_ahead()
+        try:
+            return self._pieces[wanted].result()
+        except BaseException:
+            self._drop(wanted)
+            raise
+
+    def _read_ahead(self) -> None:
+        while self._expected and len(self._ahead) < PIECES and sum(map(self._length, self._ahead)) < BYTES:
+            piece = self._expected.popleft()
+            if piece not in self._pieces:
+                self._ahead[piece] = None
+                self._submit(piece)
+        for piece in list(self._pieces):
+            if self._bytes <= 2 * BYTES:
+                break
+            if piece not in self._ahead and self._pieces[piece].done():
+                self._drop(piece)
+
+    def _submit(self, piece: _Piece) -> None:
+        path, n = piece
+        length = self._length(piece)
+        future = executor("read files", PIECES).submit(self._storage.read_range, path, n * PIECE, length)
+        self._pieces[piece] = future
+        self._bytes += length
+
+    def _drop(self, piece: _Piece) -> None:
+        self._ahead.pop(piece, None)
+        if self._pieces.pop(piece, None) is not None:
+            self._bytes -= self._length(piece)
+
+    def _length(self, piece: _Piece) -> int:
+        return min(PIECE, self._sizes[piece[0]] - piece[1] * PIECE)

@@ -1,0 +1,154 @@
+"""Answers over HTTP: what every one of them says, JSON, and errors as JSON."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from txstore import errors
+from txstore.errors import (
+    CommitNotFoundError,
+    ErasedError,
+    KeyFormatError,
+    NodeNotFoundError,
+    RepositoryNotFoundError,
+    SnapshotExpiredError,
+    SourceError,
+    TxStoreError,
+)
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+#: What an id leads to stays; what a name leads to is asked for each time, and answered by its tag alone.
+IMMUTABLE, REVALIDATED = b"max-age=31536000, immutable", b"no-cache"
+
+#: No browser takes what a repository holds for a page of ours, whatever it is.
+_HARMLESS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; sandbox"),
+)
+#: From so many bytes on JSON is compressed.
+_COMPRESSED_FROM = 1 << 10
+
+_STATUS: tuple[tuple[type[BaseException], int], ...] = (
+    (CommitNotFoundError, 404),
+    (NodeNotFoundError, 404),
+    (RepositoryNotFoundError, 404),
+    (KeyFormatError, 400),
+    (ErasedError, 410),
+    (SnapshotExpiredError, 410),
+    (SourceError, 502),
+)
+
+
+@dataclass
+class Failure(Exception):
+    """An answer that is an error."""
+
+    status: int
+    kind: str
+    message: str
+    headers: Headers = field(default=())
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return what is answered to whoever has met an error. What others say, who may name secrets, is left out."""
+    if isinstance(error, Failure):
+        return error
+    kind = type(error).__name__
+    if isinstance(error, TxStoreError):
+        status = next((status for each, status in _STATUS if isinstance(error, each)), 500)
+        told = error.args[0] if isinstance(error, KeyError) and error.args else error
+        return Failure(status, kind, str(told))
+    return Failure(500, kind, "the server could not answer this: its own output says why")
+
+
+async def answer_failure(scope: Scope, send: Send, failure: Failure) -> None:
+    is_ours = issubclass(getattr(errors, failure.kind, object), TxStoreError)
+    anchor = f"reference/errors#{failure.kind.lower()}" if is_ours else None
+    told = {"error": {"type": failure.kind, "message": failure.message, "anchor": anchor}}
+    headers = [(b"cache-control", b"no-store"), *failure.headers]
+    await answer(scope, send, failure.status, headers, encoded(told), kind=b"application/json")
+
+
+async def answer(
+    scope: Scope,
+    send: Send,
+    status: int,
+    headers: Headers = (),
+    body: bytes = b"",
+    *,
+    kind: bytes | None = None,
+    length: int | None = None,
+    more: bool = False,
+) -> None:
+    """Send an answer, or its beginning: `more` follows then, `length` bytes in all."""
+    about = [*headers, *(each for each in _HARMLESS if each[0] not in {name for name, _ in headers})]
+    if kind is not None:
+        about.append((b"content-type", kind))
+    if status != 304:
+        about.append((b"content-length", b"%d" % (len(body) if length is None else length)))
+    await send({"type": "http.response.start", "status": status, "headers": about})
+    is_empty = scope["method"] == "HEAD" or status == 304
+    await send({"type": "http.response.body", "body": b"" if is_empty else body, "more_body": more and not is_empty})
+
+
+async def answer_json(
+    scope: Scope, send: Send, told: Any, headers: Headers = ((b"cache-control", b"no-store"),)
+) -> None:
+    await answer_compressed(scope, send, encoded(told), b"application/json", headers)
+
+
+async def answer_compressed(scope: Scope, send: Send, body: bytes, kind: bytes, headers: Headers) -> None:
+    about = [*headers, (b"vary", b"Accept-Encoding")]
+    if len(body) >= _COMPRESSED_FROM and b"gzip" in headers_of(scope).get(b"accept-encoding", b""):
+        body = gzip.compress(body, 6, mtime=0)
+        about.append((b"content-encoding", b"gzip"))
+    await answer(scope, send, 200, about, body, kind=kind)
+
+
+def path_of(scope: Scope) -> bytes:
+    """Return the path of a request as it was sent, which not every server tells."""
+    sent: bytes | None = scope.get("raw_path")
+    return quote(scope["path"]).encode() if sent is None else sent
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when whoever has asked has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
+    """Return the headers of a request. Of one that comes twice, the last."""
+    return dict(scope["headers"])
+
+
+def encoded(told: Any) -> bytes:
+    """Return JSON. Numbers that are not finite are strings, as Zarr writes them."""
+    return json.dumps(_plain(told), allow_nan=False, separators=(",", ":")).encode()
+
+
+def iso(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,227 @@
+"""The ASGI application: a page, a JSON API and plain Zarr over one repository, for reading only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, MutableMapping
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.routing import Route, Router
+
+from txstore.serving.answers import (
+    Failure,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    answer_failure,
+    answer_json,
+    failure_of,
+    path_of,
+)
+from txstore.serving.events import Events
+from txstore.serving.facade import Served
+from txstore.serving.guard import Guard
+from txstore.serving.history import History
+from txstore.serving.nodes import Nodes
+from txstore.serving.pictures import Picture, Pictures
+from txstore.serving.plain_zarr import PlainZarr
+from txstore.serving.positions import Positions
+from txstore.serving.static_files import StaticFiles
+from txstore.serving.work import Work
+from txstore.storage.request_threads import executor
+
+_log = logging.getLogger("txstore.serving")
+
+#: Questions that are answered at once, each in a thread; the others wait for their turn, without one.
+_THREADS = 8
+#: Seconds between two looks for what nobody reads any more.
+_TIDYING = 10.0
+
+
+def application(
+    repository: Served,
+    *,
+    token: str | None = None,
+    hosts: Collection[str] = (),
+    origins: Collection[str] = (),
+) -> Application:
+    """Return an ASGI application that shows a repository: `txstore serve` without its server.
+
+    Parameters
+    ----------
+    repository : Repository
+    token : str, optional
+        What whoever asks has to know: `?token=` once in a browser, or `Authorization: Bearer`.
+    hosts : collection of str
+        What this server is called by, in the `Host` of requests, besides "localhost" and addresses; "*": anything.
+    origins : collection of str
+        Origins of pages elsewhere that may read, such as "https://neuroglancer-demo.appspot.com"; "*": all.
+
+    Examples
+    --------
+    >>> import tempfile, txstore
+    >>> from txstore.serving import application
+    >>> app = application(txstore.Repository(tempfile.mkdtemp() + "/data.tx"), hosts=["data.example.org"])
+    """
+    return Application(repository, Guard(token, hosts, origins))
+
+
+class Application:
+    """See `application`. It can be mounted below a path of another one."""
+
+    def __init__(self, repository: Served, guard: Guard) -> None:
+        self.repository = repository
+        self._guard = guard
+        self.positions = Positions(repository)
+        self._plain_zarr = PlainZarr(repository, self.positions, has_token=guard.has_token)
+        self._events = Events(repository)
+        self._page = StaticFiles()
+        self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
+        history = History(repository, self.positions, origins=guard.origins)
+        nodes = Nodes(repository, self.positions)
+        work = Work(repository, self.positions)
+        pictures = Pictures(repository, self.positions)
+        questions: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+            "/repository": (history.about, ()),
+            "/commits": (history.commits, ("from", "before", "path", "limit")),
+            "/commit/{ref}": (history.commit, ()),
+            "/diff/{ref}/{other}": (history.diff, ()),
+            "/tree/{ref}": (nodes.members, ("path", "after", "limit")),
+            "/node/{ref}": (nodes.node, ("stored",)),
+            "/node/{ref}/{path:path}": (nodes.node, ("stored",)),
+            "/chunks/{ref}": (nodes.chunks, ("from", "shape")),
+            "/chunks/{ref}/{path:path}": (nodes.chunks, ("from", "shape")),
+            "/usage/{ref}": (work.usage, ()),
+            "/transactions": (work.transactions, ()),
+            "/locks": (work.locks, ()),
+            "/preview/{ref}": (pictures.read, ("selection",)),
+            "/preview/{ref}/{path:path}": (pictures.read, ("selection",)),
+        }
+        self._router = Router(
+            [Route(f"/api{path}", _Question(*question)) for path, question in questions.items()],
+            redirect_slashes=False,
+            default=_no_such_place,
+        )
+
+    def close(self) -> None:
+        """End what would go on for ever, so that a server that waits for it can stop. On the server's event loop."""
+        self._events.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        sending = _Sending(send)
+        try:
+            headers = await self._guard.check(scope, sending)
+            if headers is None:
+                return
+            sending.headers = headers
+            await self._answer(scope, receive, sending)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure.status >= 500:
+                _log.error("%s %s", scope["method"], scope["path"], exc_info=error)
+            if sending.has_begun:
+                raise  # the connection ends: whoever reads sees that not all has come
+            await answer_failure(scope, sending, failure)
+        finally:
+            self._tidy_later()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = path_of(scope)[len(scope.get("root_path", "")) :]
+        if path.startswith(b"/at/"):
+            await self._plain_zarr(scope, receive, send, path[len(b"/at/") :])
+        elif path == b"/api/events":
+            await self._events(scope, receive, send)
+        elif path.startswith(b"/api/"):
+            await self._router(scope, receive, send)
+        elif path in (b"", b"/"):
+            await self._page(scope, send, "index.html")
+        elif path.startswith(b"/page/"):
+            await self._page(scope, send, path[len(b"/page/") :].decode("latin-1"))
+        else:
+            await _no_such_place()
+
+    def _tidy_later(self) -> None:
+        """Let go of what nobody reads any more in some seconds, also if no other request comes."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer[0] is not loop:
+            self._timer = loop, loop.call_later(_TIDYING, self._tidy)
+
+    def _tidy(self) -> None:
+        self._timer = None
+        if self.positions.let_go():
+            self._tidy_later()
+
+
+class _Sending:
+    """Gives an answer its headers, and knows whether it has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.headers: Headers = ()
+        self.has_begun = False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            message["headers"] = [*message["headers"], *self.headers]
+        await self._send(message)
+
+
+class _Question:
+    """A place of the API: asks a function in a thread, with what stands in the path and, by these names, the query."""
+
+    def __init__(self, function: Callable[..., Any], names: Collection[str]) -> None:
+        self._function = function
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope["path_params"])
+        try:
+            query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=32)
+        except ValueError as error:
+            raise Failure(400, "WrongArgument", f"the query makes no sense: {error}") from error
+        for name in self._names:
+            if name in query:
+                given[_ARGUMENTS.get(name, name)] = _number(query[name][-1]) if name == "limit" else query[name][-1]
+        call = partial(self._function, **given)
+        told = await asyncio.get_running_loop().run_in_executor(executor("serving", _THREADS), call)
+        if isinstance(told, Picture):
+            headers = [(b"cache-control", b"no-cache"), *told.headers]
+            await answer(scope, send, 200, headers, told.body, kind=b"application/octet-stream")
+        else:
+            await answer_json(scope, send, told)
+
+
+#: What is called otherwise in Python.
+_ARGUMENTS = {"from": "start"}
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise Failure(400, "WrongArgument", f"{text[:40]!r} is no number")
+    return int(text)
+
+
+async def _no_such_place(*_: object) -> None:
+    raise Failure(
+        404, "NotFound", "there is nothing here: the page is at /, plain Zarr at /at/, JSON at /api/repository"
+    )
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return

@@ -1,0 +1,151 @@
+"""Commits as they come, told to all who listen: server-sent events. One look at the repository serves all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from itertools import islice, takewhile
+from typing import Any
+
+from txstore.errors import TxStoreError
+from txstore.history.commit import MAIN, Stored
+from txstore.serving.answers import Failure, Receive, Scope, Send, encoded, until_gone
+from txstore.serving.facade import Served
+from txstore.storage.request_threads import in_thread
+
+_log = logging.getLogger("txstore.serving")
+
+#: Seconds between two looks for new commits, on a disk and where each look is a request; and between two signs of life.
+_PAUSE, _PAUSE_OF_REQUESTS, _HEARTBEAT = 0.5, 3.0, 15.0
+#: Listeners at once, and events that one may be behind: more, and it begins anew.
+_LISTENERS, _BEHIND = 256, 1024
+#: Commits of a branch that are told one by one: of more, the page asks for the list.
+_TOLD = 100
+
+_END = None
+
+
+class Events:
+    """Who listens, and the task that looks for commits while anybody does. For one event loop at a time."""
+
+    def __init__(self, repository: Served) -> None:
+        self._repository = repository
+        self._pause = _PAUSE if repository.engine.storage.ranges is None else _PAUSE_OF_REQUESTS
+        self._listeners: set[asyncio.Queue[bytes | None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._heads: dict[str, Stored] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self._listeners) >= _LISTENERS:
+            raise Failure(503, "TooMany", "too many pages listen already", [(b"retry-after", b"30")])
+        first = await in_thread(self._find)
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_BEHIND)
+        self._begin(queue, first)
+        gone = asyncio.create_task(until_gone(receive))
+        try:
+            about = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": 200, "headers": about})
+            if scope["method"] != "HEAD":
+                await self._tell(queue, gone, send, _event("heads", _ids(first)))
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+            self._end(queue)
+
+    async def _tell(
+        self, queue: asyncio.Queue[bytes | None], gone: asyncio.Task[None], send: Send, first: bytes
+    ) -> None:
+        piece: bytes | None = first
+        while piece is not _END:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            following = asyncio.ensure_future(queue.get())
+            done, _ = await asyncio.wait({following, gone}, timeout=_HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
+            if gone in done:
+                following.cancel()
+                return
+            if following in done:
+                piece = following.result()
+            else:
+                following.cancel()
+                piece = b": still here\n\n"
+
+    def close(self) -> None:
+        """End the streams, so that a server that waits for them can stop."""
+        for queue in list(self._listeners):
+            _put(queue, _END)
+
+    def _begin(self, queue: asyncio.Queue[bytes | None], heads: dict[str, Stored]) -> None:
+        if not self._listeners:
+            self._heads = heads
+        self._listeners.add(queue)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+
+    def _end(self, queue: asyncio.Queue[bytes | None]) -> None:
+        self._listeners.discard(queue)
+        if not self._listeners and self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause)
+            try:
+                told, heads = await in_thread(self._new)
+            except (TxStoreError, OSError) as error:
+                _log.warning("looking for commits: %s", error)
+                continue
+            self._heads = heads
+            for event in told:
+                for queue in list(self._listeners):
+                    _put(queue, event)
+
+    def _find(self) -> dict[str, Stored]:
+        """Return the newest commit of each branch, by name."""
+        engine = self._repository.engine
+        if not engine.exists():
+            return {}
+        commits = engine.commits
+        branches = {MAIN: MAIN} | {name: record.id for name, record in commits.branches.all().items()}
+        heads = {name: commits.head(branch) for name, branch in branches.items()}
+        return {name: stored for name, stored in heads.items() if stored is not None}
+
+    def _new(self) -> tuple[list[bytes], dict[str, Stored]]:
+        """Return events for what is new, and the heads."""
+        commits = self._repository.engine.commits
+        heads = self._find()
+        known = {stored.header.id for stored in self._heads.values()}
+        told = []
+        for name, head in heads.items():
+            own = commits.branches.id_of(name)
+            line = islice(commits.ancestors(head), _TOLD)
+            # Those that a new branch begins behind have been told of theirs.
+            new = [*takewhile(partial(_is_new, branch=own, known=known), line)]
+            ids = [stored.header.id.hex() for stored in reversed(new)]
+            told += [_event("commit", {"id": each, "branch": name}, each) for each in ids]
+        if _ids(heads) != _ids(self._heads):
+            told.append(_event("heads", _ids(heads)))
+        return told, heads
+
+
+def _is_new(stored: Stored, branch: str, known: set[bytes]) -> bool:
+    return stored.header.branch == branch and stored.header.id not in known
+
+
+def _ids(heads: dict[str, Stored]) -> dict[str, str]:
+    return {name: stored.header.id.hex() for name, stored in heads.items()}
+
+
+def _event(kind: str, told: Any, event_id: str = "") -> bytes:
+    about = f"id: {event_id}\n" if event_id else ""
+    return f"event: {kind}\n{about}data: ".encode() + encoded(told) + b"\n\n"
+
+
+def _put(queue: asyncio.Queue[bytes | None], event: bytes | None) -> None:
+    try:
+        queue.put_nowait(event)
+    except asyncio.QueueFull:  # it doesn't read: it ends, and the page begins anew
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(_END)

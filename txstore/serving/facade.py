@@ -1,0 +1,28 @@
+"""What serving needs of a repository: `txstore.Repository`, which lies above."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from txstore.comparing.diff import Diff
+from txstore.engine import Engine
+from txstore.history.find import At
+
+if TYPE_CHECKING:
+    from txstore.comparing.blame import Blame
+
+
+class Served(Protocol):
+    """One opened repository; see `txstore.Repository`, which says what each of these does."""
+
+    engine: Engine
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def id(self) -> str: ...
+
+    def blame(self, path: str, at: At | None = None, *, branch: str = ...) -> Blame: ...
+
+    def diff(self, a: At, b: At | None = None) -> Diff: ...

@@ -1,0 +1,157 @@
+"""Who may ask: methods, `Host`, `Origin` and the token are looked at before anything else is.
+
+A page elsewhere can make a browser send requests here. It may give a name of its own to this address (DNS rebinding):
+so `Host` has to be one that is known. It may ask from its own origin: so `Origin` has to be this one, or one that was
+allowed. Addresses are no names: whoever says the one that was connected to has not been misled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Collection, Mapping
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from txstore.serving.answers import Failure, Headers, Scope, Send, answer, headers_of, path_of
+
+METHODS = ("GET", "HEAD", "OPTIONS")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+ANY = "*"
+#: Names of which it is remembered that they are good.
+_HOSTS = 64
+
+_EXPOSED = b"Accept-Ranges, Content-Encoding, Content-Length, Content-Range, ETag, X-Max, X-Min, X-Shape, X-Step"
+_ASKED = b"Authorization, Cache-Control, If-Match, If-None-Match, If-Range, Range"
+
+
+class Guard:
+    """Decides about requests, by their headers alone.
+
+    Parameters
+    ----------
+    token : str, optional
+        What whoever asks has to know.
+    hosts : collection of str
+        Names that this server is called by, besides those of this machine for itself; "*": any.
+    origins : collection of str
+        Of pages elsewhere that may read; "*": all.
+    """
+
+    def __init__(self, token: str | None, hosts: Collection[str], origins: Collection[str]) -> None:
+        self._token = token
+        self.has_token = token is not None
+        self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
+        self.origins = {origin.lower().rstrip("/") for origin in origins}
+        self._known: dict[tuple[bytes, str], str] = {}
+        self._cookie = "" if token is None else f"txstore-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+
+    async def check(self, scope: Scope, send: Send) -> Headers | None:
+        """Return the headers that the answer has to have, None if the request is answered. Raises `Failure`."""
+        given = headers_of(scope)
+        host = self._check_host(scope)
+        headers = self._check_origin(scope, given.get(b"origin"), host)
+        if scope["method"] not in METHODS:
+            raise Failure(405, "MethodNotAllowed", "this is for reading: GET and HEAD", [*headers, _ALLOWED])
+        if scope["method"] == "OPTIONS":
+            await answer(scope, send, 204, [*headers, *_preflight(given)])
+            return None
+        if self._token is not None and not await self._knows_token(scope, send, given, headers):
+            return None
+        return headers
+
+    def _check_host(self, scope: Scope) -> str:
+        named = [value for name, value in scope["headers"] if name == b"host"]
+        here = (scope.get("server") or ("",))[0]
+        place = (named[0], here) if len(named) == 1 else (b"", here)
+        host = self._known.get(place)
+        if host is None:
+            host = self._host_of(*place)
+            if len(self._known) < _HOSTS:
+                self._known[place] = host
+        return host
+
+    def _host_of(self, named: bytes, here: str) -> str:
+        """Return what a request calls this server; `here` is the address that it came to. Raises `Failure`."""
+        host = named.decode("latin-1").lower()
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            name = None
+        if not name or not (ANY in self._hosts or name in self._hosts or (name == here and _is_ip(name))):
+            told = f"this server is not called {host!r}: if it is to be, start it with --allow-host {name or 'NAME'}"
+            raise Failure(421, "HostRefused", told)
+        return host
+
+    def _check_origin(self, scope: Scope, sent: bytes | None, host: str) -> list[tuple[bytes, bytes]]:
+        headers = [(b"vary", b"Origin"), (b"cross-origin-resource-policy", b"same-origin")]
+        if sent is None:
+            return headers
+        origin = sent.decode("latin-1").lower()
+        if origin == f"{scope.get('scheme', 'http')}://{host}":
+            return headers
+        if ANY not in self.origins and origin not in self.origins:
+            told = f"pages of {origin!r} may not read this: to allow it, start the server with --allow-origin {origin}"
+            raise Failure(403, "OriginRefused", told, headers)
+        return [*headers, (b"access-control-allow-origin", sent), (b"access-control-expose-headers", _EXPOSED)]
+
+    async def _knows_token(self, scope: Scope, send: Send, given: Mapping[bytes, bytes], headers: Headers) -> bool:
+        """Return whether a request has the token; answer one that has it in its URL. Raises `Failure`."""
+        bearer = given.get(b"authorization", b"").decode("latin-1")
+        if bearer[:7].lower() == "bearer " and self._is_token(bearer[7:].strip()):
+            return True
+        if self._is_token(_cookie(given.get(b"cookie", b""), self._cookie)):
+            return True
+        query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        if any(name == "token" and self._is_token(value) for name, value in query):
+            await self._remember(scope, send, query, headers)
+            return False
+        told = "this needs the token that the server printed: open the address with ?token=..., or send it as Bearer"
+        raise Failure(401, "TokenRequired", told, [*headers, (b"www-authenticate", b"Bearer")])
+
+    async def _remember(self, scope: Scope, send: Send, query: list[tuple[str, str]], headers: Headers) -> None:
+        """Answer with a cookie, and the same address without the token: it must not stay in a history or a link."""
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        # Only what follows the last slash: a path that begins with two would lead to another host.
+        place = path_of(scope).rpartition(b"/")[2].decode("latin-1")
+        cookie = f"{self._cookie}={self._token}; Path={scope.get('root_path') or '/'}; HttpOnly; SameSite=Strict"
+        about = [
+            *headers,
+            (b"location", f"./{place}{'?' if rest else ''}{rest}".encode("latin-1")),
+            (b"set-cookie", cookie.encode("latin-1")),
+            (b"cache-control", b"no-store"),
+            (b"referrer-policy", b"no-referrer"),
+        ]
+        await answer(scope, send, 303, about)
+
+    def _is_token(self, given: str | None) -> bool:
+        if given is None or self._token is None:
+            return False
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+
+
+_ALLOWED = (b"allow", ", ".join(METHODS).encode())
+
+
+def _preflight(given: Mapping[bytes, bytes]) -> Headers:
+    about = [
+        _ALLOWED,
+        (b"access-control-allow-methods", ", ".join(METHODS).encode()),
+        (b"access-control-allow-headers", _ASKED),
+        (b"access-control-max-age", b"600"),
+    ]
+    if b"access-control-request-private-network" in given:
+        about.append((b"access-control-allow-private-network", b"true"))
+    return about
+
+
+def _cookie(sent: bytes, name: str) -> str | None:
+    try:
+        found = SimpleCookie(sent.decode("latin-1")).get(name)
+    except CookieError:
+        return None
+    return None if found is None else found.value
+
+
+def _is_ip(name: str) -> bool:
+    return ":" in name or name.replace(".", "").isdigit()

@@ -1,0 +1,243 @@
+"""What is told of arrays and groups: the members of a group, all of one node, and who has written which chunk."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from txstore import processes
+from txstore.comparing.nodes import index_of
+from txstore.errors import NodeNotFoundError
+from txstore.format.documents import Described, describe
+from txstore.format.keys import after_prefix, directory_prefix, is_document
+from txstore.format.tree import Member, layout_of, members
+from txstore.history.commit import Commit, Stored
+from txstore.history.snapshot import Snapshot
+from txstore.serving.answers import Failure
+from txstore.serving.facade import Served
+from txstore.serving.positions import Positions
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+T = TypeVar("T")
+
+#: Members of a group in one answer, unless less is asked for; and up to how many members of a member are counted.
+_MEMBERS, _COUNTED = 1000, 1000
+#: Cells of a map of chunks in one answer, and chunks that one is made of.
+_CELLS, _CHUNKS = 1 << 16, 1 << 24
+#: Nodes, and maps of chunks, of which is kept what it took a walk through all their keys to know.
+_NODES, _MAPS = 1024, 4
+
+
+class Nodes:
+    """Answers questions about nodes. Safe in threads."""
+
+    def __init__(self, repository: Served, positions: Positions) -> None:
+        self._repository = repository
+        self._positions = positions
+        self._stored = _Kept[dict[str, Any]](_NODES)
+        self._maps = _Kept[_Map](_MAPS)
+
+    def members(self, ref: str, path: str = "", after: str = "", limit: int = _MEMBERS) -> dict[str, Any]:
+        """Return the members of a group, by name: those behind `after`, so many of them."""
+        snapshot = self._positions.snapshot(ref)
+        path = path.strip("/")
+        described = _existing(snapshot, path)
+        if described is not None and described.kind == "array":
+            raise NodeNotFoundError(path, "group", "array")
+        limit = max(1, min(limit, _MEMBERS))
+        rest = (each for each in members(snapshot, path) if each.name > after)
+        found = list(islice(rest, limit + 1))
+        told = [_told(snapshot, each) for each in found[:limit]]
+        return {"commit": _id(snapshot), "nodes": told, "next": found[limit - 1].name if len(found) > limit else None}
+
+    def node(self, ref: str, path: str = "", stored: str = "yes") -> dict[str, Any]:
+        """Return all that is known of a node. `stored="no"` leaves out what takes a walk through all of its keys."""
+        snapshot = self._positions.snapshot(ref)
+        path = path.strip("/")
+        described = _existing(snapshot, path)
+        measured = (
+            {}
+            if stored == "no"
+            else self._stored.of((_id(snapshot), path), lambda: _measured(snapshot, path, described))
+        )
+        declared = sorted(snapshot.written_constraints.items())
+        about = [{"name": name, **each} for name, each in declared if _is_about(each, path)]
+        return {
+            "commit": _id(snapshot),
+            **_told(snapshot, Member(path, described)),
+            "document": None if described is None else described.document,
+            **measured,
+            "constraints": about,
+        }
+
+    def chunks(self, ref: str, path: str = "", start: str | None = None, shape: str | None = None) -> dict[str, Any]:
+        """Return which commit has written each chunk of a part of an array's grid.
+
+        A cell is several chunks where there are too many: as many along each axis as `step` says. It is of the commit
+        that has written one of them last. -1: nothing is stored there.
+        """
+        import numpy as np  # late: the command line doesn't wait for it
+
+        stored = self._positions.stored(ref)
+        path = path.strip("/")
+        found = self._maps.of((stored.header.id.hex(), path), lambda: self._map(stored, path))
+        counts = found.chunks.shape
+        low = _numbers(start, counts) or [0] * len(counts)
+        size = _numbers(shape, counts) or list(counts)
+        region = tuple(slice(min(a, n), min(a + m, n)) for a, m, n in zip(low, size, counts, strict=True))
+        cells = found.chunks[region]
+        step = [1] * cells.ndim
+        while math.prod(-(-n // s) for n, s in zip(cells.shape, step, strict=True)) > _CELLS:
+            longest = max(range(cells.ndim), key=lambda axis: -(-cells.shape[axis] // step[axis]))
+            step[longest] *= 2
+        # The newest commit has the lowest number: nothing stored has to be above all of them.
+        last = np.where(cells < 0, len(found.commits), cells)
+        for axis, by in enumerate(step):
+            if by > 1:
+                last = np.minimum.reduceat(last, np.arange(0, last.shape[axis], by), axis=axis)
+        last = np.where(last == len(found.commits), -1, last)
+        numbers = [int(each) for each in np.unique(last) if each >= 0]
+        there = {each: at for at, each in enumerate(numbers)}
+        commits = [found.commits[each] for each in numbers]
+        own = [at for at, each in enumerate(commits) if each is not None and each.id == stored.header.id.hex()]
+        return {
+            "commit": stored.header.id.hex(),
+            "grid": list(counts),
+            "from": [part.start for part in region],
+            "shape": list(last.shape),
+            "step": step,
+            "commits": [
+                None if each is None else {"id": each.id, "message": each.message, "time": each.time}
+                for each in commits
+            ],
+            "cells": [there.get(int(each), -1) for each in last.ravel()],
+            "this": own[0] if own else -1,
+        }
+
+    def _map(self, stored: Stored, path: str) -> _Map:
+        import numpy as np
+
+        described = _existing(self._positions.of(stored), path)
+        if described is None or described.kind != "array":
+            raise NodeNotFoundError(path, "array", "" if described is None else described.kind)
+        try:
+            count = math.prod(axis.count for axis in described.grid().axes)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Failure(400, "NoMap", f"the document of {path!r} makes no sense: {error}") from error
+        if count > _CHUNKS:
+            raise Failure(413, "TooLarge", f"{path!r} has {count:,} chunks: a map of more than {_CHUNKS:,} is not made")
+        blame = self._repository.blame(path, stored.commit)
+        if blame.chunks is None:
+            raise NodeNotFoundError(path, "array", "group")
+        return _Map(blame.commits, blame.chunks.astype(np.int32))
+
+
+class _Map(NamedTuple):
+    """Which commit has written each chunk of an array, as `Blame` has it, in half the space."""
+
+    commits: list[Commit | None]
+    chunks: npt.NDArray[np.int32]
+
+
+class _Kept(OrderedDict[tuple[str, str], T]):
+    """What was found out of nodes at commits, which don't change; what was not asked for longest goes first."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+        self._lock = processes.new_lock()
+
+    def of(self, place: tuple[str, str], find: Callable[[], T]) -> T:
+        with self._lock:
+            if place in self:
+                self.move_to_end(place)
+                return self[place]
+        found = find()
+        with self._lock:
+            self[place] = found
+            while len(self) > self._limit:
+                self.popitem(last=False)
+        return found
+
+
+def _existing(snapshot: Snapshot, path: str) -> Described | None:
+    """Return what is at a path; None of a group without a document. Raises `NodeNotFoundError`."""
+    described = describe(snapshot.get_view, path)
+    if described is None and path and not snapshot.has_keys_below(path):
+        raise NodeNotFoundError(path)
+    return described
+
+
+def _told(snapshot: Snapshot, member: Member) -> dict[str, Any]:
+    described = member.described
+    document = {} if described is None else described.document
+    told: dict[str, Any] = {
+        "path": member.path,
+        "name": member.name,
+        "kind": member.kind,
+        "zarr_format": document.get("zarr_format"),
+        "attributes": {} if described is None else described.attributes,
+    }
+    if described is None or described.kind != "array":
+        return told | {"children": sum(1 for _ in islice(members(snapshot, member.path), _COUNTED))}
+    layout = layout_of(described)
+    return told | {
+        "shape": list(described.node.shape),
+        "chunks": layout.chunks,
+        "shards": layout.shards,
+        "dtype": layout.dtype,
+        "fill_value": document.get("fill_value"),
+        "codecs": layout.codecs,
+        "dimension_names": document.get("dimension_names") or described.attributes.get("_ARRAY_DIMENSIONS"),
+        "logical_bytes": layout.logical_bytes(described.node.shape),
+    }
+
+
+def _measured(snapshot: Snapshot, path: str, described: Described | None) -> dict[str, Any]:
+    """Return how many bytes and chunks are stored at and below a path."""
+    prefix = directory_prefix(path)
+    stop = after_prefix(prefix)
+    is_array = described is not None and described.kind == "array"
+    dimensions = len(described.node.shape) if described is not None else 0
+    size = keys = present = 0
+    for page in snapshot.runs.pages(prefix.encode(), None if stop is None else stop.encode()):
+        for key, *_, length, _ in page:
+            size += length
+            keys += 1
+            if is_array:
+                suffix = key[len(prefix.encode()) :].decode()
+                present += not is_document(suffix) and index_of(suffix, dimensions) is not None
+    told: dict[str, Any] = {"stored_bytes": size, "keys": keys}
+    if described is None or not is_array:
+        return told
+    try:
+        total = math.prod(axis.count for axis in described.grid().axes)
+    except (ValueError, TypeError, KeyError, AttributeError):  # a document that makes no sense
+        total = None
+    return told | {"chunks_stored": {"present": present, "total": total}}
+
+
+def _is_about(constraint: Mapping[str, Any], path: str) -> bool:
+    """Tell whether a constraint names a node, or one below it."""
+    named = [each for value in constraint.values() for each in (value if isinstance(value, list) else [value])]
+    prefix = directory_prefix(path)
+    return any(isinstance(each, str) and (each.strip("/") == path or each.startswith(prefix)) for each in named)
+
+
+def _numbers(text: str | None, like: tuple[int, ...]) -> list[int] | None:
+    if text is None:
+        return None
+    parts = text.split(",") if text else []
+    if len(parts) != len(like) or not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in parts):
+        raise Failure(400, "WrongArgument", f"from= and shape= are {len(like)} numbers with commas between them")
+    return [int(part) for part in parts]
+
+
+def _id(snapshot: Snapshot) -> str:
+    return "" if snapshot.commit is None else snapshot.commit.id

@@ -1,0 +1,248 @@
+// Reading arrays: through zarrita from plain Zarr over HTTP, chunk by chunk; or, rendered small, from the server.
+
+import { api, zarrAddress } from "./api.js";
+import { EVERYTHING, part } from "./words.js";
+
+export const AT_ONCE = 32; // requests
+export const MANY_CHUNKS = 256;
+export const MANY_BYTES = 16 << 20;
+const MOST_CHUNKS = 20_000;
+const MOST_BYTES = 512 << 20;
+const ALONE = 4; // chunks of a shard that are asked for one by one
+
+// --- requests, of which no more than so many are under way
+
+let running = 0;
+const queue = [];
+
+async function slot() {
+  if (running >= AT_ONCE) await new Promise((resolve) => queue.push(resolve));
+  else running += 1;
+}
+
+function release() {
+  const next = queue.shift();
+  if (next) next();
+  else running -= 1;
+}
+
+/**
+ * A store of zarrita: the keys below one address. zarrita hands the options of a call on as they are: `found` in them
+ * says afterwards whether the value of the chunk was there. (The index of a shard is none.)
+ */
+class Below {
+  bytes = 0;
+  #whole = null; // shards that were fetched whole, by key; null: ranges of them are asked for
+
+  /** Fetch each shard once and whole: most of its chunks are wanted. */
+  readWhole() {
+    this.#whole = new Map();
+  }
+
+  constructor(base) {
+    this.base = base;
+  }
+
+  get = (key, options) => this.#fetch(key, options, {});
+
+  getRange = async (key, range, options) => {
+    const { offset, length, suffixLength } = range;
+    if (this.#whole) {
+      if (!this.#whole.has(key)) this.#whole.set(key, this.#fetch(key, { signal: options?.signal }, {}));
+      const shard = await this.#whole.get(key);
+      if (shard && options && suffixLength === undefined) options.found = true;
+      return shard?.slice(suffixLength === undefined ? offset : -suffixLength, suffixLength === undefined ? offset + length : undefined);
+    }
+    return this.#fetch(key, options, { Range: suffixLength === undefined ? `bytes=${offset}-${offset + length - 1}` : `bytes=-${suffixLength}` });
+  };
+
+  async #fetch(key, options, headers) {
+    options?.signal?.throwIfAborted();
+    await slot();
+    try {
+      const response = await fetch(this.base + key.slice(1), { signal: options?.signal, headers, credentials: "same-origin" });
+      if (response.status === 404) return undefined;
+      if (!response.ok) throw new Error(`the server answered ${response.status} for ${key}`);
+      const value = new Uint8Array(await response.arrayBuffer());
+      this.bytes += value.length;
+      if (options && !headers.Range?.startsWith("bytes=-")) options.found = true;
+      return value;
+    } finally {
+      release();
+    }
+  }
+}
+
+let zarrita = null;
+
+/** Open an array at a commit. Raises where zarrita does not know what it is made of. */
+export async function openArray(commit, node, signal) {
+  zarrita ??= Promise.all([import("./vendor/zarrita.js"), import("./codecs.js")]);
+  const [{ open, root }] = await zarrita;
+  const store = new Below(zarrAddress(commit, node.path));
+  const array = await (node.zarr_format === 2 ? open.v2 : open.v3)(root(store), { kind: "array", signal });
+  return { array, store };
+}
+
+// --- selections: for each dimension an index, or [start, stop]
+
+export function parseSelection(text, shape) {
+  if (!text) return null;
+  const parts = text.split(",");
+  if (parts.length !== shape.length) return null;
+  const clip = (value, length) => Math.min(Math.max(0, value), length);
+  const found = parts.map((each, i) => {
+    if (each === EVERYTHING) return [0, shape[i]];
+    const [start, stop] = each.split(":").map(Number);
+    return stop === undefined ? clip(start, Math.max(0, shape[i] - 1)) : [clip(start, shape[i]), clip(stop, shape[i])];
+  });
+  const isGood = found.every((each) => (Array.isArray(each) ? Number.isInteger(each[0]) && each[0] < each[1] : Number.isInteger(each)));
+  return isGood && found.filter(Array.isArray).length <= 2 ? found : null;
+}
+
+export const writeSelection = (selection) => selection.map(part).join(",");
+
+/** The whole of the last two dimensions, and the first of the others. */
+export function firstSelection(shape) {
+  return shape.map((length, i) => (i >= shape.length - 2 ? [0, length] : 0));
+}
+
+/** As Python writes it. */
+export const pythonSelection = (selection, shape) =>
+  selection.map((each, i) => (Array.isArray(each) ? (each[0] === 0 && each[1] === shape[i] ? ":" : `${each[0]}:${each[1]}`) : each)).join(", ");
+
+/** How many chunks a selection touches, and what they hold. */
+export function cost(node, selection) {
+  const lengths = node.chunks ?? node.shape;
+  let chunks = 1;
+  let elements = 1;
+  selection.forEach((each, i) => {
+    const length = Math.max(1, lengths[i]);
+    const [start, stop] = Array.isArray(each) ? each : [each, each + 1];
+    chunks *= Math.floor((stop - 1) / length) - Math.floor(start / length) + 1;
+    elements *= stop - start;
+  });
+  return { chunks, bytes: chunks * lengths.reduce((a, b) => a * Math.max(1, b), 1) * itemsize(node), elements };
+}
+
+/** Whether this browser can hold all that a selection touches. */
+export function canReadAll(node, selection) {
+  const { chunks, bytes } = cost(node, selection);
+  return chunks <= MOST_CHUNKS && bytes <= MOST_BYTES;
+}
+
+const itemsize = (node) => Number(/(\d+)$/.exec(String(node.dtype))?.[1] ?? 64) / 8;
+
+// --- reading
+
+/** The chunks that a selection touches, as places in the grid. */
+function* chunksOf(selection, lengths, at = []) {
+  const i = at.length;
+  if (i === selection.length) {
+    yield at;
+    return;
+  }
+  const [start, stop] = Array.isArray(selection[i]) ? selection[i] : [selection[i], selection[i] + 1];
+  for (let place = Math.floor(start / lengths[i]); place * lengths[i] < stop; place++) yield* chunksOf(selection, lengths, [...at, place]);
+}
+
+/** Copy what is selected of a chunk to where it belongs. Returns that place: for each kept dimension [start, stop]. */
+function copyChunk(chunk, at, lengths, selection, shape, out, convert) {
+  const { data, stride } = chunk;
+  const get = typeof data.get === "function" ? (i) => data.get(i) : (i) => data[i];
+  let base = 0;
+  const kept = []; // [first in the chunk, how many, stride in the chunk, first in the output]
+  selection.forEach((each, i) => {
+    const begins = at[i] * lengths[i];
+    if (!Array.isArray(each)) {
+      base += (each - begins) * stride[i];
+      return;
+    }
+    const first = Math.max(each[0], begins);
+    const last = Math.min(each[1], begins + lengths[i]);
+    kept.push([first - begins, last - first, stride[i], first - each[0]]);
+  });
+  while (kept.length < 2) kept.unshift([0, 1, 0, 0]);
+  const [[row0, rows, rowStride, toRow], [column0, columns, columnStride, toColumn]] = kept;
+  const width = shape.length ? shape[shape.length - 1] : 1;
+  for (let row = 0; row < rows; row++) {
+    let from = base + (row0 + row) * rowStride + column0 * columnStride;
+    let to = (toRow + row) * width + toColumn;
+    for (let column = 0; column < columns; column++, from += columnStride) out[to++] = convert(get(from));
+  }
+  return [[toRow, toRow + rows], [toColumn, toColumn + columns]];
+}
+
+const shapeOf = (selection) => selection.filter(Array.isArray).map(([start, stop]) => stop - start);
+
+/**
+ * Read a selection in this browser. Returns {values, shape, step, missing, ...}: values in the order of C, as floats, or
+ * as they are where they are no numbers. `missing` are the places that no chunk is stored for: the fill value.
+ */
+export async function readHere(commit, node, selection, signal, progress) {
+  const { array, store } = await openArray(commit, node, signal);
+  const shape = shapeOf(selection);
+  const total = shape.reduce((a, b) => a * b, 1);
+  const isNumeric = /^(bool|u?int\d+|float\d+)$/.test(array.dtype);
+  const values = isNumeric ? new Float64Array(total) : new Array(total);
+  const missing = [];
+  const wanted = [...chunksOf(selection, array.chunks)];
+  if (node.shards && wanted.length > ALONE * [...chunksOf(selection, node.shards)].length) store.readWhole();
+  let done = 0;
+  await Promise.all(wanted.map(async (at) => {
+    const options = { signal, found: false };
+    const chunk = await array.getChunk(at, options);
+    const place = copyChunk(chunk, at, array.chunks, selection, shape, values, isNumeric ? Number : (value) => value);
+    if (!options.found) missing.push(place);
+    progress?.(++done, wanted.length);
+  }));
+  return { values, shape, step: shape.map(() => 1), missing, missingChunks: missing.length, chunks: wanted.length, bytes: store.bytes, isNumeric, by: "browser" };
+}
+
+/** Have the server read a selection: a picture of it that is as small as a screen needs. */
+export async function readThere(commit, node, selection, signal) {
+  const response = await api.preview(commit, node.path, writeSelection(selection), signal);
+  const numbers = (name) => (response.headers.get(name) || "").split(",").filter(Boolean).map(Number);
+  const values = new Float32Array(await response.arrayBuffer());
+  return {
+    values, shape: numbers("X-Shape"), step: numbers("X-Step"), missing: [], missingChunks: numbers("X-Missing-Chunks")[0] ?? null,
+    chunks: cost(node, selection).chunks, bytes: values.byteLength, isNumeric: true, by: "server",
+  };
+}
+
+/** Read a selection in the way that suits it: `{values, ...}`, with `why` where the server had to help. */
+export async function read(commit, node, selection, { signal, progress, everything = false }) {
+  const { chunks, bytes } = cost(node, selection);
+  if (!everything && (chunks > MANY_CHUNKS || bytes > MANY_BYTES)) {
+    const found = await readThere(commit, node, selection, signal);
+    return { ...found, why: "large" };
+  }
+  try {
+    return await readHere(commit, node, selection, signal, progress);
+  } catch (error) {
+    if (error.name === "AbortError" || signal?.aborted) throw error;
+    const found = await readThere(commit, node, selection, signal);
+    return { ...found, why: "codec", error };
+  }
+}
+
+/** Figures of what was read. */
+export function statistics(values, bins = 48) {
+  let min = Infinity;
+  let max = -Infinity;
+  let sum = 0;
+  let finite = 0;
+  let nan = 0;
+  for (const value of values) {
+    if (Number.isFinite(value)) {
+      if (value < min) min = value;
+      if (value > max) max = value;
+      sum += value;
+      finite += 1;
+    } else if (Number.isNaN(value)) nan += 1;
+  }
+  const histogram = new Array(bins).fill(0);
+  const scale = max > min ? bins / (max - min) : 0;
+  if (finite) for (const value of values) if (Number.isFinite(value)) histogram[Math.min(bins - 1, Math.floor((value - min) * scale))] += 1;
+  return finite ? { min, max, mean: sum / finite, finite, nan, infinite: values.length - finite - nan, histogram } : { finite, nan, infinite: values.length - nan, histogram };
+}

@@ -1,0 +1,184 @@
+// The chunk map: the grid of an array, each chunk in the colour of the commit that wrote it.
+
+import { api, commitOf } from "./api.js";
+import { color, h, replace, sharp } from "./dom.js";
+import { failure, link, moment, notice, pythonRef, pythonRepository } from "./parts.js";
+import { count, plural, quoted, short, title } from "./words.js";
+
+const TALLEST = 520;
+const MARGIN = 14;
+const NAMED = 12; // commits in the legend
+const PALETTE = 8;
+
+export function drawChunkMap(into, context) {
+  const { node, commit, signal, view } = context;
+  const lengths = node.shards ?? node.chunks;
+  if (!lengths || node.shape.some((each) => each === 0)) {
+    replace(into, notice("There is no grid of chunks to show."));
+    return;
+  }
+  const grid = node.shape.map((length, i) => Math.max(1, Math.ceil(length / lengths[i])));
+  const from = grid.map(() => 0);
+  const [rowAxis, columnAxis] = grid.length > 1 ? [grid.length - 2, grid.length - 1] : [null, 0];
+  const name = (i) => node.dimension_names?.[i] || `dim ${i}`;
+  let found = null;
+  let commits = [];
+  let colored = "blame";
+  let at = [0, 0];
+  let turn = 0;
+
+  const tooltip = h("p", { class: "readout", role: "status" });
+  const stage = h("div", { class: "card stage" });
+  const legend = h("div", { class: "aside" });
+  const modes = h("div", { class: "zoom", role: "group", "aria-label": "Colour by" },
+    [["blame", "Who wrote each"], ["this", "What this commit wrote"]].map(([key, label]) =>
+      h("button", { type: "button", class: "button small", "aria-pressed": String(key === colored), onclick: (event) => {
+        colored = key;
+        for (const each of event.target.parentNode.children) each.setAttribute("aria-pressed", String(each === event.target));
+        draw();
+      } }, label)));
+  const sliders = grid.flatMap((length, i) => (i === rowAxis || i === columnAxis || length === 1 ? [] : [slider(i)]));
+  replace(into, h("div", { class: "controls" }, modes, sliders.length ? h("div", { class: "sliders" }, sliders) : null),
+    h("div", { class: "preview" }, h("div", { class: "stage-column" }, stage, tooltip), legend));
+  context.setPython(`${pythonRepository()}.blame(${[quoted(node.path), pythonBlameRef(context.ref)].filter(Boolean).join(", ")}).chunks`);
+  view.onTheme(() => found && into.contains(stage) && draw());
+  let wide = 0; // of the stage, when it was last drawn
+  const observer = new ResizeObserver(() => found && stage.clientWidth !== wide && draw());
+  observer.observe(stage);
+  signal.addEventListener("abort", () => observer.disconnect(), { once: true });
+  load();
+
+  function slider(i) {
+    const output = h("output", { class: "mono" }, "0");
+    return h("label", { class: "slider" }, h("span", {}, `${name(i)}, chunk`),
+      h("input", { type: "range", min: 0, max: grid[i] - 1, value: 0, "aria-label": `${name(i)}, chunk`, oninput: (event) => {
+        from[i] = Number(event.target.value);
+        output.textContent = from[i];
+        load();
+      } }), output);
+  }
+
+  async function load() {
+    const mine = ++turn;
+    const shape = grid.map((length, i) => (i === rowAxis || i === columnAxis ? length : 1));
+    try {
+      const answer = await api.chunks(commit, node.path, { from: from.join(","), shape: shape.join(",") }, signal);
+      const known = await Promise.all(answer.commits.slice(0, NAMED).map((each) => (each ? commitOf(each.id, signal).catch(() => each) : null)));
+      if (mine !== turn) return;
+      found = answer;
+      commits = known;
+      draw();
+    } catch (error) {
+      if (error.name !== "AbortError" && mine === turn) replace(stage, failure(error));
+    }
+  }
+
+  /** Rows and columns of cells, and how many chunks one cell stands for. */
+  function cells() {
+    const steps = found.step ?? grid.map(() => 1);
+    const along = (axis) => Math.ceil(grid[axis] / steps[axis]);
+    return { rows: rowAxis === null ? 1 : along(rowAxis), columns: along(columnAxis), steps };
+  }
+
+  const colorOf = (index) => (found.commits.length <= PALETTE ? color(`--c${index % PALETTE}`) : ramp(index / Math.max(1, found.commits.length - 1)));
+
+  function draw() {
+    const { rows, columns } = cells();
+    wide = stage.clientWidth;
+    if (wide <= 0) return;
+    const hadFocus = stage.contains(document.activeElement);
+    const side = Math.min(56, (wide - 2 * MARGIN) / columns, Math.max(2, TALLEST / rows));
+    const width = Math.max(1, Math.round(side * columns));
+    const height = Math.max(8, Math.round(side * rows));
+    const canvas = h("canvas", { class: "map", tabindex: 0, role: "application", "aria-roledescription": "chunk map", "aria-label": `Chunk map of ${plural(rows, "row")} and ${plural(columns, "column")}. Arrows choose a chunk.` });
+    const context2d = sharp(canvas, width, height);
+    const colors = new Map();
+    const gap = side > 5 ? 1 : 0;
+    const empty = color("--empty");
+    const accent = color("--accent");
+    const dim = color("--dim");
+    for (let row = 0; row < rows; row++)
+      for (let column = 0; column < columns; column++) {
+        const index = found.cells[row * columns + column];
+        if (index >= 0 && !colors.has(index)) colors.set(index, colorOf(index));
+        const mine = index >= 0 && index === found.this;
+        context2d.fillStyle = index < 0 ? empty : colored === "blame" ? colors.get(index) : mine ? accent : dim;
+        context2d.fillRect(column * (width / columns), row * (height / rows), width / columns - gap, height / rows - gap);
+      }
+    const cursor = h("span", { class: "cursor", hidden: true });
+    const place = () => {
+      cursor.hidden = false;
+      Object.assign(cursor.style, { left: `${(at[1] * width) / columns}px`, top: `${(at[0] * height) / rows}px`, width: `${width / columns}px`, height: `${height / rows}px` });
+      tell();
+    };
+    canvas.addEventListener("pointermove", (event) => {
+      at = [Math.min(rows - 1, Math.floor((event.offsetY / height) * rows)), Math.min(columns - 1, Math.floor((event.offsetX / width) * columns))];
+      place();
+    });
+    canvas.addEventListener("click", open);
+    canvas.addEventListener("focus", place);
+    canvas.addEventListener("keydown", (event) => {
+      const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (event.key === "Enter") open();
+      if (!steps) return;
+      event.preventDefault();
+      at = [Math.min(rows - 1, Math.max(0, at[0] + steps[0])), Math.min(columns - 1, Math.max(0, at[1] + steps[1]))];
+      place();
+    });
+    replace(stage, h("div", { class: "map-frame" }, canvas, cursor));
+    if (hadFocus) canvas.focus({ preventScroll: true });
+    drawLegend();
+  }
+
+  const cell = () => found.cells[at[0] * cells().columns + at[1]];
+
+  function open() {
+    const index = cell();
+    if (index >= 0 && found.commits[index]) location.hash = link.history(found.commits[index].id);
+  }
+
+  async function tell() {
+    const { steps } = cells();
+    const index = cell();
+    const chunk = from.map((each, i) => (i === rowAxis ? at[0] * steps[i] : i === columnAxis ? at[1] * steps[i] : each));
+    const many = steps.reduce((a, b) => a * b, 1);
+    const where = `Chunk [${chunk.join(", ")}]${many > 1 ? ` and ${count(many - 1)} beside it` : ""}: `;
+    const here = `${at}`;
+    if (index < 0) tooltip.textContent = `${where}not stored, all fill value`;
+    else if (!found.commits[index]) tooltip.textContent = `${where}by a commit that is no longer kept`;
+    else {
+      const by = commits[index] ?? (await commitOf(found.commits[index].id, signal).catch(() => found.commits[index]));
+      if (here === `${at}`) tooltip.textContent = `${where}${title(by.message)}${by.author ? ` · ${by.author}` : ""}`;
+    }
+  }
+
+  function drawLegend() {
+    const counts = new Map();
+    for (const index of found.cells) counts.set(index, (counts.get(index) ?? 0) + 1);
+    const written = found.this >= 0 ? counts.get(found.this) : 0;
+    const swatch = (name) => h("span", { class: "swatch", style: { background: name } });
+    const entries = colored === "this"
+      ? [h("li", {}, swatch(color("--accent")), `written by this commit: ${count(written)}`), h("li", {}, swatch(color("--dim")), "written before")]
+      : commits.map((each, i) => h("li", {}, swatch(colorOf(i)),
+          h("div", { class: "cut" },
+            each ? h("a", { href: link.history(each.id) }, title(each.message)) : "no longer kept",
+            h("small", { class: "quiet cut block" }, each ? [h("span", { class: "mono" }, short(each.id)), " · ", moment(each.time), " · "] : "", count(counts.get(i) ?? 0)))));
+    replace(legend, h("div", { class: "card pad" },
+      h("h2", {}, colored === "this" ? "This commit" : plural(found.commits.length, "commit")),
+      h("ul", { class: "legend" }, entries,
+        found.commits.length > commits.length && colored === "blame" ? h("li", { class: "quiet" }, `and ${plural(found.commits.length - commits.length, "older commit")}`) : null,
+        counts.has(-1) ? h("li", {}, h("span", { class: "swatch empty" }), `not stored: ${count(counts.get(-1))}`) : null)));
+  }
+}
+
+/** From the newest, which stands out, to the oldest. */
+function ramp(part) {
+  const [newest, middle, oldest] = ["--newest", "--middle", "--oldest"].map((name) => color(name).match(/\d+/g).map(Number));
+  const [from, to, share] = part < 0.5 ? [newest, middle, part * 2] : [middle, oldest, part * 2 - 1];
+  return `rgb(${from.map((each, i) => Math.round(each + (to[i] - each) * share)).join(",")})`;
+}
+
+function pythonBlameRef(ref) {
+  const found = pythonRef(ref);
+  return found.startsWith("tag=") ? found.slice(4) : found;
+}

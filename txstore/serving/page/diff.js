@@ -1,0 +1,261 @@
+// What differs between two commits: nodes, fields, attributes, regions; and of arrays pictures of before, after, difference.
+
+import { cost, read, statistics, MANY_BYTES, MANY_CHUNKS } from "./arrays.js";
+import { api } from "./api.js";
+import { h, icon, replace } from "./dom.js";
+import { table } from "./node.js";
+import { failure, line, link, notice, pythonAt, pythonRepository, repository } from "./parts.js";
+import { DIVERGING, MAP_NAMES, drawColorBar, drawImage, drawLines } from "./picture.js";
+import { count, isId, json, lengths, plural, quoted, short, shown, size } from "./words.js";
+
+const NODES_SHOWN = 200;
+const REGIONS_SHOWN = 24;
+const WIDE = 2048; // an image longer than this is shown by its first part
+const CHANGES = ["added", "removed", "moved", "changed"];
+
+export async function show(view, parts) {
+  const head = (repository.branches.find((each) => each.name === "main") ?? repository.branches[0])?.head;
+  let [a, b] = parts;
+  b ??= head;
+  if (!b) {
+    replace(view.root, h("h1", {}, "Compare"), notice("Nothing was ever committed here."));
+    return;
+  }
+  if (!a) {
+    const { commit } = await api.commit(b, view.signal);
+    a = commit.parents?.[0] ?? commit.id;
+  }
+  const results = h("div", {}, notice("Comparing …"));
+  const go = (from, to) => {
+    location.hash = link.diff(from, to);
+  };
+  const fields = [field("Before", a), field("After", b)];
+  replace(
+    view.root,
+    h("div", { class: "tools" }, h("h1", {}, "Compare"),
+      h("form", { class: "compare", onsubmit: (event) => { event.preventDefault(); go(...fields.map((each) => each.querySelector("input").value.trim() || head)); } },
+        fields[0], fields[1],
+        h("button", { class: "button", type: "submit" }, "Compare"),
+        h("button", { class: "icon", type: "button", "aria-label": "Swap before and after", title: "Swap", onclick: () => go(b, a) }, icon("swap"))),
+      h("datalist", { id: "refs" }, [...repository.branches, ...repository.tags].slice(0, 1000).map((each) => h("option", { value: each.name })))),
+    results,
+    line(`${pythonRepository()}.diff(${pythonAt(a)}, ${pythonAt(b)})`),
+  );
+  const found = await api.diff(a, b, view.signal);
+  draw(results, found, view);
+}
+
+function field(label, ref) {
+  return h("label", { class: "picker" }, h("span", {}, label), h("input", { list: "refs", value: isId(ref) ? short(ref) : ref, class: isId(ref) ? "mono" : "", spellcheck: "false", "aria-label": label }));
+}
+
+function draw(into, found, view) {
+  const ends = { a: found.before?.id, b: found.after.id };
+  if (!found.nodes.length) {
+    replace(into, notice("Nothing differs."));
+    return;
+  }
+  const counts = CHANGES.map((change) => [change, found.nodes.filter((each) => each.change === change).length]).filter(([, many]) => many);
+  const shownNodes = found.nodes.slice(0, NODES_SHOWN);
+  replace(
+    into,
+    h("p", { class: "counts" },
+      counts.map(([change, many]) => h("span", {}, h("span", { class: `badge ${change}` }, change), " ", count(many))),
+      h("span", { class: "quiet" }, `${short(ends.a)} → ${short(ends.b)}`)),
+    h("div", { class: "card diffs" }, shownNodes.map((node, i) => nodeRow(node, ends, view, found.nodes.length === 1 || (i === 0 && node.kind === "array")))),
+    found.truncated || shownNodes.length < found.nodes.length ? notice("More differs than is shown: the line of Python below tells all of it.") : null,
+  );
+}
+
+function nodeRow(node, ends, view, isOpen) {
+  const body = h("div", { class: "diff-body" });
+  const details = h("details", { class: "diff" },
+    h("summary", {},
+      h("span", { class: `badge ${node.change}` }, node.change),
+      icon(node.kind === "array" ? "array" : "group"),
+      h("span", { class: "cut strong" }, node.path || "/"),
+      node.moved_from !== undefined && node.moved_from !== null ? h("span", { class: "quiet cut" }, `from ${node.moved_from || "/"}`) : null,
+      h("small", { class: "quiet end" }, summary(node))),
+    body);
+  let isDrawn = false;
+  details.addEventListener("toggle", () => {
+    if (!details.open || isDrawn) return;
+    isDrawn = true;
+    drawBody(body, node, ends, view);
+  });
+  details.open = isOpen;
+  return details;
+}
+
+/** Attributes alone may have changed. */
+const hasOtherValues = ({ change, chunks, fields }) =>
+  change !== "changed" || chunks.added + chunks.changed + chunks.removed > 0 || fields.some((each) => dotted(each) === "shape" || dotted(each) === "fill_value");
+
+function summary(node) {
+  const chunks = node.chunks ?? {};
+  return [
+    chunks.added ? `${count(chunks.added)} chunks added` : null,
+    chunks.changed ? `${count(chunks.changed)} changed` : null,
+    chunks.removed ? `${count(chunks.removed)} removed` : null,
+    node.attributes?.length ? plural(node.attributes.length, "attribute") : null,
+    node.fields?.length ? node.fields.map(dotted).join(", ") : null,
+    node.bytes_added ? `+${size(node.bytes_added)}` : null,
+    node.bytes_dropped ? `−${size(node.bytes_dropped)}` : null,
+  ].filter(Boolean).join(" · ");
+}
+
+function drawBody(body, node, ends, view) {
+  const values = (changes) => table(["Name", "Before", "After"], changes.map((each) => [
+    h("span", { class: "mono" }, dotted(each)),
+    h("pre", { class: "gone" }, json(each.before)),
+    h("pre", { class: "come" }, json(each.after)),
+  ]));
+  const pictures = h("div", { class: "pictures" });
+  replace(
+    body,
+    node.fields?.length ? [h("h3", {}, "Description"), values(node.fields)] : null,
+    node.attributes?.length ? [h("h3", {}, "Attributes"), values(node.attributes)] : null,
+    node.regions?.length ? [h("h3", {}, "Regions"), regionsOf(node)] : null,
+    node.keys?.length ? [h("h3", {}, "Other keys"), h("p", { class: "mono wrap" }, node.keys.slice(0, REGIONS_SHOWN).join(", "))] : null,
+    node.kind === "array" ? pictures : null,
+    h("p", { class: "actions" },
+      node.change === "removed" ? null : h("a", { class: "button small", href: link.tree(ends.b, node.path) }, "Open after"),
+      node.change === "added" || !ends.a ? null : h("a", { class: "button small", href: link.tree(ends.a, node.moved_from ?? node.path) }, "Open before")),
+    node.kind === "array" ? line(`${pythonRepository()}.diff(${ends.a ? quoted(ends.a) : "None"}, ${quoted(ends.b)}).values(${quoted(node.path)})`) : null,
+  );
+  if (node.kind === "array" && node.change !== "moved" && hasOtherValues(node))
+    drawPictures(pictures, node, ends, view).catch((error) => {
+      if (error.name !== "AbortError") replace(pictures, failure(error));
+    });
+}
+
+const dotted = ({ name }) => (Array.isArray(name) ? name.join(".") : name);
+
+function regionsOf(node) {
+  const text = (region) => `[${region.map(([start, stop]) => (stop === start + 1 ? start : `${start}:${stop}`)).join(", ")}]`;
+  return h("p", { class: "regions" }, node.regions.slice(0, REGIONS_SHOWN).map((each) => h("code", {}, text(each))),
+    node.regions.length > REGIONS_SHOWN ? h("span", { class: "quiet" }, `and ${count(node.regions.length - REGIONS_SHOWN)} more`) : null);
+}
+
+/** What to show of an array: of the last two dimensions the whole, at the place of the first region that differs. */
+function lookAt(node, shape) {
+  const region = node.regions?.[0];
+  return shape.map((length, i) => {
+    if (i < shape.length - 2) return Math.min(region?.[i]?.[0] ?? 0, length - 1);
+    return [0, Math.min(length, WIDE)];
+  });
+}
+
+async function drawPictures(into, node, ends, view) {
+  replace(into, notice("Reading before and after …"));
+  const there = async (ref, path) => {
+    if (!ref) return null;
+    const found = await api.node(ref, path, view.signal).catch((error) => {
+      if (error.status === 404) return null;
+      throw error;
+    });
+    return found?.kind === "array" ? found : null;
+  };
+  const [before, after] = await Promise.all([
+    node.change === "added" ? null : there(ends.a, node.moved_from ?? node.path),
+    node.change === "removed" ? null : there(ends.b, node.path),
+  ]);
+  const sides = [before, after].filter(Boolean);
+  if (!sides.length) {
+    replace(into);
+    return;
+  }
+  if (sides.some((each) => each.shape.length !== sides[0].shape.length)) {
+    replace(into, notice("They have other dimensions: there is nothing to subtract."));
+    return;
+  }
+  const longest = sides[0].shape.map((_, i) => Math.max(...sides.map((each) => each.shape[i])));
+  const selection = lookAt(node, longest);
+  const isLarge = sides.some((each) => {
+    const asked = cost(each, clipped(selection, each.shape) ?? selection);
+    return asked.chunks > MANY_CHUNKS || asked.bytes > MANY_BYTES;
+  });
+  // Both sides are read in the same way, so that their values lie in the same places.
+  const readSide = async (ref, array) => {
+    const own = array && clipped(selection, array.shape);
+    return own ? read(ref, array, own, { signal: view.signal }) : null;
+  };
+  const [old, now] = await Promise.all([readSide(ends.a, before), readSide(ends.b, after)]);
+  const found = [old, now].filter(Boolean);
+  if (!found.length || found.some((each) => !each.isNumeric)) {
+    replace(into, found.length ? values(old, now) : null);
+    return;
+  }
+  const figures = found.map((each) => statistics(each.values));
+  const min = Math.min(...figures.map((each) => each.min ?? Infinity));
+  const max = Math.max(...figures.map((each) => each.max ?? -Infinity));
+  const difference = old && now ? subtract(old, now) : null;
+  const where = selection.map((each) => (Array.isArray(each) ? `${each[0]}:${each[1]}` : each)).join(", ");
+  const caption = h("p", { class: "quiet" }, `At [${where}]`, isLarge ? ", from the server, of some of the values." : ".");
+  if (found[0].shape.length === 2)
+    replace(into, caption, h("div", { class: "triple" },
+      old ? figure("Before", old, MAP_NAMES[0], min, max) : noFigure("Before", "not there"), now ? figure("After", now, MAP_NAMES[0], min, max) : noFigure("After", "not there"), difference ? differenceFigure(difference) : noFigure("Difference", old && now ? "read in other steps: zoom in on each" : "nothing to subtract")));
+  else if (found[0].shape.length === 1) {
+    const both = h("canvas", { role: "img", "aria-label": "Before, dashed, and after" });
+    const change = h("canvas", { role: "img", "aria-label": "Difference" });
+    replace(into, caption, h("div", { class: "legend-row" }, h("span", { class: "key before" }, "before"), h("span", { class: "key after" }, "after")), both, difference ? [h("p", { class: "quiet" }, "Difference"), change] : null);
+    const paint = () => {
+      const width = Math.max(260, into.clientWidth - 4);
+      const first = selection.find(Array.isArray)[0];
+      drawLines(both, [old && { values: old.values, color: "--gone", isDashed: true }, now && { values: now.values, color: "--accent" }].filter(Boolean), { width, height: 220, first, step: found[0].step[0] ?? 1, min, max });
+      if (difference) {
+        const { min: low = 0, max: high = 0 } = statistics(difference.values);
+        drawLines(change, [{ values: difference.values, color: "--come" }], { width, height: 140, first, step: found[0].step[0] ?? 1, min: low, max: high });
+      }
+    };
+    paint();
+    view.onTheme(paint);
+  } else
+    replace(into, h("p", { class: "scalar" }, old ? shown(old.values[0]) : "–", " → ", now ? shown(now.values[0]) : "–"));
+}
+
+function values(old, now) {
+  const list = (found) => h("pre", {}, found ? [...found.values.slice(0, 20)].map((each) => JSON.stringify(each) ?? String(each)).join("\n") : "–");
+  return table(["Before", "After"], [[list(old), list(now)]]);
+}
+
+/** A selection within a shape, or null where it lies outside. */
+function clipped(selection, shape) {
+  const found = selection.map((each, i) => (Array.isArray(each) ? [each[0], Math.min(each[1], shape[i])] : each));
+  return found.every((each, i) => (Array.isArray(each) ? each[0] < each[1] : each < shape[i])) ? found : null;
+}
+
+/** After less before, where both are. */
+function subtract(old, now) {
+  const shape = old.shape.map((each, i) => Math.min(each, now.shape[i]));
+  if (String(old.step) !== String(now.step)) return null;
+  const width = shape.at(-1) ?? 1;
+  const out = new Float64Array(shape.reduce((a, b) => a * b, 1));
+  for (let i = 0; i < out.length; i++) {
+    const row = Math.floor(i / width);
+    const column = i % width;
+    const was = old.values[row * (old.shape.at(-1) ?? 1) + column];
+    const is = now.values[row * (now.shape.at(-1) ?? 1) + column];
+    out[i] = Number.isNaN(was) && Number.isNaN(is) ? 0 : is - was;
+  }
+  return { values: out, shape, step: old.step };
+}
+
+const noFigure = (label, why) => h("figure", {}, h("div", { class: "nothing" }, why), h("figcaption", {}, label));
+
+function figure(label, found, map, min, max) {
+  const canvas = h("canvas", { class: found.shape[1] < 320 ? "coarse" : "", role: "img", "aria-label": `${label}: ${lengths(found.shape)} values` });
+  drawImage(canvas, found, { map, min, max });
+  canvas.style.aspectRatio = String(Math.min(3, Math.max(0.4, found.shape[1] / found.shape[0])));
+  const scale = h("canvas", { class: "scale", "aria-hidden": "true" });
+  drawColorBar(scale, map);
+  return h("figure", {}, canvas, scale, h("div", { class: "ends" }, h("span", {}, shown(min)), h("span", {}, shown(max))), h("figcaption", {}, label));
+}
+
+function differenceFigure(difference) {
+  const { min = 0, max = 0, nan } = statistics(difference.values);
+  const most = Math.max(Math.abs(min), Math.abs(max)) || 1;
+  let differing = nan;
+  for (const each of difference.values) if (each) differing += 1;
+  return figure(`Difference: ${plural(differing, "value")}`, difference, DIVERGING, -most, most);
+}

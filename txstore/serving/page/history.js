@@ -1,0 +1,265 @@
+// The history: all commits, newest first, as a graph; and what is known of the one that is chosen.
+
+import { api, commitOf, remember } from "./api.js";
+import { h, replace } from "./dom.js";
+import { ROW, draw, layOut, width } from "./graph.js";
+import { chips, facts, failure, line, link, moment, notice, pythonRepository, repository, written } from "./parts.js";
+import { count, json, plural, quoted, short, size, title, when } from "./words.js";
+
+const PAGE = 100;
+const AHEAD = 30; // rows that are drawn beyond what is seen
+const NODES_SHOWN = 100;
+const SOUGHT = 5000; // commits that are read to find one that a link leads to
+const NARROW = 820; // as in style.css
+
+export async function show(view, parts, query) {
+  const filter = { from: query.get("from") ?? "", path: query.get("path") ?? "" };
+  const state = { commits: [], rows: [], next: null, loading: null, chosen: parts[0] ?? null, wide: 40, ended: false, gone: false };
+  const signal = view.signal;
+
+  const list = h("div", { class: "log", role: "listbox", tabindex: 0, "aria-label": "Commits, newest first" });
+  const space = h("div", { class: "log-space" });
+  list.append(space);
+  const detail = h("section", { class: "detail card", "aria-label": "The chosen commit" });
+  const total = h("span", { class: "quiet" });
+  const path = h("input", { type: "search", placeholder: "a path: only what changed it", "aria-label": "Only commits that changed this path", value: filter.path, spellcheck: "false" });
+  const goTo = (changes) => {
+    const given = Object.entries({ ...filter, ...changes }).filter(([, value]) => value);
+    location.hash = `#/history${given.length ? `?${new URLSearchParams(given)}` : ""}`;
+  };
+  path.addEventListener("change", () => goTo({ path: path.value.replace(/^\/+|\/+$/g, "") }));
+  replace(
+    view.root,
+    h("div", { class: "tools" },
+      h("h1", {}, "History"),
+      h("label", { class: "picker" }, h("span", {}, "Branch"),
+        h("select", { onchange: (event) => goTo({ from: event.target.value }) },
+          h("option", { value: "" }, "all branches"),
+          repository.branches.map(({ name }) => h("option", { value: name, selected: name === filter.from }, name)))),
+      path, total),
+    h("div", { class: "two" }, h("div", { class: "card log-card" }, list), detail),
+    line(`${pythonRepository()}.log(${[filter.from && filter.from !== "main" ? quoted(filter.from) : "", filter.path ? `path=${quoted(filter.path)}` : ""].filter(Boolean).join(", ")})`),
+  );
+
+  function arrange() {
+    state.rows = layOut(state.commits);
+    state.wide = width(state.rows);
+    space.style.height = `${state.commits.length * ROW + (state.ended ? 0 : ROW)}px`;
+    total.textContent = state.ended
+      ? plural(state.commits.length, "commit")
+      : `${count(state.commits.length)} commits read, more below`;
+    paint();
+  }
+
+  async function more() {
+    if (state.loading || state.ended) return state.loading;
+    state.loading = (async () => {
+      try {
+        const answer = await api.commits({ ...filter, before: state.next, limit: state.next ? 5 * PAGE : PAGE }, signal);
+        answer.commits.forEach(remember);
+        state.commits.push(...answer.commits);
+        state.next = answer.next;
+        state.ended = !answer.next; // with a path, an answer may be empty and not the last
+      } catch (error) {
+        if (error.name === "AbortError") return;
+        state.ended = true;
+        view.tell(error);
+      } finally {
+        state.loading = null;
+      }
+      arrange();
+    })();
+    return state.loading;
+  }
+
+  function rowOf(commit, i) {
+    return h(
+      "div",
+      {
+        class: "row", role: "option", id: `row-${i}`, "aria-selected": String(commit.id === state.chosen),
+        "aria-posinset": i + 1, "aria-setsize": state.ended ? state.commits.length : -1,
+        style: { transform: `translateY(${i * ROW}px)` }, onclick: () => {
+          choose(i);
+          if (innerWidth <= NARROW) detail.scrollIntoView({ block: "start" });
+        },
+      },
+      draw(state.rows[i], state.wide, (commit.parents ?? []).length > 1),
+      h("div", { class: "row-text" },
+        h("div", { class: "row-top" }, h("span", { class: "row-title" }, title(commit.message)), chips(commit)),
+        h("div", { class: "row-under" }, h("span", { class: "mono" }, short(commit.id)), h("span", { class: "cut" }, commit.author), moment(commit.time))),
+      h("div", { class: "row-size" }, commit.stored_bytes ? size(commit.stored_bytes) : "–", h("small", {}, plural(commit.statistics?.keys_set ?? 0, "key"))),
+    );
+  }
+
+  function paint() {
+    const first = Math.max(0, Math.floor(list.scrollTop / ROW) - AHEAD);
+    const last = Math.min(state.commits.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + AHEAD);
+    const shown = [];
+    for (let i = first; i < last; i++) shown.push(rowOf(state.commits[i], i));
+    if (!state.ended) shown.push(h("div", { class: "row quiet pad", style: { transform: `translateY(${state.commits.length * ROW}px)` } }, "More …"));
+    space.replaceChildren(...shown);
+    const at = state.commits.findIndex((each) => each.id === state.chosen);
+    if (at >= first && at < last) list.setAttribute("aria-activedescendant", `row-${at}`);
+    else list.removeAttribute("aria-activedescendant");
+    if (last + AHEAD >= state.commits.length) more();
+  }
+
+  let drawing = 0;
+  list.addEventListener("scroll", () => {
+    if (!drawing)
+      drawing = requestAnimationFrame(() => {
+        drawing = 0;
+        paint();
+      });
+  });
+  new ResizeObserver(paint).observe(list);
+
+  function bringIntoView(i) {
+    const top = i * ROW;
+    if (top < list.scrollTop) list.scrollTop = top;
+    else if (top + ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW - list.clientHeight;
+  }
+
+  function choose(i) {
+    const commit = state.commits[i];
+    if (!commit) return;
+    state.chosen = commit.id;
+    view.permalink(`#/history/${commit.id}${location.hash.includes("?") ? location.hash.slice(location.hash.indexOf("?")) : ""}`);
+    bringIntoView(i);
+    paint();
+    showDetail(commit);
+  }
+
+  async function chooseOldest() {
+    while (!state.ended && !signal.aborted) await more();
+    choose(state.commits.length - 1);
+  }
+
+  list.addEventListener("keydown", (event) => {
+    const at = state.commits.findIndex((each) => each.id === state.chosen);
+    const page = Math.max(1, Math.floor(list.clientHeight / ROW) - 1);
+    const to = {
+      ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0,
+    }[event.key];
+    if (event.key === "End") {
+      event.preventDefault();
+      chooseOldest();
+    } else if (to !== undefined) {
+      event.preventDefault();
+      choose(Math.min(Math.max(0, to), state.commits.length - 1));
+    } else if (event.key === "Enter" && state.chosen) location.hash = link.tree(state.chosen);
+  });
+
+  /** Choose a commit that may be far below. */
+  async function chooseById(id) {
+    const commit = await commitOf(id, signal);
+    state.chosen = commit.id;
+    showDetail(commit);
+    const find = () => state.commits.findIndex((each) => each.id === commit.id);
+    while (find() < 0 && !state.ended && state.commits.length < SOUGHT && !signal.aborted) await more();
+    if (find() >= 0) bringIntoView(find());
+    paint();
+  }
+
+  let asked = 0;
+  async function showDetail(commit) {
+    const turn = ++asked;
+    const nodes = h("div", { class: "what-changed" }, notice("Looking at what it changed …"));
+    replace(detail, aboutCommit(commit), nodes);
+    try {
+      const answer = await api.commit(commit.id, signal);
+      if (turn === asked) replace(nodes, changedNodes(commit, answer));
+    } catch (error) {
+      if (error.name !== "AbortError" && turn === asked) replace(nodes, failure(error));
+    }
+  }
+
+  view.onCommit(async () => {
+    if (filter.path) return;
+    try {
+      const answer = await api.commits({ ...filter, limit: PAGE }, signal);
+      const known = new Map(state.commits.map((each, i) => [each.id, i]));
+      const fresh = answer.commits.filter((each) => !known.has(each.id));
+      for (const each of answer.commits) if (known.has(each.id)) state.commits[known.get(each.id)] = each; // names have moved
+      answer.commits.forEach(remember);
+      const isCut = fresh.length === answer.commits.length; // more than a page has come: begin anew
+      state.commits = isCut ? fresh : [...fresh, ...state.commits];
+      if (isCut) [state.next, state.ended] = [answer.next, !answer.next];
+      if (list.scrollTop > 0) list.scrollTop += fresh.length * ROW; // what is looked at stays where it is
+      arrange();
+    } catch (error) {
+      if (error.name !== "AbortError") view.tell(error);
+    }
+  });
+
+  do await more();
+  while (!state.commits.length && !state.ended && !signal.aborted);
+  if (!state.commits.length) {
+    replace(detail, notice(filter.path ? "No commit has changed anything there." : "Nothing was ever committed here."));
+    return;
+  }
+  if (state.chosen) {
+    try {
+      await chooseById(state.chosen);
+    } catch (error) {
+      if (error.name !== "AbortError") replace(detail, failure(error));
+    }
+  } else {
+    state.chosen = state.commits[0].id;
+    paint();
+    showDetail(state.commits[0]);
+  }
+  // A link to another commit moves the choice; the list stays.
+  view.moved = ([id], parameters) => {
+    if (!id || Object.entries(filter).some(([name, value]) => (parameters.get(name) ?? "") !== value)) return false;
+    chooseById(id).catch(view.tell);
+    return true;
+  };
+}
+
+function aboutCommit(commit) {
+  const [first, ...rest] = (commit.message || "(no message)").split("\n");
+  const parents = (commit.parents ?? []).filter(Boolean);
+  const properties = Object.entries(commit.properties ?? {});
+  return [
+    h("h2", {}, first),
+    rest.join("\n").trim() ? h("p", { class: "message" }, rest.join("\n").trim()) : null,
+    h("p", { class: "chips" }, chips(commit)),
+    h("p", { class: "actions" },
+      h("a", { class: "button", href: link.tree(commit.id) }, "Browse the data"),
+      parents.length ? h("a", { class: "button", href: link.diff(parents[0], commit.id) }, "Compare with before") : null),
+    facts([
+      ["Author", commit.author || "–"],
+      ["Time", h("time", { datetime: commit.time }, when(commit.time))],
+      ["Commit", h("span", { class: "mono wrap" }, commit.id)],
+      ["Wrote", written(commit) || "nothing"],
+      ["On", `${commit.branch}${commit.slot === undefined ? "" : `@${commit.slot}`}`],
+      parents.length ? [parents.length > 1 ? "Parents" : "Parent", parents.map((id) => h("a", { class: "mono block", href: link.history(id) }, short(id)))] : null,
+      properties.length ? ["Properties", h("pre", {}, json(commit.properties))] : null,
+    ]),
+    line(`${pythonRepository()}.commit(${quoted(commit.id)})`),
+  ];
+}
+
+function changedNodes(commit, { changed: nodes, truncated }) {
+  const parent = commit.parents?.[0];
+  if (!nodes) return notice("What it changed is not known: its parent is not kept.");
+  if (!nodes.length) return notice("It changed no array and no group.");
+  return [
+    h("h3", {}, `${plural(nodes.length, "array or group", "arrays and groups")} changed`),
+    h("ul", { class: "nodes" }, nodes.slice(0, NODES_SHOWN).map((node) =>
+      h("li", {},
+        h("span", { class: `badge ${node.change}` }, node.change),
+        node.change === "removed"
+          ? h("span", { class: "cut" }, node.path || "/")
+          : h("a", { class: "cut", href: link.tree(commit.id, node.path) }, node.path || "/"),
+        h("small", { class: "quiet" }, chunksOf(node))))),
+    nodes.length > NODES_SHOWN || truncated ? notice("… and more: ", parent ? h("a", { href: link.diff(parent, commit.id) }, "all of it") : null) : null,
+  ];
+}
+
+const chunksOf = ({ chunks }) => {
+  const all = chunks ? chunks.added + chunks.removed + chunks.changed : 0;
+  return all ? plural(all, "chunk") : "";
+};
+

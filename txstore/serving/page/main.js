@@ -1,0 +1,211 @@
+// The shell: which view is shown, what is live, colours and keys.
+
+import { api, follow } from "./api.js";
+import { h, icon, replace } from "./dom.js";
+import { failure, link, repository } from "./parts.js";
+import { title } from "./words.js";
+
+const VIEWS = {
+  history: () => import("./history.js"),
+  tree: () => import("./tree.js"),
+  diff: () => import("./diff.js"),
+  work: () => import("./work.js"),
+  usage: () => import("./usage.js"),
+};
+const TOAST_SECONDS = 6;
+
+const main = document.getElementById("main");
+let current = null; // the view that is shown: {name, abort, onCommit}
+
+const ref = { now: "main" }; // the commit, tag or branch that was looked at last
+
+// --- where we are
+
+function parse() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  const parts = path.split("/").map((each) => {
+    try {
+      return decodeURIComponent(each);
+    } catch {
+      return each; // a stray per cent sign, typed by hand
+    }
+  });
+  return { name: parts[0] in VIEWS ? parts[0] : "history", parts: parts.slice(1).filter((each) => each !== ""), query: new URLSearchParams(query) };
+}
+
+async function route() {
+  const { name, parts, query } = parse();
+  if (current?.name === name && current.moved?.(parts, query)) return;
+  current?.abort.abort();
+  const abort = new AbortController();
+  const root = h("div", { class: `view view-${name}` });
+  const view = {
+    name, root, abort, signal: abort.signal,
+    /** Write what is shown into the address, without showing it anew. */
+    permalink: (hash) => history.replaceState(null, "", hash),
+    tell: (error) => {
+      if (error.name !== "AbortError") toast(error.message, "bad");
+    },
+    onCommit: (told) => {
+      view.committed = told;
+    },
+    onTheme: (told) => {
+      view.themed = told;
+    },
+    setRef: (name) => {
+      ref.now = name;
+      drawNavigation(view.name);
+    },
+  };
+  current = view;
+  drawNavigation(name);
+  main.classList.add("waiting");
+  try {
+    const module = await VIEWS[name]();
+    if (abort.signal.aborted) return;
+    main.replaceChildren(root);
+    main.scrollTop = 0;
+    await module.show(view, parts, query);
+  } catch (error) {
+    if (error.name === "AbortError" || abort.signal.aborted) return;
+    main.replaceChildren(root);
+    replace(root, h("h1", { class: "offscreen" }, "Error"), failure(error));
+    if (!(error.status >= 0)) console.error(error);
+  } finally {
+    main.classList.remove("waiting");
+  }
+}
+
+function drawNavigation(name) {
+  const head = repository.branches.find((each) => each.name === "main") ?? repository.branches[0];
+  const at = ref.now || head?.name || "main";
+  const entries = [
+    ["history", "History", link.history()],
+    ["tree", "Data", link.tree(at)],
+    ["diff", "Compare", "#/diff"],
+    ["work", "Work", "#/work"],
+    ["usage", "Usage", link.usage(at)],
+  ];
+  replace(document.getElementById("nav"), entries.map(([key, label, href]) =>
+    h("a", { href, "aria-current": key === name ? "page" : null }, label)));
+}
+
+// --- what is live
+
+async function refresh() {
+  Object.assign(repository, await api.repository());
+  document.getElementById("name").textContent = repository.name || repository.url;
+  document.title = `${repository.name || repository.url} · TxStore`;
+}
+
+function told(kind, event) {
+  const live = document.getElementById("live");
+  live.classList.toggle("on", kind !== "lost");
+  live.textContent = kind === "lost" ? "offline" : "live";
+  live.title = kind === "lost" ? "The server does not answer; the page tries again." : "New commits appear by themselves.";
+  if (kind === "commit") arrived(true);
+  // The heads come first, too: what was committed while nobody followed shows in them.
+  if (kind === "heads" && Object.entries(event).some(([name, id]) => repository.head?.[name] !== id)) arrived(false);
+}
+
+let waiting = null;
+let isNews = false;
+function arrived(isCommit) {
+  isNews ||= isCommit;
+  if (waiting) return; // of many commits a second, the page shows some
+  waiting = setTimeout(async () => {
+    waiting = null;
+    try {
+      await refresh();
+      current?.committed?.();
+      if (!isNews) return;
+      isNews = false;
+      const { commits } = await api.commits({ limit: 1 });
+      if (commits[0]) toast(`${commits[0].branch}: ${title(commits[0].message)}`, "new", link.history(commits[0].id));
+    } catch {
+      told("lost");
+    }
+  }, 300);
+}
+
+function toast(text, kind, href) {
+  const shown = h(href ? "a" : "div", { class: `toast ${kind}`, href }, text);
+  const all = document.getElementById("toasts");
+  all.append(shown);
+  while (all.children.length > 3) all.firstChild.remove();
+  setTimeout(() => shown.remove(), TOAST_SECONDS * 1000);
+}
+
+// --- colours
+
+const THEMES = { "": ["system", "as the system"], light: ["light", "light"], dark: ["dark", "dark"] };
+
+function drawTheme() {
+  const [name, words] = THEMES[document.documentElement.dataset.theme ?? ""];
+  const button = document.getElementById("theme");
+  replace(button, icon(name));
+  button.setAttribute("aria-label", `Colours: ${words}`);
+  button.title = `Colours: ${words}`;
+}
+
+function nextTheme() {
+  const names = Object.keys(THEMES);
+  const next = names[(names.indexOf(document.documentElement.dataset.theme ?? "") + 1) % names.length];
+  if (next) document.documentElement.dataset.theme = next;
+  else delete document.documentElement.dataset.theme;
+  try {
+    localStorage.setItem("txstore.theme", next);
+  } catch {
+    // forbidden: it holds until the page is left
+  }
+  drawTheme();
+  current?.themed?.();
+}
+
+// --- keys
+
+const KEYS = [
+  ["1 … 5", "the views: History, Data, Compare, Work, Usage"],
+  ["↑ ↓ Page Home End", "in the history: another commit; in the tree: another node"],
+  ["Enter", "in the history: the data of the commit"],
+  ["← →", "in the tree: close, open; on tabs: the next one"],
+  ["+ − 0, arrows", "on a picture: nearer, farther, the whole, aside"],
+  ["arrows, Enter", "on a chunk map: another chunk, its commit"],
+  ["?", "this list"],
+];
+
+function help() {
+  const dialog = h("dialog", { class: "card", "aria-labelledby": "keys-title" },
+    h("h2", { id: "keys-title" }, "Keys"),
+    h("dl", { class: "keys" }, KEYS.map(([keys, what]) => h("div", {}, h("dt", {}, h("kbd", {}, keys)), h("dd", {}, what)))),
+    h("form", { method: "dialog" }, h("button", { class: "button" }, "Close")),
+    h("p", { class: "quiet" }, `TxStore ${repository.version ?? ""}. The page only reads.`));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea, dialog")) return;
+  const view = document.querySelectorAll("#nav a")[Number(event.key) - 1];
+  if (view && /^[1-5]$/.test(event.key)) location.assign(view.href);
+  else if (event.key === "?") help();
+});
+
+// --- begin
+
+document.getElementById("help").addEventListener("click", help);
+document.getElementById("theme").addEventListener("click", nextTheme);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current?.themed?.());
+addEventListener("hashchange", route);
+drawTheme();
+drawNavigation("history");
+try {
+  await refresh();
+  const head = repository.branches.find((each) => each.name === "main") ?? repository.branches[0];
+  if (head) ref.now = head.name;
+  await route();
+  follow(told);
+} catch (error) {
+  replace(main, failure(error));
+}

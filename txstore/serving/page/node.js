@@ -1,0 +1,178 @@
+// One group or array: what it is, its preview, its chunks, its attributes, and how to reach it from elsewhere.
+
+import { api, zarrAddress } from "./api.js";
+import { h, icon, replace } from "./dom.js";
+import { drawChunkMap } from "./chunkmap.js";
+import { facts, failure, line, link, notice, pythonRef, pythonRepository, repository, tabs } from "./parts.js";
+import { drawPreview } from "./preview.js";
+import { count, json, lengths, nameOf, plural, quoted, size } from "./words.js";
+
+const MEMBERS = 200;
+
+export function drawNode(panel, context) {
+  const { ref, node } = context;
+  const isArray = node.kind === "array";
+  const python = h("div", { class: "python" });
+  context.setPython = (text) => replace(python, line(text));
+  context.snapshot = `${pythonRepository()}.snapshot(${pythonRef(ref)})`;
+  context.commit = node.commit ?? ref; // what never changes, so that the browser may keep what it read of it
+  context.setPython(openLine(context));
+
+  const pages = isArray
+    ? [["preview", "Preview", (into) => (context.drawn = drawPreview(into, context))], ["chunks", "Chunks", (into) => drawChunkMap(into, context)]]
+    : [["members", "Members", (into) => (context.drawn = drawMembers(into, context))]];
+  pages.push(["details", "Details", (into) => drawDetails(into, context)]);
+  const chosen = context.query.get("view") ?? pages[0][0];
+  context.tab = chosen;
+  const [list, body] = tabs(pages, chosen, (key) => {
+    context.tab = key;
+    context.query = new URLSearchParams({ view: key });
+    context.view.permalink(link.tree(ref, node.path, key === pages[0][0] ? "" : `view=${key}`));
+    context.setPython(openLine(context));
+  });
+  const told = summary(node);
+  replace(panel, crumbs(context), told, list, body, python);
+  measure();
+
+  /** Fill in what takes longer to know, when all else is there: nobody waits for it. */
+  async function measure() {
+    try {
+      await context.drawn;
+      Object.assign(node, await api.measured(context.commit, node.path, context.signal));
+      told.replaceWith(summary(node));
+      if (context.tab === "details") drawDetails(body, context);
+    } catch (error) {
+      context.view.tell(error);
+    }
+  }
+}
+
+function openLine({ snapshot, node }) {
+  const path = node.path ? `, path=${quoted(node.path)}` : "";
+  return node.kind === "array" ? `zarr.open_array(${snapshot}${path}, mode="r")` : `zarr.open_group(${snapshot}${path}, mode="r")`;
+}
+
+function crumbs({ ref, node }) {
+  const names = node.path ? node.path.split("/") : [];
+  return h("div", { class: "crumbs" },
+    h("nav", { "aria-label": "Path" },
+      h("a", { href: link.tree(ref), "aria-label": "The root" }, "/"),
+      names.slice(0, -1).map((name, i) => [h("a", { href: link.tree(ref, names.slice(0, i + 1).join("/")) }, name), h("span", { class: "quiet" }, "/")])),
+    h("h1", {}, icon(node.kind === "array" ? "array" : "group"), nameOf(node.path)));
+}
+
+function summary(node) {
+  if (node.kind !== "array")
+    return h("p", { class: "summary" }, ["group", plural(node.children ?? 0, "member"), stored(node)].filter(Boolean).map(word));
+  return h("p", { class: "summary" },
+    [lengths(node.shape), dtypeOf(node), [node.logical_bytes === null ? null : size(node.logical_bytes), stored(node)].filter(Boolean).join(", "), present(node)].filter(Boolean).map(word));
+}
+
+const stored = (node) => (node.stored_bytes === undefined ? null : `${size(node.stored_bytes)} stored`);
+
+const word = (text) => h("span", {}, text);
+
+export const dtypeOf = (node) => (typeof node.dtype === "string" ? node.dtype : json(node.dtype));
+
+function present(node) {
+  const of = node.chunks_stored;
+  return of?.total ? (of.present === of.total ? plural(of.total, "chunk") : `${count(of.present)} of ${plural(of.total, "chunk")} stored`) : null;
+}
+
+function drawDetails(into, context) {
+  const { node, commit } = context;
+  const address = zarrAddress(commit, node.path);
+  const isArray = node.kind === "array";
+  const constraints = node.constraints ?? [];
+  const attributes = Object.entries(node.attributes ?? {});
+  const ratio = node.logical_bytes && node.stored_bytes ? node.logical_bytes / node.stored_bytes : null;
+  replace(into,
+    h("div", { class: "card pad" }, facts([
+      ["Zarr format", node.zarr_format ?? "–"],
+      isArray && ["Shape", lengths(node.shape)],
+      isArray && ["Dimensions", node.dimension_names?.map((each) => each ?? "–").join(", ") || "–"],
+      isArray && ["Chunks", lengths(node.chunks)],
+      isArray && node.shards && ["Shards", lengths(node.shards)],
+      isArray && ["Data type", h("span", { class: "mono" }, dtypeOf(node))],
+      isArray && ["Fill value", h("span", { class: "mono" }, isNumber(node.fill_value) ? node.fill_value : json(node.fill_value))],
+      isArray && ["Codecs", codecs(node)],
+      isArray && node.logical_bytes !== null && ["Logical", size(node.logical_bytes)],
+      node.stored_bytes !== undefined && ["Stored", size(node.stored_bytes), ratio ? h("small", { class: "quiet" }, ` 1 : ${ratio.toFixed(ratio < 10 ? 1 : 0)}`) : null],
+      isArray && node.chunks_stored?.total && ["Chunks stored", meter(node.chunks_stored)],
+    ])),
+    h("div", { class: "card pad" }, h("h2", {}, "Attributes"),
+      attributes.length ? table(["Name", "Value"], attributes.map(([name, value]) => [name, h("pre", {}, typeof value === "string" ? value : json(value))])) : notice("There are none.")),
+    constraints.length
+      ? h("div", { class: "card pad" }, h("h2", {}, "Constraints"),
+          table(["Name", "What every commit has to keep"], constraints.map(({ name, ...value }) => [name, h("pre", {}, json(value))])))
+      : null,
+    h("div", { class: "card pad" }, h("h2", {}, "Open in"),
+      line(address, "Zarr"),
+      isArray || node.attributes?.multiscales || node.attributes?.ome ? elsewhere(address, node) : null,
+      notice("These pages are on other hosts. Nothing is sent there until you follow a link, and they must be able to reach this server.")));
+}
+
+/** Numbers that are not finite are strings in the documents of Zarr. */
+const isNumber = (value) => /^-?(NaN|Infinity)$/.test(value);
+
+function codecs(node) {
+  const names = (node.codecs ?? []).map((each) => (typeof each === "string" ? each : (each.name ?? each.id ?? json(each))));
+  return h("span", { class: "mono", title: json(node.codecs) }, names.join(" → ") || "none");
+}
+
+const meter = ({ present: stored, total }) =>
+  h("span", {}, h("meter", { min: 0, max: Math.max(1, total), value: stored, "aria-label": "Chunks stored" }), ` ${count(stored)} of ${count(total)}`);
+
+function elsewhere(address, node) {
+  const state = { layers: [{ name: nameOf(node.path), source: `${node.zarr_format === 2 ? "zarr2" : "zarr3"}://${address}`, type: "image" }] };
+  const links = [
+    ["neuroglancer", `https://neuroglancer-demo.appspot.com/#!${encodeURIComponent(JSON.stringify(state))}`],
+    ["vizarr", `https://hms-dbmi.github.io/vizarr/?source=${encodeURIComponent(address)}`],
+  ];
+  const refused = links.map(([, href]) => new URL(href).origin).filter((origin) => ![origin, "*"].some((each) => repository.origins?.includes(each)));
+  return [
+    h("p", { class: "actions" }, links.map(([name, href]) =>
+      h("a", { class: "button", href, target: "_blank", rel: "noopener noreferrer" }, name, icon("out")))),
+    refused.length ? line(`txstore serve ${repository.url} ${refused.map((each) => `--allow-origin ${each}`).join(" ")}`, "So that they may read") : null,
+  ];
+}
+
+export function table(heads, rows) {
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": heads.join(", ") }, h("table", {},
+    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell)))))));
+}
+
+async function drawMembers(into, { ref, node, signal }) {
+  replace(into, notice("Reading …"));
+  const body = h("tbody");
+  const button = h("button", { class: "button", type: "button" }, "Show more");
+  let after = null;
+  const more = async () => {
+    try {
+      const { nodes, next } = await api.tree(ref, { path: node.path, limit: MEMBERS, after }, signal);
+      body.append(...nodes.map((each) => memberRow(ref, each)));
+      after = next ?? null;
+      button.hidden = after === null;
+    } catch (error) {
+      if (error.name !== "AbortError") replace(into, failure(error));
+    }
+  };
+  button.addEventListener("click", more);
+  await more();
+  if (signal.aborted || into.querySelector(".failure")) return;
+  replace(into, body.children.length
+    ? h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Members" }, h("table", { class: "members" },
+        h("thead", {}, h("tr", {}, ["Name", "Shape", "Chunks", "Data type", "Size"].map((head) => h("th", { scope: "col" }, head)))), body))
+    : notice("Nothing lies here."), button);
+}
+
+function memberRow(ref, each) {
+  const isArray = each.kind === "array";
+  return h("tr", {},
+    h("td", {}, h("a", { class: "member", href: link.tree(ref, each.path) }, icon(isArray ? "array" : "group"), h("span", { class: "cut" }, nameOf(each.path)))),
+    h("td", {}, isArray ? lengths(each.shape) : each.children === undefined ? "" : plural(each.children, "member")),
+    h("td", {}, isArray ? lengths(each.chunks) : ""),
+    h("td", { class: "mono" }, isArray ? dtypeOf(each) : ""),
+    h("td", { class: "end" }, isArray ? size(each.logical_bytes) : ""));
+}

@@ -1,0 +1,313 @@
+// The preview of an array: a value, a line or an image, with sliders for the dimensions that are not seen.
+
+import { canReadAll, firstSelection, parseSelection, pythonSelection, read, statistics, writeSelection } from "./arrays.js";
+import { h, replace } from "./dom.js";
+import { facts, failure, link, notice } from "./parts.js";
+import { DIVERGING, MAP_NAMES, drawColorBar, drawHatch, drawHistogram, drawImage, drawLines } from "./picture.js";
+import { count, lengths, plural, quoted, shown, size } from "./words.js";
+
+const SLIDER_WAIT = 60; // milliseconds, so that a slider that is drawn along does not ask for all on its way
+const TALLEST = 600;
+const VALUES_LISTED = 200;
+
+let map = MAP_NAMES[0]; // kept from one array to the next
+
+export function drawPreview(into, context) {
+  const { node, commit, ref, query, view, signal } = context;
+  if (node.shape.some((each) => each === 0)) {
+    replace(into, notice("The array has no elements."));
+    return null;
+  }
+  let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node.shape);
+  let result = null;
+  let turn = null;
+  let wide = 0; // of the stage, when it was last drawn
+  const name = (i) => node.dimension_names?.[i] || `dim ${i}`;
+  const button = (text, label, does) => h("button", { type: "button", class: "button small", "aria-label": label, title: label, onclick: does }, text);
+  const readout = h("output", { class: "readout mono" });
+
+  const controls = h("div", { class: "controls" });
+  const stage = h("div", { class: "stage card" });
+  const side = h("div", { class: "aside" });
+  const status = h("p", { class: "quiet status", role: "status" });
+  replace(into, controls, h("div", { class: "preview" }, h("div", { class: "stage-column" }, stage, status), side));
+  drawControls();
+  view.onTheme(() => result && into.contains(stage) && drawResult());
+  const observer = new ResizeObserver(() => result && stage.clientWidth !== wide && drawResult());
+  observer.observe(stage);
+  signal.addEventListener("abort", () => observer.disconnect(), { once: true });
+  return update();
+
+  function drawControls() {
+    const kept = selection.flatMap((each, i) => (Array.isArray(each) ? [i] : []));
+    const planes = [];
+    for (let i = 0; i < node.shape.length; i++)
+      for (let j = i + 1; j < node.shape.length; j++) planes.push([[i, j], `${name(i)} × ${name(j)}`]);
+    const choices = [...planes, ...node.shape.map((_, i) => [[i], `along ${name(i)}`])];
+    const sliders = selection.flatMap((each, i) => (Array.isArray(each) ? [] : [slider(i)]));
+    replace(
+      controls,
+      node.shape.length > 1
+        ? h("label", { class: "picker" }, h("span", {}, "Show"),
+            h("select", { onchange: (event) => setPlane(choices[event.target.selectedIndex][0]) },
+              choices.map(([dimensions, label]) => h("option", { selected: String(dimensions) === String(kept) }, label))))
+        : null,
+      kept.length === 2
+        ? h("label", { class: "picker" }, h("span", {}, "Colours"),
+            h("select", { onchange: (event) => { map = event.target.value; if (result) drawResult(); } },
+              MAP_NAMES.map((each) => h("option", { selected: each === map }, each))))
+        : null,
+      kept.length
+        ? h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
+            button("−", "Farther", () => zoom(2)), button("+", "Nearer", () => zoom(0.5)), button("Whole", "The whole", whole))
+        : null,
+      sliders.length ? h("div", { class: "sliders" }, sliders) : null,
+    );
+  }
+
+  function slider(i) {
+    const last = node.shape[i] - 1;
+    const field = h("input", { type: "number", min: 0, max: last, value: selection[i], "aria-label": `${name(i)}, index` });
+    const range = h("input", { type: "range", min: 0, max: last, value: selection[i], "aria-label": name(i) });
+    let waiting = 0;
+    const set = (value) => {
+      const at = Math.min(Math.max(0, Math.round(Number(value) || 0)), last);
+      selection[i] = at;
+      field.value = range.value = at;
+      clearTimeout(waiting);
+      waiting = setTimeout(update, SLIDER_WAIT);
+    };
+    range.addEventListener("input", () => set(range.value));
+    field.addEventListener("change", () => set(field.value));
+    return h("div", { class: "slider" }, h("span", {}, name(i)), range, field, h("small", { class: "quiet" }, `of ${count(node.shape[i])}`));
+  }
+
+  function setPlane(dimensions) {
+    selection = node.shape.map((length, i) => (dimensions.includes(i) ? [0, length] : Array.isArray(selection[i]) ? selection[i][0] : selection[i]));
+    drawControls();
+    update();
+  }
+
+  function whole() {
+    selection = selection.map((each, i) => (Array.isArray(each) ? [0, node.shape[i]] : each));
+    update();
+  }
+
+  /** Show a part of what is shown that is `factor` as long, about its middle, or moved aside by parts of its length. */
+  function zoom(factor, aside = {}) {
+    let kept = 0;
+    selection = selection.map((each, i) => {
+      if (!Array.isArray(each)) return each;
+      const length = Math.min(node.shape[i], Math.max(1, Math.round((each[1] - each[0]) * factor)));
+      const middle = (each[0] + each[1]) / 2 + (aside[kept++] ?? 0) * (each[1] - each[0]);
+      const start = Math.min(Math.max(0, Math.round(middle - length / 2)), node.shape[i] - length);
+      return [start, start + length];
+    });
+    update();
+  }
+
+  async function update(everything = false) {
+    turn?.abort();
+    turn = new AbortController();
+    const mine = turn;
+    const stop = () => mine.abort();
+    signal.addEventListener("abort", stop, { once: true });
+    const whole = selection.every((each, i) => !Array.isArray(each) || (each[0] === 0 && each[1] === node.shape[i]));
+    const isFirst = whole && selection.every((each) => Array.isArray(each) || each === 0);
+    if (context.tab === "preview") {
+      view.permalink(link.tree(ref, node.path, isFirst ? "" : `sel=${writeSelection(selection)}`));
+      const of = pythonSelection(selection, node.shape);
+      context.setPython(`zarr.open_array(${context.snapshot}${node.path ? `, path=${quoted(node.path)}` : ""}, mode="r")[${of || "..."}]`);
+    }
+    stage.classList.add("waiting");
+    const asked = selection.map((each) => (Array.isArray(each) ? [...each] : each));
+    const begun = performance.now();
+    try {
+      const found = await read(commit, node, asked, {
+        signal: mine.signal, everything,
+        progress: (done, all) => {
+          if (all > 8) status.textContent = `Reading chunk ${count(done)} of ${count(all)} …`;
+        },
+      });
+      if (mine.signal.aborted) return;
+      result = { ...found, selection: asked, milliseconds: performance.now() - begun };
+      result.statistics = found.isNumeric ? statistics(found.values) : null;
+      drawResult();
+      drawSide();
+    } catch (error) {
+      if (error.name === "AbortError" || mine.signal.aborted) return;
+      result = null;
+      replace(stage, failure(error));
+      replace(side);
+      status.textContent = "";
+    } finally {
+      if (turn === mine) stage.classList.remove("waiting");
+      signal.removeEventListener("abort", stop);
+    }
+  }
+
+  function drawResult() {
+    wide = stage.clientWidth;
+    if (wide <= 0) return;
+    const hadFocus = stage.contains(document.activeElement);
+    const { shape, isNumeric } = result;
+    if (!isNumeric) drawValues();
+    else if (shape.length === 0) replace(stage, h("p", { class: "scalar" }, shown(result.values[0])));
+    else if (shape.length === 1) drawLine();
+    else drawPlane();
+    if (hadFocus) stage.querySelector("[tabindex]")?.focus({ preventScroll: true });
+    drawStatus();
+  }
+
+  function drawValues() {
+    const { values, shape } = result;
+    const columns = shape.length === 2 ? shape[1] : 1;
+    const listed = [...values.slice(0, VALUES_LISTED)].map((value, i) => h("tr", {}, h("th", { scope: "row" }, indexOf(Math.floor(i / columns), i % columns)), h("td", {}, h("pre", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
+    replace(stage, h("div", { class: "scroll values", tabindex: 0, role: "region", "aria-label": "Values" }, h("table", {}, h("tbody", {}, listed))),
+      values.length > VALUES_LISTED ? notice(`The first ${count(VALUES_LISTED)} of ${count(values.length)}.`) : null);
+  }
+
+  /** Where in the array a value lies, as text. */
+  function indexOf(row, column) {
+    const at = result.shape.length === 2 ? [row, column] : [row + column];
+    let kept = 0;
+    return `[${result.selection.map((each) => (Array.isArray(each) ? each[0] + at[kept] * (result.step[kept++] ?? 1) : each)).join(", ")}]`;
+  }
+
+  function drawLine() {
+    const { values, selection: [first], step, statistics: figures } = { ...result, selection: result.selection.filter(Array.isArray) };
+    const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${values.length} values along ${name(result.selection.findIndex(Array.isArray))}` });
+    const place = drawLines(canvas, [{ values, color: "--accent" }], { width: wide, height: 340, first: first[0], step: step[0] ?? 1, min: figures.min ?? 0, max: figures.max ?? 1 });
+    canvas.addEventListener("pointermove", (event) => {
+      const at = place(event.offsetX);
+      readout.textContent = `${indexOf(0, at)} = ${shown(values[at])}`;
+    });
+    onKeys(canvas);
+    replace(stage, canvas, readout);
+  }
+
+  function drawPlane() {
+    const { values, shape, missing, statistics: figures } = result;
+    const [rows, columns] = result.selection.filter(Array.isArray).map(([start, stop]) => stop - start);
+    const ratio = Math.min(4, Math.max(0.3, rows / columns));
+    const width = Math.min(wide, Math.round(TALLEST / ratio));
+    const height = Math.round(width * ratio);
+    const canvas = h("canvas", { class: shape[1] < width ? "coarse" : "" });
+    drawImage(canvas, result, { map, ...range(figures) });
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const cover = h("canvas", { class: "cover" });
+    drawHatch(cover, missing, shape, width, height);
+    const box = h("div", { class: "box", hidden: true });
+    const frame = h("div", {
+      class: "frame", tabindex: 0, role: "img",
+      "aria-label": `Image of ${lengths(shape)} values, ${figures.finite ? `${shown(figures.min)} to ${shown(figures.max)}` : "none finite"}. Plus and minus zoom, arrows move.`,
+    }, canvas, cover, box);
+    frame.style.width = `${width}px`;
+    const at = (event) => {
+      const bounds = canvas.getBoundingClientRect();
+      const clip = (value, length) => Math.min(Math.max(0, value), length);
+      return [clip((event.clientY - bounds.top) / bounds.height, 1), clip((event.clientX - bounds.left) / bounds.width, 1)];
+    };
+    let from = null;
+    frame.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      from = at(event);
+      frame.setPointerCapture(event.pointerId);
+    });
+    frame.addEventListener("pointermove", (event) => {
+      const here = at(event);
+      const row = Math.min(shape[0] - 1, Math.floor(here[0] * shape[0]));
+      const column = Math.min(shape[1] - 1, Math.floor(here[1] * shape[1]));
+      readout.textContent = `${indexOf(row, column)} = ${shown(values[row * shape[1] + column])}`;
+      if (!from) return;
+      box.hidden = false;
+      box.style.top = `${Math.min(from[0], here[0]) * 100}%`;
+      box.style.left = `${Math.min(from[1], here[1]) * 100}%`;
+      box.style.height = `${Math.abs(here[0] - from[0]) * 100}%`;
+      box.style.width = `${Math.abs(here[1] - from[1]) * 100}%`;
+    });
+    frame.addEventListener("pointerup", (event) => {
+      const to = at(event);
+      const begun = from;
+      from = null;
+      box.hidden = true;
+      if (!begun || Math.abs(to[0] - begun[0]) * height < 8 || Math.abs(to[1] - begun[1]) * width < 8) return;
+      let kept = 0;
+      selection = result.selection.map((each) => {
+        if (!Array.isArray(each)) return each;
+        const [low, high] = [Math.min(begun[kept], to[kept]), Math.max(begun[kept], to[kept])];
+        kept += 1;
+        const start = each[0] + Math.floor(low * (each[1] - each[0]));
+        return [start, Math.max(start + 1, each[0] + Math.ceil(high * (each[1] - each[0])))];
+      });
+      update();
+    });
+    onKeys(frame);
+    const ranges = result.selection.flatMap((each, i) => (Array.isArray(each) ? [`${name(i)} ${each[0]}:${each[1]}`] : []));
+    replace(stage, h("div", { class: "axes" }, h("span", {}, `↓ ${ranges[0]}`), h("span", {}, `→ ${ranges[1]}`)), frame, readout);
+  }
+
+  function onKeys(element) {
+    element.addEventListener("keydown", (event) => {
+      const isPlane = result.shape.length === 2;
+      const keys = {
+        "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: whole,
+        ArrowLeft: () => zoom(1, isPlane ? { 1: -0.25 } : { 0: -0.25 }), ArrowRight: () => zoom(1, isPlane ? { 1: 0.25 } : { 0: 0.25 }),
+        ArrowUp: () => isPlane && zoom(1, { 0: -0.25 }), ArrowDown: () => isPlane && zoom(1, { 0: 0.25 }),
+      };
+      if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      keys[event.key]();
+    });
+  }
+  /** Colours that diverge have nothing in their middle. */
+  function range({ min = 0, max = 1 }) {
+    if (map !== DIVERGING || min >= 0 || max <= 0) return { min, max };
+    const most = Math.max(-min, max);
+    return { min: -most, max: most };
+  }
+
+  function drawStatus() {
+    const { by, why, step, chunks, milliseconds } = result;
+    const every = Math.max(1, ...step);
+    const spent = `in ${milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`}`;
+    const bytes = size(result.bytes);
+    if (by === "browser") replace(status, `${plural(chunks, "chunk")} (${bytes}) read here, ${spent}.`);
+    else
+      replace(status,
+        why === "codec" ? "The server has read this: its data type or codec is not known to the browser. " : `An overview from the server, ${bytes} ${spent}. `,
+        every > 1 ? `It shows ${result.shape.length === 2 ? "one of" : "one value of"} ${step.map(count).join(" × ")} values; zoom in to see each. ` : "",
+        why === "large" && canReadAll(node, result.selection) ? h("button", { type: "button", class: "as-link", onclick: () => update(true) }, `Read all ${plural(chunks, "chunk")} here`) : null);
+    status.dataset.by = by;
+  }
+
+  function drawSide() {
+    const { statistics: figures, missingChunks, shape, chunks } = result;
+    if (!figures) {
+      replace(side, h("div", { class: "card pad" }, facts([["Values", count(result.values.length)]])));
+      return;
+    }
+    const bars = h("canvas", { role: "img", "aria-label": figures.finite ? `Histogram from ${shown(figures.min)} to ${shown(figures.max)}` : "No finite value" });
+    const scale = h("canvas", { class: "scale", "aria-hidden": "true" });
+    const wide = 232;
+    if (figures.finite && shape.length) {
+      drawHistogram(bars, figures.histogram, wide, 84);
+      if (shape.length === 2) drawColorBar(scale, map);
+    }
+    replace(side, h("div", { class: "card pad figures" },
+      h("h2", {}, result.by === "server" && result.step.some((each) => each > 1) ? "Of what is shown" : "Values"),
+      figures.finite && shape.length ? [bars, shape.length === 2 ? scale : null, h("div", { class: "ends" }, h("span", {}, shown(figures.min)), h("span", {}, shown(figures.max)))] : null,
+      facts([
+        figures.finite ? ["Minimum", h("span", { class: "mono" }, shown(figures.min))] : null,
+        figures.finite ? ["Maximum", h("span", { class: "mono" }, shown(figures.max))] : null,
+        figures.finite ? ["Mean", h("span", { class: "mono" }, shown(figures.mean))] : null,
+        figures.nan ? ["NaN", count(figures.nan)] : null,
+        figures.infinite ? ["Infinite", count(figures.infinite)] : null,
+        ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(chunks)}: ${quotedFill(node)}` : missingChunks === 0 ? "none" : "–"],
+      ])));
+  }
+}
+
+const quotedFill = (node) => `fill value ${shown(node.fill_value)}`;
+

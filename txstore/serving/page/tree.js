@@ -1,0 +1,179 @@
+// The data: a tree of groups and arrays, read as far as it is opened, and the node that is chosen.
+
+import { api } from "./api.js";
+import { h, icon, replace } from "./dom.js";
+import { drawNode } from "./node.js";
+import { failure, link, refPicker } from "./parts.js";
+import { count, lengths, nameOf } from "./words.js";
+
+const PAGE = 200;
+
+export async function show(view, parts, query) {
+  const ref = parts[0] ?? "main";
+  let chosen = parts.slice(1).join("/");
+  const signal = view.signal;
+  view.setRef(ref);
+
+  const tree = h("div", { class: "tree", role: "tree", "aria-label": "Groups and arrays" });
+  const panel = h("section", { class: "node", "aria-live": "off" });
+  replace(
+    view.root,
+    h("div", { class: "two data" },
+      h("aside", { class: "card side" },
+        refPicker(ref, (name) => {
+          location.hash = link.tree(name, chosen);
+        }),
+        tree),
+      panel),
+  );
+
+  // A node of the tree: {path, kind, info, members: null (not asked for) | [...], next, open}
+  const root = { path: "", kind: "group", info: {}, members: null, next: null, open: true, depth: 0 };
+  const byPath = new Map([["", root]]);
+
+  async function load(node) {
+    if (node.members !== null && node.next === null) return;
+    const answer = await api.tree(ref, { path: node.path, limit: PAGE, after: node.next }, signal);
+    node.members ??= [];
+    for (const info of answer.nodes) {
+      const member = { path: info.path, kind: info.kind, info, members: null, next: null, open: false, depth: node.depth + 1 };
+      node.members.push(member);
+      byPath.set(info.path, member);
+    }
+    node.next = answer.next ?? null;
+  }
+
+  function* visible(node = root) {
+    yield node;
+    if (!node.open || !node.members) return;
+    for (const member of node.members) yield* visible(member);
+    if (node.next !== null) yield { path: node.path, more: node, depth: node.depth + 1 };
+  }
+
+  let focused = null; // the row that Tab leads to
+  function paint(takeFocus = false) {
+    const rows = [...visible()];
+    focused = rows.find((each) => same(each, focused)) ?? rows.find((each) => !each.more && each.path === chosen) ?? rows[0];
+    const elements = rows.map((node) => rowOf(node, node === focused));
+    tree.replaceChildren(...elements);
+    if (takeFocus) elements[rows.indexOf(focused)].focus();
+  }
+  const same = (a, b) => b && a.path === b.path && Boolean(a.more) === Boolean(b.more);
+
+  function rowOf(node, isFocused) {
+    const common = { role: "treeitem", "aria-level": node.depth + 1, tabindex: isFocused ? 0 : -1, style: { "--depth": String(node.depth) } };
+    if (node.more)
+      return h("div", { ...common, class: "leaf more", "aria-selected": "false", onclick: () => more(node) },
+        `Show more … (${count(node.more.members.length)} shown)`);
+    const isGroup = node.kind === "group";
+    const isEmpty = isGroup && (node.info.children === 0 || node.members?.length === 0);
+    return h(
+      "div",
+      {
+        ...common, class: `leaf ${node.kind}`, "aria-selected": String(node.path === chosen),
+        "aria-expanded": isGroup && !isEmpty ? String(node.open) : null,
+        title: node.path || "/",
+        onclick: (event) => (event.target.closest(".twist") && isGroup ? toggle(node) : choose(node)),
+      },
+      h("span", { class: `twist ${isGroup && !isEmpty ? "" : "none"}`, "aria-hidden": "true" }, isGroup && !isEmpty ? "›" : ""),
+      icon(node.kind === "array" ? "array" : "group"),
+      h("span", { class: "cut" }, node === root ? "/" : nameOf(node.path)),
+      h("small", {}, node.kind === "array" ? lengths(node.info.shape) : node.info.children ? count(node.info.children) : ""),
+    );
+  }
+
+  async function toggle(node, open = !node.open) {
+    node.open = open;
+    focused = node;
+    if (open && node.members === null) await quietly(load(node));
+    paint(true);
+  }
+
+  async function more(row) {
+    const before = row.more.members.length;
+    await quietly(load(row.more));
+    focused = row.more.members[before] ?? row.more;
+    paint(true);
+  }
+
+  const quietly = (promise) => promise.catch(view.tell);
+
+  function choose(node) {
+    chosen = node.path;
+    focused = node;
+    view.permalink(link.tree(ref, node.path));
+    paint(true);
+    if (node.kind === "group" && node !== root && !node.open) toggle(node, true);
+    showNode(new URLSearchParams());
+  }
+
+  let turn = 0;
+  let drawn = new AbortController();
+  async function showNode(parameters) {
+    const mine = ++turn;
+    drawn.abort();
+    drawn = new AbortController();
+    signal.addEventListener("abort", () => drawn.abort(), { once: true });
+    const own = drawn.signal;
+    try {
+      const node = await api.node(ref, chosen, own);
+      if (mine !== turn) return;
+      drawNode(panel, { ref, node, query: parameters, signal: own, view });
+    } catch (error) {
+      if (error.name !== "AbortError" && mine === turn) replace(panel, failure(error));
+    }
+  }
+
+  tree.addEventListener("keydown", (event) => {
+    const rows = [...visible()];
+    const at = rows.findIndex((each) => same(each, focused));
+    const node = rows[at];
+    const go = (i) => {
+      focused = rows[Math.min(Math.max(0, i), rows.length - 1)];
+      paint(true);
+    };
+    const parent = () => rows.findLastIndex((each, i) => i < at && each.depth < node.depth);
+    const keys = {
+      ArrowDown: () => go(at + 1),
+      ArrowUp: () => go(at - 1),
+      Home: () => go(0),
+      End: () => go(rows.length - 1),
+      ArrowRight: () => (node.kind !== "group" ? null : node.open ? go(at + 1) : toggle(node, true)),
+      ArrowLeft: () => (node.kind === "group" && node.open && node !== root ? toggle(node, false) : go(Math.max(0, parent()))),
+      Enter: () => (node.more ? more(node) : choose(node)),
+      " ": () => (node.more ? more(node) : choose(node)),
+    };
+    if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+
+  // A link within the same commit moves the choice; it does not draw the tree anew.
+  const opened = async () => {
+    await load(root);
+    let node = root;
+    const names = chosen ? chosen.split("/") : [];
+    for (let i = 0; i < names.length; i++) {
+      const path = names.slice(0, i + 1).join("/");
+      while (!byPath.has(path) && node.next !== null) await load(node);
+      node = byPath.get(path);
+      if (!node) break;
+      if (i < names.length - 1 || node.kind === "group") {
+        node.open = true;
+        await load(node);
+      }
+    }
+    focused = byPath.get(chosen) ?? root;
+    paint();
+    tree.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
+  };
+  const handleLink = (to, parameters) => {
+    if (to[0] !== ref) return false;
+    chosen = to.slice(1).join("/");
+    quietly(opened());
+    showNode(parameters);
+    return true;
+  };
+  await Promise.all([quietly(opened()), showNode(query)]);
+  view.moved = handleLink;
+}

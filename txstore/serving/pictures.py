@@ -1,0 +1,136 @@
+"""What a part of an array looks like: numbers for a picture, decoded here, for codecs that a browser doesn't know."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from typing import Any, NamedTuple
+
+from txstore.errors import NodeNotFoundError
+from txstore.format.documents import describe
+from txstore.format.tree import layout_of
+from txstore.serving.answers import Failure, Headers
+from txstore.serving.facade import Served
+from txstore.serving.positions import Positions
+from txstore.store import TxStore
+
+#: Points along each of two axes, and along one that is alone.
+_POINTS, _POINTS_OF_LINE = 512, 4096
+#: What is decoded for one picture: so many chunks, and bytes.
+_CHUNKS, _BYTES = 4096, 256 << 20
+#: Chunks along an axis: zarr goes through all of them, whatever the step.
+_PASSED = 1 << 18
+#: Pictures that are made at once: each may need the above.
+_AT_ONCE = 2
+
+
+class Picture(NamedTuple):
+    body: bytes
+    headers: Headers
+
+
+class Pictures:
+    """Reads arrays, a few at a time. Safe in threads."""
+
+    def __init__(self, repository: Served, positions: Positions) -> None:
+        self._engine = repository.engine
+        self._positions = positions
+        self._turns = threading.BoundedSemaphore(_AT_ONCE)
+
+    def read(self, ref: str, path: str = "", selection: str = "") -> Picture:
+        """Return little-endian float32 of a selection, with steps where it has too many points, and what it is.
+
+        `selection` is one item for each axis, with commas between them: a number, or `start:stop`, or `:` for all of
+        it; one or two axes are left, or none.
+        """
+        import numpy as np
+        import zarr
+
+        snapshot = self._positions.snapshot(ref)
+        path = path.strip("/")
+        described = describe(snapshot.get_view, path)
+        if described is None or described.kind != "array":
+            raise NodeNotFoundError(path, "array", "" if described is None else described.kind)
+        try:
+            array: Any = zarr.open_array(TxStore.at(self._engine, snapshot), path=path, mode="r")
+            dtype = np.dtype(array.dtype)
+        except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+            raise Failure(400, "NoPicture", f"zarr can't read {path!r}: {error}") from error
+        if dtype.kind not in "biufcmM" or dtype.itemsize > 16:
+            raise Failure(
+                400, "NoPicture", f"{path!r} is of {layout_of(described).dtype}, and no numbers can be shown of that"
+            )
+        spans = _spans(selection, array.shape)
+        kept = [axis for axis, span in enumerate(spans) if isinstance(span, range)]
+        if len(kept) > 2:
+            raise Failure(400, "WrongArgument", "a picture has two axes at most: give numbers for the others")
+        chunks = getattr(array, "chunks", None) or array.shape
+        most = _POINTS if len(kept) == 2 else _POINTS_OF_LINE
+        steps = _steps(spans, kept, chunks, dtype.itemsize, most)
+        taken = tuple(
+            slice(span.start, span.stop, step) if isinstance(span, range) else span
+            for span, step in zip(spans, steps, strict=True)
+        )
+        with self._turns:
+            values = np.asarray(array[taken])
+        if dtype.kind == "c":
+            values = np.abs(values)
+        if dtype.kind in "mM":
+            missing = np.isnat(values)
+            values = np.where(missing, np.nan, values.astype("i8").astype("f8"))
+        finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
+        with np.errstate(over="ignore", invalid="ignore"):
+            body = np.ascontiguousarray(values, dtype="<f4").tobytes()
+        return Picture(
+            body,
+            [
+                (b"x-shape", ",".join(map(str, values.shape)).encode()),
+                (b"x-step", ",".join(str(steps[axis]) for axis in kept).encode()),
+                (b"x-min", json.dumps(low).encode()),
+                (b"x-max", json.dumps(high).encode()),
+            ],
+        )
+
+
+def _spans(selection: str, shape: tuple[int, ...]) -> list[range | int]:
+    """Return what is selected of each axis. By default the last two whole, and the first of the others."""
+    items = selection.split(",") if selection else ["0"] * (len(shape) - 2) + [":"] * min(2, len(shape))
+    if len(items) != len(shape):
+        raise Failure(400, "WrongArgument", f"selection= has {len(items)} items, and the array {len(shape)} axes")
+    return [_span(item.strip(), extent) for item, extent in zip(items, shape, strict=True)]
+
+
+def _span(item: str, extent: int) -> range | int:
+    start, colon, stop = item.partition(":")
+    if not all(not part or (part.isascii() and part.isdecimal() and len(part) < 19) for part in (start, stop)):
+        raise Failure(400, "WrongArgument", f"{item[:40]!r} is no number, and no start:stop")
+    if colon:
+        end = min(int(stop), extent) if stop else extent
+        return range(min(int(start or 0), end), end)
+    if not start or int(start) >= extent:
+        raise Failure(400, "WrongArgument", f"{item[:40]!r} is outside of an axis of {extent}")
+    return int(start)
+
+
+def _steps(spans: list[range | int], kept: list[int], chunks: tuple[int, ...], itemsize: int, most: int) -> list[int]:
+    """Return the steps with which few enough chunks are read. Raises `Failure` if one alone is too large."""
+    size = math.prod(chunks) * itemsize
+    if size > _BYTES:
+        raise Failure(413, "TooLarge", f"a chunk has {size:,} bytes: it is not decoded for a picture")
+    for span, chunk in zip(spans, chunks, strict=True):
+        if isinstance(span, range) and len(span) // max(chunk, 1) > _PASSED:
+            raise Failure(413, "TooLarge", f"there are more than {_PASSED:,} chunks along an axis: select a part of it")
+    while True:
+        steps = [1] * len(spans)
+        read = 1
+        for axis in kept:
+            span = spans[axis]
+            assert isinstance(span, range)
+            steps[axis] = max(1, -(-len(span) // most))
+            points = -(-len(span) // steps[axis])
+            read *= min(points, -(-len(span) // max(chunks[axis], 1)) + 1)
+        if most == 1 or (read <= _CHUNKS and read * size <= _BYTES):
+            return steps
+        most = max(1, most // 2)

@@ -1,0 +1,291 @@
+"""`/at/<commit, tag or branch>/<key>`: one commit as plain Zarr, for whatever reads Zarr over HTTP.
+
+On a disk, small values are read where the requests are answered: a look-up and a checksum take less than a trip to a
+thread. What makes requests itself, or is large, is read in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from urllib.parse import unquote_to_bytes
+
+from google_crc32c import extend
+
+from txstore import processes
+from txstore.errors import CorruptionError, KeyFormatError
+from txstore.format import packfile
+from txstore.format.keys import check_name, encode_key
+from txstore.history.runs import Found
+from txstore.history.snapshot import Snapshot
+from txstore.interchange.consolidated import ZMETADATA, consolidate, documents_of
+from txstore.serving.answers import (
+    IMMUTABLE,
+    REVALIDATED,
+    Failure,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    headers_of,
+    until_gone,
+)
+from txstore.serving.facade import Served
+from txstore.serving.positions import Positions, is_id
+from txstore.serving.ranges import UnsatisfiableError, matches, wanted
+from txstore.storage.request_threads import in_thread
+
+#: From so many bytes on a value is read in a thread: so long the others wait for a small one.
+_IN_THREAD = 1 << 20
+#: So many bytes of an answer are given to the connection at a time, which waits until they are sent.
+_PIECE = 1 << 18
+#: So many bytes are asked of a server at a time; one request has as many in memory.
+_FETCHED = 1 << 22
+#: Bytes of consolidated metadata that are kept.
+_DOCUMENTS = 32 << 20
+
+
+class PlainZarr:
+    """Answers requests for keys."""
+
+    def __init__(self, repository: Served, positions: Positions, *, has_token: bool) -> None:
+        self._positions = positions
+        # What lies between must not give to others what was given to whoever has the token.
+        self._kept_by = b"private, " if has_token else b"public, "
+        self._is_remote = repository.engine.storage.ranges is not None
+        self._consolidated = _Consolidated()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, path: bytes) -> None:
+        """`path` is what follows `/at/`, as it was sent."""
+        ref, key = _parsed(path)
+        snapshot = self._positions.kept(ref)
+        if snapshot is None and self._is_remote:
+            snapshot = await in_thread(self._positions.snapshot, ref)
+        elif snapshot is None:
+            snapshot = await in_thread(self._positions.snapshot, ref) if is_id(ref) else self._positions.snapshot(ref)
+        given = headers_of(scope)
+        cache = self._kept_by + IMMUTABLE if is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
+        document = await self._document(snapshot, key)
+        if document is not None:
+            await self._send_document(scope, send, given, document, cache)
+            return
+        found = await self._find(snapshot, key)
+        await _send_value(scope, receive, send, given, snapshot, key, found, cache, is_remote=self._is_remote)
+
+    async def _document(self, snapshot: Snapshot, key: str) -> tuple[bytes, bytes] | None:
+        """Return a document with consolidated metadata, and its tag; None if the key is that of something else."""
+        path, _, name = key.rpartition("/")
+        if name not in ("zarr.json", ZMETADATA):
+            return None
+        return await in_thread(self._consolidated.get, snapshot, path, name)
+
+    async def _find(self, snapshot: Snapshot, key: str) -> Found:
+        found = await in_thread(_look_up, snapshot, key) if self._is_remote else _look_up(snapshot, key)
+        if found is None:
+            raise Failure(404, "KeyNotFound", f"this commit has no key {key!r}")
+        return found
+
+    @staticmethod
+    async def _send_document(
+        scope: Scope, send: Send, given: Mapping[bytes, bytes], document: tuple[bytes, bytes], cache: bytes
+    ) -> None:
+        content, tag = document
+        about = [(b"cache-control", cache), (b"etag", tag), (b"accept-ranges", b"bytes")]
+        part = _part(given, tag, len(content))
+        if isinstance(part, int):
+            await answer(scope, send, part, _refused(part, about, len(content)))
+            return
+        status = 200
+        if part is not None:
+            about.append((b"content-range", f"bytes {part.start}-{part.stop - 1}/{len(content)}".encode()))
+            content, status = content[part.start : part.stop], 206
+        await answer(scope, send, status, about, content, kind=b"application/json")
+
+
+async def _send_value(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    given: Mapping[bytes, bytes],
+    snapshot: Snapshot,
+    key: str,
+    found: Found,
+    cache: bytes,
+    *,
+    is_remote: bool,
+) -> None:
+    is_foreign = found.kind == packfile.REF_FOREIGN
+    length = found.length
+    if is_foreign:
+        length = _there_is(await in_thread(snapshot.size_of, key), key)
+    tag = _tag(snapshot, found)
+    about = [(b"cache-control", cache), (b"etag", tag), (b"accept-ranges", b"bytes")]
+    part = _part(given, tag, length)
+    if isinstance(part, int):
+        await answer(scope, send, part, _refused(part, about, length))
+        return
+    status, span = 200, range(length)
+    if part is not None:
+        status, span = 206, part
+        about.append((b"content-range", f"bytes {part.start}-{part.stop - 1}/{length}".encode()))
+    kind = b"application/json" if key.endswith((".json", ".zarray", ".zgroup", ".zattrs")) else _BYTES
+    if scope["method"] == "HEAD":
+        await answer(scope, send, status, about, kind=kind, length=len(span))
+        return
+    fetched = is_remote or is_foreign
+    if not fetched and len(span) <= _PIECE:
+        is_whole = len(span) == length
+        view = snapshot.get_view(key) if is_whole else snapshot.get_part(key, slice(span.start, span.stop))
+        await answer(scope, send, status, about, bytes(_there(view, key, len(span))), kind=kind)
+        return
+    pieces = _fetched(snapshot, key, found, span, length) if fetched else _mapped(snapshot, key, span, length)
+    first = await anext(pieces)  # what goes wrong at once is told before anything is sent
+    await answer(scope, send, status, about, first, kind=kind, length=len(span), more=len(first) < len(span))
+    if len(first) == len(span):
+        return
+    done = len(first)
+    gone = asyncio.ensure_future(until_gone(receive))
+    try:
+        async for piece in pieces:
+            if gone.done():
+                return  # nobody reads on: nothing more is fetched
+            done += len(piece)
+            await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
+    finally:
+        gone.cancel()
+
+
+_BYTES = b"application/octet-stream"
+
+
+async def _mapped(snapshot: Snapshot, key: str, span: range, length: int) -> AsyncIterator[bytes]:
+    """Yield a value that lies in a mapped file, or a part of it, piece by piece."""
+    if len(span) < length:
+        view = snapshot.get_part(key, slice(span.start, span.stop))
+    elif length < _IN_THREAD:
+        view = snapshot.get_view(key)
+    else:
+        view = await in_thread(snapshot.get_view, key)  # it compares the checksum of all of it
+    view = _there(view, key, len(span))
+    for start in range(0, len(view), _PIECE):
+        yield bytes(view[start : start + _PIECE])
+
+
+async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, length: int) -> AsyncIterator[bytes]:
+    """Yield a value that has to be asked for elsewhere, or a part of it, piece by piece.
+
+    The checksum of a long one is compared behind its last piece: if it is wrong, the connection ends before that.
+    """
+    is_whole = len(span) == length
+    if is_whole and length <= _FETCHED:
+        yield bytes(_there(await in_thread(snapshot.get_view, key), key, length))
+        return
+    checksum = 0
+    for start in range(span.start, span.stop, _FETCHED) or (span.start,):
+        stop = min(start + _FETCHED, span.stop)
+        piece = bytes(_there(await in_thread(snapshot.get_part, key, slice(start, stop)), key, stop - start))
+        checksum = extend(checksum, piece) if is_whole else 0
+        if is_whole and stop == span.stop and found.kind == packfile.REF_PACK and checksum != found.checksum:
+            raise CorruptionError(snapshot.url, key=key, reason="the checksum differs")
+        yield piece
+
+
+def _there(view: memoryview | None, key: str, length: int) -> memoryview:
+    """A snapshot doesn't lose a key, and a value doesn't change its length."""
+    if view is None or len(view) != length:
+        raise CorruptionError(key, key=key, reason="the value is not as long as its entry says")
+    return view
+
+
+def _there_is(length: int | None, key: str) -> int:
+    if length is None:
+        raise CorruptionError(key, key=key, reason="the value is gone")
+    return length
+
+
+def _is_at(snapshot: Snapshot, commit_id: str) -> bool:
+    """Tell whether this is the commit's id, and no tag that looks like one."""
+    return snapshot.stored is not None and snapshot.stored.header.id.hex() == commit_id
+
+
+def _parsed(path: bytes) -> tuple[str, str]:
+    """Return the commit and the key that a path names. Raises `Failure`."""
+    first, _, rest = path.partition(b"/")
+    try:
+        if b"%" not in path and is_id(ref := first.decode()):  # as most are: nothing is encoded
+            key = rest.decode("ascii")
+            encode_key(key)
+            return ref, key
+        ref = check_name("commit", unquote_to_bytes(first).decode())
+        # A slash that was encoded is no separator, and no key has another.
+        segments = [unquote_to_bytes(each).decode() for each in rest.split(b"/")]
+        if any("/" in each or "\0" in each for each in segments):
+            raise KeyFormatError("a key has no segment with '/' or a zero byte")
+        key = "/".join(segments)
+        encode_key(key)
+    except UnicodeDecodeError:
+        raise Failure(400, "KeyFormatError", "the path is not UTF-8") from None
+    except KeyFormatError as error:
+        raise Failure(404, "KeyFormatError", str(error)) from None
+    return ref, key
+
+
+def _look_up(snapshot: Snapshot, key: str) -> Found | None:
+    found = snapshot.lookup(key)
+    if found is None:
+        snapshot.size_of(key)  # raises if it was erased
+    return found
+
+
+def _tag(snapshot: Snapshot, found: Found) -> bytes:
+    """Return what no other value has: where this one lies. Packs are immutable, and their ids random."""
+    pack = snapshot.runs.pack_name(found.run, found.pack)
+    return f'"{pack.id.hex()}-{found.offset:x}-{found.checksum:08x}"'.encode()
+
+
+def _part(given: Mapping[bytes, bytes], tag: bytes, length: int) -> range | int | None:
+    """Return what of a value is to be sent: a range, None for all of it; or the status of an answer without it."""
+    if matches(given.get(b"if-none-match"), tag):
+        return 304
+    if given.get(b"if-range", tag) != tag:
+        return None
+    try:
+        return wanted(given.get(b"range"), length)
+    except UnsatisfiableError:
+        return 416
+
+
+def _refused(status: int, about: list[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
+    return [*about, (b"content-range", f"bytes */{length}".encode())] if status == 416 else about
+
+
+class _Consolidated:
+    """Documents of groups with those of all nodes below: HTTP can't list. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._lock = processes.new_lock()
+        self._kept: OrderedDict[tuple[str, str, str], tuple[bytes, bytes] | None] = OrderedDict()
+        self._size = 0
+
+    def get(self, snapshot: Snapshot, path: str, name: str) -> tuple[bytes, bytes] | None:
+        """Return a document and its tag; None if there is no group of this format at a path."""
+        commit_id = "" if snapshot.commit is None else snapshot.commit.id
+        place = commit_id, path, name
+        with self._lock:
+            if place in self._kept:
+                self._kept.move_to_end(place)
+                return self._kept[place]
+        made = consolidate(documents_of(snapshot, path)).get(name)
+        document = None if made is None else (made, f'"{hashlib.sha256(made).hexdigest()[:32]}"'.encode())
+        with self._lock:
+            self._size += 0 if place in self._kept else _size(document)
+            self._kept[place] = document
+            while self._size > _DOCUMENTS:
+                self._size -= _size(self._kept.popitem(last=False)[1])
+        return document
+
+
+def _size(document: tuple[bytes, bytes] | None) -> int:
+    return 256 + (0 if document is None else len(document[0]))

@@ -1,0 +1,98 @@
+"""Which commit a URL names, and the snapshots of those that are being read."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+
+from txstore import processes
+from txstore.errors import CommitNotFoundError, RepositoryNotFoundError, TxStoreError
+from txstore.history.commit import Stored
+from txstore.history.find import find_commit
+from txstore.history.snapshot import Snapshot
+from txstore.serving.facade import Served
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+#: Snapshots that are kept at once, and for how many seconds after they were read last: each holds its commit, and what
+#: comes after it, against a vacuum.
+_SNAPSHOTS, _IDLE = 64, 30.0
+#: Commits of which it is remembered where they are: to find one by its id takes a walk through the history.
+_PLACES = 1 << 14
+
+
+class Positions:
+    """The commits that URLs name, for all requests. Safe in threads."""
+
+    def __init__(self, repository: Served) -> None:
+        self._engine = repository.engine
+        self._lock = processes.new_lock()
+        self._snapshots: OrderedDict[str, tuple[Snapshot, float]] = OrderedDict()
+        self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()
+
+    def kept(self, ref: str) -> Snapshot | None:
+        """Return the snapshot that the id of a commit names, if it is at hand."""
+        found = self._snapshots.get(ref)
+        if found is None:
+            return None
+        self._keep(ref, found[0])
+        return found[0]
+
+    def snapshot(self, ref: str) -> Snapshot:
+        """Return what a commit's id (or its first digits), a tag or a branch names. Raises what `stored` does."""
+        return self.kept(ref) or self.of(self.stored(ref))
+
+    def of(self, stored: Stored) -> Snapshot:
+        commit_id = stored.header.id.hex()
+        found = self.kept(commit_id)
+        if found is None:
+            found = self._engine.snapshots.of(stored)
+            self._keep(commit_id, found)
+        return found
+
+    def stored(self, ref: str) -> Stored:
+        """Raises `CommitNotFoundError`, `SnapshotExpiredError`, `RepositoryNotFoundError`."""
+        commits = self._engine.commits
+        if not self._engine.exists():
+            raise RepositoryNotFoundError(self._engine.url)
+        place = self._places.get(ref)
+        if place is not None:
+            stored = commits.read(*place)
+            if stored is not None and stored.header.id.hex() == ref and commits.is_kept(stored):
+                return stored
+        try:
+            stored = find_commit(commits, ref)
+        except TxStoreError:
+            raise
+        except ValueError as error:  # it looks like a date
+            raise CommitNotFoundError(f"commit {ref[:40]!r}", hint=str(error)) from error
+        self.note(stored)
+        return stored
+
+    def note(self, stored: Stored) -> None:
+        """Remember where a commit is that somebody may ask for by its id."""
+        with self._lock:
+            self._places[stored.header.id.hex()] = stored.header.branch, stored.header.slot
+            while len(self._places) > _PLACES:
+                self._places.popitem(last=False)
+
+    def let_go(self, *, idle: float = _IDLE) -> bool:
+        """Let go of the snapshots that nobody has read for some seconds. Return whether others are left."""
+        before = time.monotonic() - idle
+        with self._lock:
+            while self._snapshots and next(iter(self._snapshots.values()))[1] <= before:
+                self._snapshots.popitem(last=False)
+            return bool(self._snapshots)
+
+    def _keep(self, commit_id: str, snapshot: Snapshot) -> None:
+        with self._lock:
+            self._snapshots[commit_id] = snapshot, time.monotonic()
+            self._snapshots.move_to_end(commit_id)
+            while len(self._snapshots) > _SNAPSHOTS:
+                self._snapshots.popitem(last=False)
+
+
+def is_id(ref: str) -> bool:
+    """Tell whether this is a commit's whole id, which names the same for ever."""
+    return _ID.fullmatch(ref) is not None

@@ -1,0 +1,117 @@
+"""A server for one repository: the application on a socket of this machine, in this thread or in one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import secrets
+import socket
+import threading
+from collections.abc import Collection
+from urllib.parse import quote
+
+import uvicorn
+
+from txstore.serving.application import Application, application
+from txstore.serving.facade import Served
+from txstore.serving.guard import LOOPBACK
+
+#: Seconds that answers which are under way may take when the server is to stop.
+_ENDING = 5
+#: Seconds that an idle connection is kept; connections that wait to be accepted.
+_KEPT, _BACKLOG = 30, 2048
+#: Connections, and what else is open, at once.
+_DESCRIPTORS = 1 << 16
+
+
+_ALL = ("0.0.0.0", "::")
+
+
+class Server(uvicorn.Server):
+    """Serves a repository until it is told to stop, by a signal or by `close`.
+
+    Parameters
+    ----------
+    host : str
+        What it listens on. Where others can reach it, a token is asked for.
+    port : int
+        0: one that is free.
+    """
+
+    def __init__(
+        self,
+        repository: Served,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        hosts: Collection[str] = (),
+        origins: Collection[str] = (),
+    ) -> None:
+        self.host = host
+        self.token = secrets.token_urlsafe(24) if token is None and host not in LOOPBACK else token
+        called = [host, *([socket.gethostname()] if host in _ALL else []), *hosts]
+        self._application: Application = application(repository, token=self.token, hosts=called, origins=origins)
+        config = uvicorn.Config(
+            self._application, log_config=None, log_level="warning", access_log=False, server_header=False,
+            lifespan="off", timeout_keep_alive=_KEPT, timeout_graceful_shutdown=_ENDING, proxy_headers=False, ws="none",
+        )  # fmt: skip
+        super().__init__(config)
+        self._socket = _listening(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the page is, as a browser is given it: with the token, if there is one."""
+        named = f"[{self.host}]" if ":" in self.host else self.host
+        shown = socket.gethostname() if self.host in _ALL else named
+        query = "" if self.token is None else f"?token={quote(self.token)}"
+        return f"http://{shown}:{self.port}/{query}"
+
+    def serve_here(self) -> None:
+        """Serve in this thread, until a signal comes. The process is taken to be there for this."""
+        _allow_connections()
+        with contextlib.suppress(KeyboardInterrupt):  # a clean end by the signal, which is raised again behind it
+            self.run(sockets=[self._socket])
+
+    def start(self) -> None:
+        """Serve in a thread of its own, until `close`."""
+        self._thread = threading.Thread(
+            target=self.run, kwargs={"sockets": [self._socket]}, name="txstore server", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        self.should_exit = True
+        if self._thread is not None:
+            self._thread.join()
+        self._socket.close()  # what has begun to serve has closed it
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._application.close()  # streams of events would be waited for
+        await super().shutdown(sockets)
+
+
+def _allow_connections() -> None:
+    """Let the process have as many descriptors as it may: the usual limit is one for programs that call `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system that has a lower one of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket on which connections wait from now on: the address can be told before the server runs."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(_BACKLOG)
+        found.setblocking(False)
+    except OSError:
+        found.close()
+        raise
+    return found

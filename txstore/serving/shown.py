@@ -1,0 +1,40 @@
+"""The page in a notebook: a server of this process, and a frame that shows it."""
+
+from __future__ import annotations
+
+import html
+
+from txstore.serving.facade import Served
+from txstore.serving.server import Server
+
+
+class Shown:
+    """A page that is being shown: `Repository.show`. A context manager; `close()` ends its server."""
+
+    def __init__(self, server: Server, height: int) -> None:
+        self._server = server
+        self._height = height
+        self.url = server.address
+
+    def close(self) -> None:
+        self._server.close()
+
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Shown {self.url}>"
+
+    def _repr_html_(self) -> str:
+        where = html.escape(self.url)
+        frame = f'<iframe src="{where}" width="100%" height="{self._height}" style="border: 1px solid #8888"></iframe>'
+        return f'{frame}<p><a href="{where}" target="_blank" rel="noopener">{where}</a></p>'
+
+
+def show(repository: Served, height: int) -> Shown:
+    server = Server(repository)
+    server.start()
+    return Shown(server, int(height))

@@ -1,0 +1,50 @@
+"""The files of the page: what lies in `page/`, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from txstore.serving.answers import Failure, Headers, Scope, Send, answer, answer_compressed, headers_of
+from txstore.serving.ranges import matches
+
+_FOLDER = Path(__file__).with_name("page")
+_KINDS = {
+    ".css": b"text/css; charset=utf-8",
+    ".html": b"text/html; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".json": b"application/json",
+    ".png": b"image/png",
+    ".svg": b"image/svg+xml",
+    ".txt": b"text/plain; charset=utf-8",
+    ".wasm": b"application/wasm",
+}
+
+#: Nothing of another host, no script in the page itself; codecs may be WebAssembly. Notebooks of this machine embed it.
+_POLICY = (
+    b"default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    b"img-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    b"frame-ancestors 'self' http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
+)
+
+
+class StaticFiles:
+    """Answers with files, which are asked for by names that were found in the folder: no path is made of a request."""
+
+    async def __call__(self, scope: Scope, send: Send, name: str) -> None:
+        there = {path.relative_to(_FOLDER).as_posix(): path for path in _FOLDER.rglob("*") if path.suffix in _KINDS}
+        path = there.get(name)
+        if path is None:
+            raise Failure(404, "NotFound", f"the page has no file {name!r}")
+        content = path.read_bytes()
+        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'.encode()
+        headers: Headers = [
+            (b"content-security-policy", _POLICY),
+            (b"referrer-policy", b"no-referrer"),
+            (b"cache-control", b"no-cache"),
+            (b"etag", tag),
+        ]
+        if matches(headers_of(scope).get(b"if-none-match"), tag):
+            await answer(scope, send, 304, headers)
+            return
+        await answer_compressed(scope, send, content, _KINDS[path.suffix], headers)

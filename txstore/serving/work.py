@@ -1,0 +1,144 @@
+"""What is told of work that goes on: open transactions and who stages what, locks and who holds them; and of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from txstore import processes
+from txstore.errors import LocksUnavailableError
+from txstore.format import names
+from txstore.format.documents import describe
+from txstore.format.keys import document_key
+from txstore.format.mapping import Hierarchy
+from txstore.format.tree import members
+from txstore.locks.holders import Holder, Holders, find_holders, whose_turn
+from txstore.maintenance.usage import arrays_of
+from txstore.serving.facade import Served
+from txstore.serving.positions import Positions
+from txstore.transactions.listed import OpenTransaction, Watch
+
+#: Arrays and groups that are named of each process, the most staged first; and of each holder.
+_NODES = 100
+#: Keys of which it is looked whether they are locked: a lock is that of a slot, and does not say of which key.
+_KEYS = 1 << 18
+
+
+class Work:
+    """Answers questions about what processes do now. Safe in threads."""
+
+    def __init__(self, repository: Served, positions: Positions) -> None:
+        self._engine = repository.engine
+        self._positions = positions
+        self._watch = Watch(repository.engine.commits)
+        self._lock = processes.new_lock()
+
+    def usage(self, ref: str) -> dict[str, Any]:
+        """Return the stored bytes and keys of each array at a commit, the largest first."""
+        snapshot = self._positions.snapshot(ref)
+        found = sorted(arrays_of(snapshot).items(), key=lambda item: -item[1].bytes)
+        return {
+            "commit": "" if snapshot.commit is None else snapshot.commit.id,
+            "total": sum(each.bytes for _, each in found),
+            "arrays": [{"path": path, "keys": each.keys, "bytes": each.bytes} for path, each in found],
+        }
+
+    def transactions(self) -> dict[str, Any]:
+        """Return the open transactions, and who stages what into each."""
+        if not self._engine.exists():
+            return {"transactions": [], "visible": True}
+        try:
+            with self._lock:
+                found = list(self._watch.transactions())
+        except PermissionError:  # it is none of the business of who may only read
+            return {"transactions": [], "visible": False}
+        return {"transactions": [_told(each) for each in found], "visible": True}
+
+    def locks(self) -> dict[str, Any]:
+        """Return who holds locks, on what, as far as that can be told; and who commits just now."""
+        nobody: dict[str, Any] = {"kind": None, "holders": [], "committing": None, "visible": True}
+        if not self._engine.exists() or self._engine.storage.is_remote:
+            return nobody
+        try:
+            directory = self._engine.storage.lock_directory()
+            found = find_holders(directory)
+        except LocksUnavailableError:
+            return nobody
+        except PermissionError:
+            return nobody | {"visible": False}
+        nodes = self._nodes(found)
+        return {
+            "kind": found.kind,
+            "holders": [_held(each, nodes) for each in found.holders if each.slots is None or each.slots],
+            "committing": whose_turn(directory, names.COMMIT_LOCK.rpartition("/")[2]),
+            "visible": True,
+        }
+
+    def _nodes(self, found: Holders) -> dict[int, str]:
+        """Return of slots that are held which node may be locked there."""
+        wanted = {slot for holder in found.holders for slot in holder.slots or ()}
+        if not wanted or found.hashed is None:
+            return {}
+        nodes: dict[int, str] = {}
+        left = _KEYS
+        snapshot = self._engine.newest()
+        for path, keys in _keys_of_arrays(snapshot):
+            for key in keys:
+                if not left:
+                    return nodes
+                left -= 1
+                slot = found.hashed.slot_of(key)
+                if slot in wanted:
+                    nodes.setdefault(slot, path)
+        return nodes
+
+
+def _keys_of_arrays(snapshot: Hierarchy, path: str = "") -> Iterator[tuple[str, Iterator[str]]]:
+    """Yield each array with the keys that it may have."""
+    described = describe(snapshot.get_view, path)
+    if described is None or described.kind == "group":
+        for member in members(snapshot, path):
+            yield from _keys_of_arrays(snapshot, member.path)
+    elif described.kind == "array":
+        yield path, iter([described.key, document_key(path, ".zattrs")])
+        try:
+            grid = described.grid()
+        except (ValueError, TypeError, KeyError, AttributeError):  # a document that makes no sense
+            return
+        yield path, grid.keys(grid.everything())
+
+
+def _told(transaction: OpenTransaction) -> dict[str, Any]:
+    return {
+        "id": transaction.id,
+        "name": transaction.name,
+        "branch": transaction.branch,
+        "base": transaction.base,
+        "owner": transaction.owner,
+        "time": transaction.time,
+        "message": transaction.message,
+        "processes": [
+            {
+                "number": each.number,
+                "host": each.host,
+                "pid": each.pid,
+                "alive": each.alive,
+                "sealed": each.sealed,
+                "keys": each.keys,
+                "bytes": each.bytes,
+                "nodes": [{"path": path, "keys": keys} for path, keys in each.nodes.most_common(_NODES)],
+            }
+            for each in transaction.stagers
+        ],
+    }
+
+
+def _held(holder: Holder, nodes: dict[int, str]) -> dict[str, Any]:
+    if holder.slots is None:
+        return {"pid": holder.pid, "locks": None, "nodes": []}
+    counts: dict[str, int] = {}
+    for slot in holder.slots:
+        if slot in nodes:
+            counts[nodes[slot]] = counts.get(nodes[slot], 0) + 1
+    largest = sorted(counts.items(), key=lambda item: -item[1])[:_NODES]
+    return {"pid": holder.pid, "locks": len(holder.slots), "nodes": [{"path": path, "locks": n} for path, n in largest]}
