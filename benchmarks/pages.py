@@ -57,7 +57,7 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def publish(results: dict[str, Any], root: Path = ROOT) -> None:
-    (root / KEPT / "bench.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    page = root / "docs/understand/performance.md"
+def publish(results: dict[str, Any]) -> None:
+    (ROOT / KEPT / "bench.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    page = ROOT / "docs/understand/performance.md"
     page.write_text(filled(page.read_text(encoding="utf-8"), table(results), "make bench"), encoding="utf-8")

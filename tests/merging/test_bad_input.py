@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.killed import killed_after
 from tests.merging.test_repository import commit, values
 from tests.merging.test_three_way import attributes, delete, put
 from tests.waiting import TIMEOUT
@@ -115,13 +115,7 @@ while True:
 @pytest.mark.parametrize("commits", [2, 5, 9])
 def test_killed_while_it_merges(repo: txstore.Repository, commits: int) -> None:
     """What was merged was merged whole, and the next one goes on."""
-    following = repo.follow(timeout=TIMEOUT)
-    process = subprocess.Popen([sys.executable, "-c", _AGAIN_AND_AGAIN, repo.url])
-    try:
-        assert len(list(islice(following, commits))) == commits
-    finally:
-        process.kill()
-        process.wait()
+    killed_after(commits, repo, _AGAIN_AND_AGAIN)
     repo.merge("dev", resolve={"": "theirs"})
     for branch in ("main", "dev"):
         array = zarr.open_array(repo.snapshot(branch=branch), path="x", mode="r")
@@ -155,13 +149,7 @@ def test_killed_while_it_follows_moves(repo: txstore.Repository, commits: int) -
         zarr.create_group(store, path="g")
         store.move("x", "g/x0")
     repo.merge("main", into="dev")
-    following = repo.follow(timeout=TIMEOUT)
-    process = subprocess.Popen([sys.executable, "-c", _MOVED_AGAIN_AND_AGAIN, repo.url])
-    try:
-        assert len(list(islice(following, commits))) == commits
-    finally:
-        process.kill()
-        process.wait()
+    killed_after(commits, repo, _MOVED_AGAIN_AND_AGAIN)
     repo.merge("dev")
     repo.merge("main", into="dev")
     for branch in ("main", "dev"):

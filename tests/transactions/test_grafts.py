@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -18,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.killed import killed_after
 from txstore.history.changes import changed
 from txstore.history.packs import OpenPack
 
@@ -383,13 +380,7 @@ while True:
 @pytest.mark.parametrize("commits", [1, 4, 9])
 def test_killed_while_it_moves(filled: txstore.Repository, commits: int) -> None:
     """The array is in one of the two places, whole."""
-    following = filled.follow(timeout=TIMEOUT)
-    process = subprocess.Popen([sys.executable, "-c", _MOVING, filled.url])
-    try:
-        assert len(list(islice(following, commits))) == commits
-    finally:
-        process.kill()
-        process.wait()
+    killed_after(commits, filled, _MOVING)
     there = [path for path in ("g/x", "h/y") if filled.mapping().has_keys_below(path)]
     assert len(there) == 1
     assert read(filled, there[0]) == list(range(1, 9))

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")
 
 
+def is_node_document(key: str) -> bool:
+    """Tell whether the key is that of a document that says what a node is."""
+    return key.rpartition("/")[2] in NODE_DOCUMENTS
+
+
 class DocumentChange(Enum):
     """How one version of a metadata document differs from another, for those who rely on the first. Mildest first."""
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from txstore.format.documents import NODE_DOCUMENTS, describe, kind_of_node
-from txstore.format.keys import after_prefix, ancestors, directory_prefix, is_document, node_of_document
+from txstore.format.documents import describe, is_node_document, kind_of_node
+from txstore.format.keys import after_prefix, ancestors, directory_prefix, node_of_document
 from txstore.format.mapping import Hierarchy
 from txstore.merging.conflicts import Answers, Conflict
 from txstore.merging.side import Change, Side
@@ -108,8 +108,8 @@ def recognised(
     `before` are the places in which the values of keys lay that a side has deleted, `after` those of keys that it has
     made: `view` is what it has.
     """
-    gone = {node_of_document(key): key for key in before if _says_what_it_is(key)}
-    made = {node_of_document(key): key for key in after if _says_what_it_is(key)}
+    gone = {node_of_document(key): key for key in before if is_node_document(key)}
+    made = {node_of_document(key): key for key in after if is_node_document(key)}
     if not gone or not made:
         return {}
     found = _by_documents(before, after, gone, made)
@@ -154,10 +154,6 @@ def _below(keys: Mapping[str, Hashable], nodes: set[str]) -> Iterator[tuple[str,
         path = _nearest(nodes, key)
         if path is not None:
             yield path, key[len(directory_prefix(path)) :], place
-
-
-def _says_what_it_is(key: str) -> bool:
-    return is_document(key) and key.rpartition("/")[2] in NODE_DOCUMENTS
 
 
 # --- both sides and the base, with each node where it lies in the end

@@ -33,7 +33,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
-from txstore.format.documents import NODE_DOCUMENTS, Described, Node, below, describe
+from txstore.format.documents import Described, Node, below, describe, is_node_document
 from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
@@ -193,7 +193,7 @@ class _Merge:
             node_of_document(key)
             for side in (self._ours, self._theirs)
             for key in side.changes
-            if key.rpartition("/")[2] in NODE_DOCUMENTS
+            if is_node_document(key)
         }
 
     def _described(self, path: str) -> list[Described | None]:

@@ -19,11 +19,11 @@ from txstore._native import chunks
 from txstore.engine import Engine, Position
 from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
 from txstore.format.documents import (
-    NODE_DOCUMENTS,
     DocumentChange,
     compare_documents,
     drops_chunk,
     is_at_edge,
+    is_node_document,
     may_be_array,
     moved_edges,
 )
@@ -366,7 +366,7 @@ class Session:
         link, view = _read(transaction, key)
         # Who opens a node asks for all the names that its documents may have, and may have read the one that is there
         # before a rollback: so what is absent says nothing of the others.
-        self._forget_unread(key, of_node=view is not None and key.rpartition("/")[2] in NODE_DOCUMENTS)
+        self._forget_unread(key, of_node=view is not None and is_node_document(key))
         # Absence is nothing that an array object could rely on, but that of attributes is: it holds none.
         if view is None and not known and not key.endswith(".zattrs"):
             with self._knowing:
@@ -404,9 +404,9 @@ class Session:
     def _forget_unread(self, key: str, *, of_node: bool) -> None:
         """Count a document as read again, or all those of its node."""
         if self._unread:
-            self._unread.pop(key, None)
-            for name in DOCUMENT_NAMES if of_node else ():
-                self._unread.pop(document_key(node_of_document(key), name), None)
+            node = node_of_document(key)
+            for each in [document_key(node, name) for name in DOCUMENT_NAMES] if of_node else [key]:
+                self._unread.pop(each, None)
 
     # --- writing
 
