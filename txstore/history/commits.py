@@ -177,6 +177,10 @@ class Commits:
             self._newest[branch] = found
         return found
 
+    def head_to_follow(self, branch: str) -> Stored | None:
+        """Return the newest commit, or one that was the newest a moment ago: whoever offers to follow it is told."""
+        return self.head(branch)
+
     def _follow_hint(self, branch: str, newest: Stored | None) -> Stored | None:
         try:
             hint = self.read_hint(branch)

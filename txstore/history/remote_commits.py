@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import random
 import threading
 import time
 import weakref
 from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
 
 from txstore import processes
-from txstore.errors import CommitUnknownError, CorruptionError
+from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header
 from txstore.format.records import HINT_SIZE, Hint
@@ -34,6 +37,25 @@ EXIT_SECONDS = 2.0
 #: So many bytes at the end of a commit file are read at once, and kept by the hint.
 _TAIL = 64 << 10
 _LISTED = 1000
+#: For so many seconds nobody is expected to have followed a head, if nobody has followed the one before.
+_STAYS = 1.0
+#: So many slots are read at once by whoever has lost one: others may have gone on meanwhile.
+_LOOKED_AT = 4
+#: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
+_LONGEST_PAUSE = 0.1
+
+
+class _Seen(NamedTuple):
+    """A commit that was the head, and since when it has not been looked again."""
+
+    commit_id: bytes
+    monotonic: float
+    wall: float
+
+    @property
+    def age(self) -> float:
+        """Seconds since then: one of the clocks may have stood still, or been set back."""
+        return max(time.monotonic() - self.monotonic, time.time() - self.wall)
 
 
 class RemoteCommits(Commits):
@@ -52,6 +74,10 @@ class RemoteCommits(Commits):
         self._hints = _HintWriter(self)
         # Of each branch, the commit last met in a listing, and its time there.
         self._listed: dict[str, tuple[bytes, float | None]] = {}
+        self._seen: dict[str, _Seen] = {}  # the head of each branch
+        self._is_contended: dict[
+            str, bool
+        ] = {}  # whether others have committed to a branch since it was last looked at
 
     def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
         return ObjectWriter(self.storage, transaction, number, self.identity.id)
@@ -63,8 +89,19 @@ class RemoteCommits(Commits):
 
     # --- the head
 
+    def head_to_follow(self, branch: str) -> Stored | None:
+        newest, seen = self._newest.get(branch), self._seen.get(branch)
+        is_seen = newest is not None and seen is not None and newest.header.id == seen.commit_id and seen.age < _STAYS
+        if is_seen and not self._is_contended.get(branch, True):
+            return newest  # the server says whether the next slot is still free
+        return self.head(branch)
+
+    def _has_seen(self, branch: str, head: Stored, since: tuple[float, float]) -> None:
+        self._newest[branch] = head
+        self._seen[branch] = _Seen(head.header.id, *since)
+
     def head(self, branch: str = MAIN) -> Stored | None:
-        newest = self._newest.get(branch)
+        newest, since = self._newest.get(branch), _clocks()
         known = newest if newest is not None and newest.header.branch == branch else self._hinted(branch)
         found = self._look_above(branch, known) if known is not None else None
         if found is None:
@@ -78,7 +115,8 @@ class RemoteCommits(Commits):
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
         if found is not None:
-            self._newest[branch] = found
+            self._is_contended[branch] = newest is not None and newest.header.id != found.header.id
+            self._has_seen(branch, found, since)
         return found
 
     def _look_above(self, branch: str, known: Stored) -> Stored | None:
@@ -199,11 +237,34 @@ class RemoteCommits(Commits):
     # --- taking a slot
 
     def take_slot(self, source: str, stored: Stored) -> None:
-        tail = self.storage.read_staged(source)[-_TAIL:]
+        tail, since = self.storage.read_staged(source)[-_TAIL:], _clocks()
         super().take_slot(source, stored)
+        self._has_seen(stored.header.branch, stored, since)
         self.storage.forget_staged(source)  # it is still there if the answer was lost
         self._keep(stored, tail)
         self._hints.offer(stored, tail)
+
+    def _read_back(self, header: Header, error: OSError) -> Stored | None:
+        if not isinstance(error, FileExistsError):
+            return super()._read_back(header, error)
+        branch, seen, since = header.branch, self._seen.get(header.branch), _clocks()
+        self._is_contended[branch] = True
+        if seen is not None:  # those who have met at a slot do not meet at the next one, too
+            time.sleep(random.uniform(0, min(seen.age, _LONGEST_PAUSE)))
+        line: list[Stored] = []
+        try:
+            for each in self.each(partial(self.read, branch), range(header.slot, header.slot + _LOOKED_AT)):
+                if each is None or (line and not each.follows(line[-1])):
+                    break
+                line.append(each)
+        except (OSError, TxStoreError):
+            return super()._read_back(header, error)  # which says what is wrong
+        if not line:
+            return super()._read_back(header, error)
+        if line[0].header.parent_id == header.parent_id and len(line) < _LOOKED_AT:
+            self._has_seen(branch, line[-1], since)
+            self._is_contended[branch] = False  # nobody has to look again before the next slot is offered
+        return line[0]
 
     def _move_aside(self, orphan: Stored) -> None:
         # What would have to be deleted could be somebody else's commit by then: nothing keeps the slot as it was read.
@@ -218,6 +279,10 @@ class RemoteCommits(Commits):
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
         self._hints.start()
+
+
+def _clocks() -> tuple[float, float]:
+    return time.monotonic(), time.time()
 
 
 _writers: weakref.WeakSet[_HintWriter] = weakref.WeakSet()

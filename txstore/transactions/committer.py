@@ -28,6 +28,10 @@ from txstore.transactions.merges import Merges
 from txstore.transactions.outcome import CommitOutcome
 from txstore.transactions.staging import Peek, Staging
 
+#: A commit file up to this length is offered to the slot above the head that was seen last, without another look where
+#: that takes a request: if somebody has been faster, it is sent again.
+OFFERED_FIRST = 64 << 10
+
 
 class _Merged(NamedTuple):
     section: Section
@@ -240,7 +244,8 @@ class Committer:
         checked = self.head
         if self.staging.other_parent is not None and checked.stored is not None:
             self._ancestry.reach(checked.stored)  # here, and not when others wait for us
-        found = self.commits.head(self.branch)
+        is_small = self.publisher.end <= OFFERED_FIRST
+        found = self.commits.head_to_follow(self.branch) if is_small else self.commits.head(self.branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             return checked
         head = self.snapshots.newest(self.branch, found)
@@ -336,6 +341,7 @@ class _Counter:
         self._set = self._deleted = self._bytes = 0
         self._arrays: set[str] = set()
         self._last_array = "\0"  # with a slash: the next key lies there too, as a rule
+        self._elsewhere = "\0"  # what lies right there is in no array
 
     def counted(
         self, entries: Iterator[tuple[str, int, int, int, int, int]]
@@ -351,13 +357,18 @@ class _Counter:
             yield key.encode(), kind, offset, length, checksum, pack
 
     def _count_array(self, key: str) -> None:
+        directory = key.rpartition("/")[0]
+        if directory == self._elsewhere:
+            return
         for path in ancestors(key):
             kind = kind_of_node(self._view, path)
             if kind == "array":
                 self._arrays.add(path)
                 self._last_array = directory_prefix(path)
-            if kind != "absent":
                 return
+            if kind != "absent":
+                break
+        self._elsewhere = directory
 
     def count_refs(self, entries: int) -> None:
         """Count the keys that were set without a value of their own, given how many entries there are in all."""

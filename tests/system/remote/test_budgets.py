@@ -75,8 +75,8 @@ def test_a_commit_after_others(open_repo, proxy):
         begin(proxy, repo, other)
         store.commit()
         counts = counted(proxy, repo)
-        assert counts["writes"] <= 2
-        assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
+        assert counts["writes"] <= 3  # one was refused
+        assert reads(counts) <= 5, [(each.method, each.path) for each in proxy.log]
 
 
 def test_opening_and_reading_one_chunk_of_many(open_repo, proxy):
