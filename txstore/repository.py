@@ -70,6 +70,7 @@ T = TypeVar("T")
 
 #: Seconds: the longest pause before the first retry of `run`; it doubles with each.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
+_LEAST_RETRIES = 10
 #: Commits that a notebook shows of a repository.
 _SHOWN_COMMITS = 5
 
@@ -306,23 +307,37 @@ class Repository:
             branch=branch, message=message, properties=properties, isolation=isolation, settle_conflicts=settle
         )
 
-    def run(self, fn: Callable[[TxStore], T], *, retries: int = 10, **transaction_arguments: Any) -> T:
+    def run(
+        self,
+        fn: Callable[[TxStore], T],
+        *,
+        retries: int | None = None,
+        timeout: float = 60.0,
+        **transaction_arguments: Any,
+    ) -> T:
         """Run `fn(store)` in a transaction; run it again, on the new head, when its commit conflicts.
 
         Or when a vacuum has passed its base just as it began. Returns what `fn` returned. Raises `ConflictError`, or
-        `SnapshotExpiredError`, after `retries` retries. `fn` must not keep array objects of an earlier run.
+        `SnapshotExpiredError`, after `retries` retries; by default when it was tried for `timeout` seconds, and some ten
+        times. `fn` must not keep array objects of an earlier run.
         """
-        pause = _FIRST_PAUSE
+        began = time.monotonic()
+        pause, made = _FIRST_PAUSE, 0
         while True:
+            tried = time.monotonic()
             try:
                 with self.transaction(**transaction_arguments) as store:
                     return fn(store)
             except (ConflictError, SnapshotExpiredError):
-                if retries <= 0:
-                    raise
-            retries -= 1
+                now = time.monotonic()
+                if made >= (_LEAST_RETRIES if retries is None else retries):
+                    if retries is not None or now - began > timeout:
+                        raise
+            made += 1
+            # Where a try takes long, as it does at a distance, a short pause would part nobody.
+            pause = min(max(pause, (now - tried) / 4), _LONGEST_PAUSE)
             time.sleep(random.uniform(0, pause))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause *= 2
 
     # --- reading
 

@@ -12,7 +12,7 @@ import zarr
 import txstore
 from tests.maintenance.upkeep import staged
 from tests.transactions.arrays import add, append, array, attributes, commit, commit_often, create, group, put, values
-from txstore import ConflictError
+from txstore import ConflictError, repository
 
 
 def test_a_conflict_names_the_keys_and_both_commits(repo: txstore.Repository) -> None:
@@ -100,6 +100,25 @@ def test_run_gives_up_after_so_many_retries(repo: txstore.Repository) -> None:
     with pytest.raises(ConflictError):
         repo.run(always_late, retries=2)
     assert len(runs) == 3
+
+
+def test_run_goes_on_for_a_while(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "_LONGEST_PAUSE", 0.0)
+    commit(repo, create())
+    runs = []
+
+    def late(store: txstore.TxStore) -> None:
+        runs.append(store)
+        put(0, 5)(store)
+        if len(runs) <= 15:
+            commit(repo, add(0, 1))
+
+    repo.run(late)
+    assert len(runs) == 16
+    runs.clear()
+    with pytest.raises(ConflictError):
+        repo.run(late, timeout=0)
+    assert len(runs) == 1 + repository._LEAST_RETRIES
 
 
 def test_three_appends_in_one_session_are_all_there(repo: txstore.Repository) -> None:
