@@ -318,8 +318,8 @@ class Repository:
         """Run `fn(store)` in a transaction; run it again, on the new head, when its commit conflicts.
 
         Or when a vacuum has passed its base just as it began. Returns what `fn` returned. Raises `ConflictError`, or
-        `SnapshotExpiredError`, after `retries` retries; by default when it was tried for `timeout` seconds, and some ten
-        times. `fn` must not keep array objects of an earlier run.
+        `SnapshotExpiredError`, after `retries` retries; by default when it was tried for `timeout` seconds, and ten
+        times at least. `fn` must not keep array objects of an earlier run.
         """
         began = time.monotonic()
         pause, made = _FIRST_PAUSE, 0
@@ -330,9 +330,10 @@ class Repository:
                     return fn(store)
             except (ConflictError, SnapshotExpiredError):
                 now = time.monotonic()
-                if made >= (_LEAST_RETRIES if retries is None else retries):
-                    if retries is not None or now - began > timeout:
-                        raise
+                if made >= (_LEAST_RETRIES if retries is None else retries) and (
+                    retries is not None or now - began > timeout
+                ):
+                    raise
             made += 1
             # Where a try takes long, as it does at a distance, a short pause would part nobody.
             pause = min(max(pause, (now - tried) / 4), _LONGEST_PAUSE)
