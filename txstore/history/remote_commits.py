@@ -245,6 +245,8 @@ class RemoteCommits(Commits):
         self._hints.offer(stored, tail)
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
+        if _is_refusal(error) and not isinstance(error, FileExistsError):
+            return None  # who may not write may not be allowed to read, too: so it is not asked what is there
         if not isinstance(error, FileExistsError):
             return super()._read_back(header, error)
         branch, seen, since = header.branch, self._seen.get(header.branch), _clocks()
@@ -272,13 +274,18 @@ class RemoteCommits(Commits):
         raise CorruptionError(orphan.path, reason=reason)
 
     def not_taken(self, header: Header, error: OSError) -> OSError | CommitUnknownError:
-        if isinstance(error, FileExistsError | PermissionError | FileNotFoundError) and not was_unanswered(error):
+        if _is_refusal(error):
             return error
         # I3: the slot is empty, but the server may yet come to a request that it has not answered.
         return CommitUnknownError(header.id.hex(), reason=f"the server did not confirm it ({error})")
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
         self._hints.start()
+
+
+def _is_refusal(error: OSError) -> bool:
+    """Tell whether the server has said that it has not created an object, and will not."""
+    return isinstance(error, FileExistsError | PermissionError | FileNotFoundError) and not was_unanswered(error)
 
 
 def _clocks() -> tuple[float, float]:
