@@ -330,9 +330,8 @@ class Repository:
                     return fn(store)
             except (ConflictError, SnapshotExpiredError):
                 now = time.monotonic()
-                if made >= (_LEAST_RETRIES if retries is None else retries) and (
-                    retries is not None or now - began > timeout
-                ):
+                is_late = made >= _LEAST_RETRIES and now - began > timeout
+                if is_late if retries is None else made >= retries:
                     raise
             made += 1
             # Where a try takes long, as it does at a distance, a short pause would part nobody.

@@ -109,7 +109,7 @@ def test_run_goes_on_for_a_while(repo: txstore.Repository, monkeypatch: pytest.M
 
     def late(store: txstore.TxStore) -> None:
         runs.append(store)
-        put(0, 5)(store)
+        add(0, 1000)(store)
         if len(runs) <= 15:
             commit(repo, add(0, 1))
 
