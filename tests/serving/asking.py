@@ -66,6 +66,7 @@ async def asked(app: Any, scope: dict[str, Any]) -> Answer:
     assert len(names) - len({*names}) <= names.count(b"vary") - 1 or len(names) == len({*names})
     body = b"".join(message.get("body", b"") for message in rest)
     headers = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
-    if scope["method"] != "HEAD" and start["status"] not in (204, 304):
+    is_stream = headers.get("content-type") == "text/event-stream"
+    if scope["method"] != "HEAD" and start["status"] not in (204, 304) and not is_stream:
         assert int(headers["content-length"]) == len(body)
     return Answer(start["status"], headers, body, len(rest))

@@ -35,6 +35,7 @@ class Events:
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._looking: asyncio.Task[None] | None = None
         self._heads: dict[str, Stored] = {}
+        self._is_closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if len(self._listeners) >= _LISTENERS:
@@ -46,7 +47,7 @@ class Events:
         try:
             about = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": about})
-            if scope["method"] != "HEAD":
+            if scope["method"] != "HEAD" and not self._is_closed:
                 await self._tell(queue, gone, send, _event("heads", _ids(first)))
             await send({"type": "http.response.body", "body": b""})
         finally:
@@ -71,7 +72,8 @@ class Events:
                 piece = b": still here\n\n"
 
     def close(self) -> None:
-        """End the streams, so that a server that waits for them can stop."""
+        """End the streams, those that are about to begin too, so that a server that waits for them can stop."""
+        self._is_closed = True
         for queue in list(self._listeners):
             _put(queue, _END)
 

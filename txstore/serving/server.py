@@ -13,6 +13,7 @@ from urllib.parse import quote
 import uvicorn
 
 from txstore.serving.application import Application, application
+from txstore.serving.connections import Connection
 from txstore.serving.facade import Served
 from txstore.serving.guard import LOOPBACK
 
@@ -53,8 +54,9 @@ class Server(uvicorn.Server):
         called = [host, *([socket.gethostname()] if host in _ALL else []), *hosts]
         self._application: Application = application(repository, token=self.token, hosts=called, origins=origins)
         config = uvicorn.Config(
-            self._application, log_config=None, log_level="warning", access_log=False, server_header=False,
-            lifespan="off", timeout_keep_alive=_KEPT, timeout_graceful_shutdown=_ENDING, proxy_headers=False, ws="none",
+            self._application, http=Connection, log_config=None, log_level="warning", access_log=False,
+            server_header=False, lifespan="off", timeout_keep_alive=_KEPT, timeout_graceful_shutdown=_ENDING,
+            proxy_headers=False, ws="none",
         )  # fmt: skip
         super().__init__(config)
         self._socket = _listening(host, port)

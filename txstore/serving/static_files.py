@@ -17,13 +17,12 @@ _KINDS = {
     ".png": b"image/png",
     ".svg": b"image/svg+xml",
     ".txt": b"text/plain; charset=utf-8",
-    ".wasm": b"application/wasm",
 }
 
-#: Nothing of another host, no script in the page itself; codecs may be WebAssembly. Notebooks of this machine embed it.
+#: Nothing of another host; no script, style or image in the page itself. Notebooks of this machine embed it.
 _POLICY = (
-    b"default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    b"img-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; "
     b"frame-ancestors 'self' http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
 )
 

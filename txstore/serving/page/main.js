@@ -179,7 +179,7 @@ function help() {
     h("h2", { id: "keys-title" }, "Keys"),
     h("dl", { class: "keys" }, KEYS.map(([keys, what]) => h("div", {}, h("dt", {}, h("kbd", {}, keys)), h("dd", {}, what)))),
     h("form", { method: "dialog" }, h("button", { class: "button" }, "Close")),
-    h("p", { class: "quiet" }, `TxStore ${repository.version ?? ""}. The page only reads.`));
+    h("p", { class: "quiet" }, "Nothing is written through this page."));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();

@@ -1,0 +1,62 @@
+"""`txstore serve` over object stores: what each request reads lies far away, and is read in threads."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import zarr
+
+import txstore
+from tests.serving.asking import ask
+from txstore.serving import application
+from txstore.serving.server import Server
+
+
+def test_pages_and_readers_far_away(server):
+    url = server.url()
+    repo = txstore.Repository(url, storage_options=server.storage_options, single_writer=True)
+    data = np.random.default_rng(0).integers(0, 255, (40, 50), "u1")
+    with repo.transaction("first") as store:
+        root = zarr.create_group(store)
+        root.create_array("plain", data=data, chunks=(10, 20))
+        root.create_array("sharded", data=data, chunks=(5, 5), shards=(20, 25))
+        root.create_array("text", data=np.array(["a", "größer"], "T"))
+    old = repo.head()
+    repo.tags["v1"] = old
+    with repo.transaction("second") as store:
+        zarr.open_array(store, path="plain")[:10] = 0
+    served = txstore.Repository(url, storage_options=server.storage_options, create=False)
+    app = application(served)
+    for place in (
+        "commits",
+        "tree/main",
+        "node/main/plain",
+        "chunks/main/plain",
+        "usage/main",
+        "transactions",
+        "locks",
+        "diff/v1/main",
+        f"commit/{old.id}",
+    ):
+        assert ask(app, f"/api/{place}").status == 200, place
+    shown = ask(app, "/api/preview/v1/plain")
+    np.testing.assert_array_equal(np.frombuffer(shown.body, "<f4").reshape(40, 50), data)
+    key = "/at/v1/sharded/c/0/0"
+    whole = ask(app, key)
+    part = ask(app, key, headers={"range": "bytes=-20"})
+    assert (part.status, part.body) == (206, whole.body[-20:])
+    assert ask(app, key, headers={"if-none-match": whole.headers["etag"]}).status == 304
+    assert ask(app, "/at/main/no").status == 404
+    assert [each["name"] for each in json.loads(ask(app, "/api/tree/v1").body)["nodes"]] == ["plain", "sharded", "text"]
+    listening = Server(served)
+    listening.start()
+    try:
+        for ref in ("v1", old.id):
+            group = zarr.open_group(f"{listening.address}at/{ref}", mode="r")
+            for name in ("plain", "sharded"):
+                np.testing.assert_array_equal(group[name][:], data)
+            assert list(group["text"][:]) == ["a", "größer"]
+        assert not zarr.open_group(f"{listening.address}at/main", mode="r")["plain"][:10].any()
+    finally:
+        listening.close()
