@@ -129,7 +129,6 @@ QUESTIONS: list[Callable[[Runs, World], Any]] = [
     lambda runs, world: runs.newer(world.source.randrange(world.seq + 1)).changes(b"", None, 0),
     lambda runs, world: runs.newer(world.source.randrange(world.seq + 1)).scan(*_range(world), -1),
     lambda runs, world: runs.new_prefixes(world.source.randrange(world.seq + 1)),
-    lambda runs, world: runs.plan_merge(),
     lambda runs, world: runs.merge(world.source.randrange(1, len(runs) + 1)),
     lambda runs, world: runs.merge_oldest(world.source.randrange(1, len(runs) + 1), (), (), forgotten=1),
     lambda runs, world: [runs.pack_name(found.run, found.pack) for found in runs.scan(*_range(world), 10)],

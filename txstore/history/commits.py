@@ -51,6 +51,8 @@ class Commits:
 
     #: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
     tail_size = 4096
+    #: So many bytes of runs a commit merges that brings little itself, or a few times as many: it takes milliseconds.
+    merged_at_once = 256 << 10
     #: How many commits are read at once for whoever goes through all of them.
     read_at_once = 1
     #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.

@@ -63,6 +63,7 @@ class RemoteCommits(Commits):
 
     storage: RemoteStorage
     tail_size = _TAIL
+    merged_at_once = 16 << 10  # they go to the server, and may have to come from there first
     read_at_once = 64
     takes_turns = False
     may_come_late = True

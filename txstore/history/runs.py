@@ -6,6 +6,7 @@ The table itself is in `_native` (C, and a Python twin); here are the names, the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ from txstore.storage.interface import Mapped
 
 _LIGHT = 1 << 20  # bytes
 _PAGE = 4096  # keys
+#: A commit that brings little merges more with each run that there is too many; up to here, so that it stays a number.
+_DOUBLED_MOST = 40
 #: So many bytes of the blocks of each run are looked through at a time for what has changed.
 _CHANGES_WINDOW = 64 << 10
 
@@ -347,22 +350,6 @@ class Runs:
 
     # --- merging
 
-    def plan_merge(self) -> int:
-        """Return how many of the newest runs to merge into one; 0 if none.
-
-        A run is taken along while it has at most twice the entries of those before it together, so that the sizes that
-        are left at least triple from each to the next: their number is logarithmic, and so is the number of times that
-        one entry is copied.
-        """
-        count = total = 0
-        for name in self.names:
-            weight = max(name.entries, 1)
-            if count and weight > 2 * total:
-                break
-            total += weight
-            count += 1
-        return count if count > 1 else 0
-
     def merge(self, count: int) -> bytes:
         """Merge the newest `count` runs into one section."""
         try:
@@ -392,6 +379,41 @@ class Runs:
             raise KeyFormatError(f"a key below {to.decode()!r} would be too long: {error}") from error
         except ValueError as error:
             raise self._corrupt(error) from error
+
+
+def plan_merge(names: Sequence[RunName], at_once: int, brought: int) -> Sequence[RunName]:
+    """Return which runs of a commit, side by side, whoever commits next merges into one; none: nothing.
+
+    A run is taken along while it has at most twice the entries of those before it together, so what comes out has half
+    as many again as any that went in: the number of times that one entry is copied is logarithmic.
+
+    Large runs are left to those who have time to spare. Of whoever brings much itself, `brought` bytes, half as many
+    again are hardly noticed. Whoever brings little merges `at_once` bytes, and twice as many with each run that should
+    not be there any more. So if nobody ever brings much, the number of those is logarithmic, too: of all bytes there
+    are by `at_once`.
+    """
+    room = max(at_once << min(_overdue(names), _DOUBLED_MOST), brought // 2)
+    for first in range(len(names) - 1):
+        count = _fitting(names[first:], room)
+        if count > 1:
+            return names[first : first + count]
+    return ()
+
+
+def _overdue(names: Sequence[RunName]) -> int:
+    """Return how many runs are not more than twice as large as the next newer one."""
+    return sum(max(older.entries, 1) <= 2 * max(newer.entries, 1) for newer, older in pairwise(names))
+
+
+def _fitting(names: Sequence[RunName], room: int) -> int:
+    """Return how many of these runs, from the first one on, are merged together if there is room for so many bytes."""
+    count = total = length = 0
+    for name in names:
+        weight = max(name.entries, 1)
+        if (count and weight > 2 * total) or length + name.length > room:
+            break
+        total, length, count = total + weight, length + name.length, count + 1
+    return count
 
 
 def merge_own(sections: Sequence[bytes]) -> bytes:

@@ -91,8 +91,11 @@ class Snapshot(Hierarchy):
 
     def runs_since(self, seq: int) -> Runs:
         """Return the runs that hold anything newer than a seq. No others are opened."""
-        newer = [name for name in self.run_names if name.max_seq > seq]
-        runs = open_runs(newer, self._packs, self.opened)
+        return self.runs_named([name for name in self.run_names if name.max_seq > seq])
+
+    def runs_named(self, names: Sequence[RunName]) -> Runs:
+        """Return some of the runs. No others are opened."""
+        runs = open_runs(names, self._packs, self.opened)
         known = {**self.opened, **runs.opened()}
         self.opened = {name: known[name] for name in self.run_names if name in known}
         self._warm.note(self.opened)

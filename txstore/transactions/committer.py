@@ -125,7 +125,7 @@ class Committer:
         if self.commits.takes_turns:
             self._keep_constraints(self.catch_up())
 
-        # 3. Every now and then, the newest runs of the head are merged.
+        # 3. Every now and then, runs of the head are merged: as much as is little beside what this commit brings.
         self._append_merged_run(self.head)
 
         # 4. All that is large is made durable. Then this plan catches up and says what the header holds (`contents`),
@@ -197,11 +197,12 @@ class Committer:
 
     def _append_merged_run(self, head: Snapshot) -> None:
         self.merged = None
-        if count := head.runs.plan_merge():
-            content = head.runs.merge(count)
+        brought = self.publisher.end + sum(pack.end for pack in self.packs)
+        if chosen := index.plan_merge(head.run_names, self.commits.merged_at_once, brought):
+            content = head.runs_named(chosen).merge(len(chosen))
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)
-            self.merged = _Merged(section, run, head.runs.names[:count])
+            self.merged = _Merged(section, run, tuple(chosen))
 
     # --- conflicts
 

@@ -1,0 +1,173 @@
+"""Which runs a commit merges: few bytes beside what it brings itself, and still never too many runs."""
+
+from __future__ import annotations
+
+import math
+import random
+import uuid
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+import txstore
+from txstore.format.commitfile import RunName
+from txstore.format.packfile import PackName
+from txstore.history.commits import Commits
+from txstore.history.remote_commits import RemoteCommits
+from txstore.history.runs import plan_merge
+from txstore.storage import pack_cache
+from txstore.storage.objects import client
+
+BYTES = 16  # of an entry
+
+
+def run(entries: int, seq: int) -> RunName:
+    return RunName(PackName(bytes(16), "main", seq), seq, 64, BYTES * entries, entries, seq)
+
+
+def runs(*sizes: int) -> list[RunName]:
+    return [run(size, 1000 - at) for at, size in enumerate(sizes)]
+
+
+class Line:
+    """Commits one after the other, each of so many new keys."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self.runs: list[RunName] = []
+        self.copied = 0  # entries
+        self.written = 0
+        self.most = 0  # bytes that a commit of few keys has merged
+        self.seq = 0
+
+    def commit(self, keys: int, value: int = 16) -> None:
+        self.seq += 1
+        brought = keys * (value + 40 + BYTES)
+        chosen = plan_merge(self.runs, self._at_once, brought)
+        if chosen:
+            at = self.runs.index(chosen[0])
+            assert self.runs[at : at + len(chosen)] == list(chosen)  # side by side
+            total = sum(each.entries for each in chosen)
+            self.copied += total
+            if keys < 100:
+                self.most = max(self.most, BYTES * total)
+            self.runs[at : at + len(chosen)] = [run(total, self.seq)]
+        self.runs.insert(0, run(keys, self.seq))
+        self.written += keys
+
+
+LINES: dict[str, Iterable[int]] = {
+    "small commits": [1] * 6_000,
+    "small ones after a large load": [500_000, 500_000, *[1] * 3_000],
+    "large and small ones in turns": [300_000, 1] * 200,
+    "as large as one another": [5_000] * 500,
+    "of all sizes": random.Random(3).choices([1, 10, 300, 5_000, 100_000], k=1_000),
+    "ever smaller": [1 << max(0, 20 - n) for n in range(300)],
+    "ever larger": [1 << (n // 10) for n in range(200)],
+}
+
+
+@pytest.mark.parametrize("at_once", [Commits.merged_at_once, RemoteCommits.merged_at_once])
+@pytest.mark.parametrize("sizes", LINES.values(), ids=LINES)
+def test_runs_are_few_and_their_entries_are_copied_few_times(sizes: Iterable[int], at_once: int) -> None:
+    line = Line(at_once)
+    for keys in sizes:
+        line.commit(keys)
+        assert len(line.runs) <= 4 + 2 * math.log2(sum(each.entries for each in line.runs) + 1)
+    assert line.copied <= line.written * (2 + math.log(line.written, 1.5))
+
+
+@pytest.mark.parametrize("at_once", [Commits.merged_at_once, RemoteCommits.merged_at_once])
+def test_a_small_commit_after_a_large_load_merges_nothing_large(at_once: int) -> None:
+    line = Line(at_once)
+    for keys in (500_000, 500_000, *[1] * 2_000):
+        line.commit(keys)
+    assert line.most <= 4 * at_once
+    assert len(line.runs) < 16
+
+
+def test_who_brings_much_merges_what_others_have_left() -> None:
+    large = runs(1, 500_000, 500_000)
+    assert plan_merge(large, 16 << 10, 1000) == ()
+    assert plan_merge(large, 16 << 10, 100 << 20) == large[1:]
+
+
+def test_who_brings_little_merges_more_the_more_there_is_to_be_merged() -> None:
+    left = runs(*[3_000, 3_100] * 4)  # of which each commit may merge none
+    assert plan_merge(left[:2], 16 << 10, 100) == ()
+    assert plan_merge(left, 16 << 10, 100) == left
+
+
+def test_sizes_that_triple_are_left_alone() -> None:
+    assert plan_merge(runs(1, 3, 9, 27, 81), 1 << 20, 1 << 30) == ()
+    assert plan_merge((), 1 << 20, 1 << 30) == ()
+    assert plan_merge(runs(1), 1 << 20, 1 << 30) == ()
+
+
+def test_a_run_without_entries_is_merged_like_one_with_one() -> None:
+    assert plan_merge(runs(0, 0, 5), 1 << 20, 0) == runs(0, 0, 5)[:2]
+
+
+# --- what is moved
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of what goes to an object store, or comes from there."""
+    found: list[int] = []
+    send = client.ObjectClient._request
+
+    def counted(self: client.ObjectClient, path: str, request: object) -> object:
+        def noted(backend: object) -> object:
+            answer = request(backend)  # type: ignore[operator]
+            found.append(_length(answer))
+            return answer
+
+        return send(self, path, noted)
+
+    monkeypatch.setattr(client.ObjectClient, "_request", counted)
+    for name in ("create", "put"):
+        kept = getattr(client.ObjectClient, name)
+
+        def sent(
+            self: client.ObjectClient, path: str, parts: Sequence[bytes], *rest: object, kept: object = kept
+        ) -> object:
+            found.append(sum(len(memoryview(part).cast("B")) for part in parts if len(part)))
+            return kept(self, path, parts, *rest)  # type: ignore[operator]
+
+        monkeypatch.setattr(client.ObjectClient, name, sent)
+    return found
+
+
+def _length(answer: object) -> int:
+    if isinstance(answer, bytes | bytearray | memoryview):
+        return len(answer)
+    if isinstance(answer, tuple | list):
+        return sum(map(_length, answer))
+    return 0
+
+
+def load(repo: txstore.Repository, number: int) -> None:
+    with repo.begin() as mapping:
+        for key in range(5_000):
+            mapping[f"x{number}/c/{key}"] = b"1234"
+
+
+def test_the_first_small_commit_after_a_load_moves_little(moved: list[int]) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    load(txstore.Repository(url), 0)
+    load(txstore.Repository(url), 1)
+    pack_cache._shared._empty()  # as in a process that has read nothing
+    repo = txstore.Repository(url)
+    assert sum(name.length for name in repo.mapping().run_names) > 100_000
+    del moved[:]
+    with repo.begin() as mapping:
+        mapping["x0/c/7"] = b"x" * 100
+    assert 0 < sum(moved) < 100_000, moved
+    assert len(repo.mapping().runs) == 3
+    load(repo, 2)  # who brings as much as that merges what was left
+    assert len(repo.mapping().runs) == 3
+    found = repo.mapping()
+    assert bytes(found["x0/c/7"]) == b"x" * 100
+    assert bytes(found["x1/c/4999"]) == bytes(found["x2/c/0"]) == b"1234"
+    assert repo.verify().ok
