@@ -199,6 +199,37 @@ def test_pictures_are_what_the_array_holds(get: Get, repo: txstore.Repository) -
     )
 
 
+def test_texts_are_told_as_they_are(get: Get, repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="bytes", data=np.array([b"ab", b"\xff"], "S2"))
+        zarr.create_array(store, name="words", data=np.array([[f"{y} {x}" for x in range(300)] for y in range(4)], "T"))
+        zarr.create_array(store, name="long", data=np.array(["x" * 10_000], "T"))
+        pair = np.zeros(3, [("a", "i4"), ("b", "f8")])
+        zarr.create_array(store, name="pairs", data=pair, zarr_format=2)
+
+    def texts(path: str, selection: str = "") -> tuple[list[int], list[str]]:
+        told = get(f"/api/preview/main/{path}?selection={selection}").json
+        return told["shape"], told["values"]
+
+    assert texts("bytes") == ([2], ["ab", "\\xff"])
+    shape, values = texts("words")
+    assert (shape, values[:2], values[-1]) == ([1, 200], ["0 0", "0 1"], "0 199")
+    assert texts("words", ":,7") == ([4], ["0 7", "1 7", "2 7", "3 7"])
+    assert texts("words", "1:3,0:50")[0] == [2, 50]
+    assert texts("words", "3,299") == ([], ["3 299"])
+    assert len(texts("long")[1][0]) < 3000
+    assert texts("pairs") == ([3], ["(0, 0.0)"] * 3)
+    assert texts("three/strings") == ([3], ["a", "", "größer"])
+
+
+def test_how_many_chunks_of_a_picture_are_missing(get: Get, repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        array = zarr.create_array(store, name="gaps", shape=(40, 40), chunks=(10, 10), dtype="c8")
+        array[:10, :20] = 1
+    assert get("/api/preview/main/gaps").headers["x-missing-chunks"] == "14/16"
+    assert get("/api/preview/main/gaps?selection=0:10,:").headers["x-missing-chunks"] == "2/4"
+
+
 def test_bytes_by_array(get: Get, repo: txstore.Repository) -> None:
     told = get("/api/usage/main").json
     usage = repo.usage()

@@ -104,7 +104,6 @@ NONSENSE = [
     "/api/chunks/main/three/plain?shape=x,y",
     "/api/chunks/main/three/plain?from=" + "9" * 400 + ",0",
     "/api/preview/main/three",
-    "/api/preview/main/three/strings",
     "/api/preview/main/three/plain?selection=0",
     "/api/preview/main/three/plain?selection=x,:",
     "/api/preview/main/three/plain?selection=99,:",

@@ -224,6 +224,33 @@ async def test_a_page_that_is_about_to_listen_ends_too(repo: txstore.Repository)
     assert (await asyncio.wait_for(asked(app, scope_of("/api/events")), 60)).status == 200
 
 
+def zstd_bomb(size: int) -> bytes:
+    """Return a frame of Zstandard that says "the same byte again" as often as it takes."""
+    block = 1 << 17
+    again = [
+        (block << 3 | 1 << 1 | (at == size // block - 1)).to_bytes(3, "little") + b"\0" for at in range(size // block)
+    ]
+    return b"\x28\xb5\x2f\xfd" + b"\xe0" + size.to_bytes(8, "little") + b"".join(again)
+
+
+async def test_a_chunk_that_was_made_to_take_all_memory(repo: txstore.Repository) -> None:
+    """Of 64 KiB, it decodes to 2 GiB: the server says that this is too large, and goes on."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="bomb", shape=(64, 64), chunks=(64, 64), dtype="u1")
+    with repo.begin() as mapping:
+        mapping["bomb/c/0/0"] = zstd_bomb(2 << 30)
+    with running(repo.url) as server:
+        connection = await Connection.open(server.port)
+        assert (await connection.get("/api/preview/main/three/plain"))[0] == 200
+        limit, hard = resource.prlimit(server.process.pid, resource.RLIMIT_DATA)
+        assert limit != resource.RLIM_INFINITY
+        resource.prlimit(server.process.pid, resource.RLIMIT_DATA, (3 << 29, hard))  # as if the machine were small
+        status, _, body = await connection.get("/api/preview/main/bomb")
+        assert (status, json.loads(body)["error"]["type"]) == (413, "TooLarge")
+        assert (await connection.get("/api/preview/main/three/plain"))[0] == 200
+        await connection.close()
+
+
 async def hostile_bytes(server: Running, sent: bytes) -> bytes:
     connection = await Connection.open(server.port)
     connection.writer.write(sent)

@@ -21,7 +21,10 @@ ANY = "*"
 #: Names of which it is remembered that they are good.
 _HOSTS = 64
 
-_EXPOSED = b"Accept-Ranges, Content-Encoding, Content-Length, Content-Range, ETag, X-Max, X-Min, X-Shape, X-Step"
+_EXPOSED = (
+    b"Accept-Ranges, Content-Encoding, Content-Length, Content-Range, ETag, "
+    b"X-Max, X-Min, X-Missing-Chunks, X-Shape, X-Step"
+)
 _ASKED = b"Authorization, Cache-Control, If-Match, If-None-Match, If-Range, Range"
 
 

@@ -1,4 +1,4 @@
-"""What a part of an array looks like: numbers for a picture, decoded here, for codecs that a browser doesn't know."""
+"""What a part of an array looks like: numbers for a picture, or texts, decoded here where a browser can't do it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from txstore.errors import NodeNotFoundError
 from txstore.format.documents import describe
-from txstore.format.tree import layout_of
 from txstore.serving.answers import Failure, Headers
 from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
@@ -23,6 +22,8 @@ _CHUNKS, _BYTES = 4096, 256 << 20
 _PASSED = 1 << 18
 #: Pictures that are made at once: each may need the above.
 _AT_ONCE = 2
+#: Of what is no numbers: so many values are told, and so many characters of each.
+_TEXTS, _CHARACTERS = 200, 2000
 
 
 class Picture(NamedTuple):
@@ -38,8 +39,10 @@ class Pictures:
         self._positions = positions
         self._turns = threading.BoundedSemaphore(_AT_ONCE)
 
-    def read(self, ref: str, path: str = "", selection: str = "") -> Picture:
+    def read(self, ref: str, path: str = "", selection: str = "") -> Picture | dict[str, Any]:
         """Return little-endian float32 of a selection, with steps where it has too many points, and what it is.
+
+        Of what is no numbers, return the first values as texts: `{"shape": ..., "values": [...]}`.
 
         `selection` is one item for each axis, with commas between them: a number, or `start:stop`, or `:` for all of
         it; one or two axes are left, or none.
@@ -57,23 +60,27 @@ class Pictures:
             dtype = np.dtype(array.dtype)
         except (ValueError, TypeError, KeyError, NotImplementedError) as error:
             raise Failure(400, "NoPicture", f"zarr can't read {path!r}: {error}") from error
-        if dtype.kind not in "biufcmM" or dtype.itemsize > 16:
-            raise Failure(
-                400, "NoPicture", f"{path!r} is of {layout_of(described).dtype}, and no numbers can be shown of that"
-            )
+        is_numeric = dtype.kind in "biufcmM" and dtype.itemsize <= 16
         spans = _spans(selection, array.shape)
         kept = [axis for axis, span in enumerate(spans) if isinstance(span, range)]
         if len(kept) > 2:
             raise Failure(400, "WrongArgument", "a picture has two axes at most: give numbers for the others")
         chunks = getattr(array, "chunks", None) or array.shape
+        if not is_numeric:
+            spans = _first_of(spans, kept)
         most = _POINTS if len(kept) == 2 else _POINTS_OF_LINE
         steps = _steps(spans, kept, chunks, dtype.itemsize, most)
         taken = tuple(
             slice(span.start, span.stop, step) if isinstance(span, range) else span
             for span, step in zip(spans, steps, strict=True)
         )
-        with self._turns:
-            values = np.asarray(array[taken])
+        try:
+            with self._turns:
+                values = np.asarray(array[taken])
+        except MemoryError:  # codecs can make much out of little
+            raise Failure(413, "TooLarge", f"{path!r} needs more memory than there is to be decoded") from None
+        if not is_numeric:
+            return {"shape": list(values.shape), "values": [_text(each) for each in values.ravel().tolist()]}
         if dtype.kind == "c":
             values = np.abs(values)
         if dtype.kind in "mM":
@@ -83,9 +90,12 @@ class Pictures:
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
         with np.errstate(over="ignore", invalid="ignore"):
             body = np.ascontiguousarray(values, dtype="<f4").tobytes()
+        grid = described.grid()
+        stored = [snapshot.lookup(key) is not None for key in grid.keys(grid.touched(taken))]
         return Picture(
             body,
             [
+                (b"x-missing-chunks", b"%d/%d" % (stored.count(False), len(stored))),
                 (b"x-shape", ",".join(map(str, values.shape)).encode()),
                 (b"x-step", ",".join(str(steps[axis]) for axis in kept).encode()),
                 (b"x-min", json.dumps(low).encode()),
@@ -112,6 +122,22 @@ def _span(item: str, extent: int) -> range | int:
     if not start or int(start) >= extent:
         raise Failure(400, "WrongArgument", f"{item[:40]!r} is outside of an axis of {extent}")
     return int(start)
+
+
+def _first_of(spans: list[range | int], kept: list[int]) -> list[range | int]:
+    """Return the first part of a selection, so much of it as is told of texts."""
+    found, left = [*spans], _TEXTS
+    for axis in reversed(kept):
+        span = found[axis]
+        assert isinstance(span, range)
+        found[axis] = span[: max(1, left)]
+        left //= max(1, len(span))
+    return found
+
+
+def _text(value: Any) -> str:
+    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} …"
 
 
 def _steps(spans: list[range | int], kept: list[int], chunks: tuple[int, ...], itemsize: int, most: int) -> list[int]:

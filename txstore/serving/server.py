@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import secrets
 import socket
@@ -23,7 +24,8 @@ _ENDING = 5
 _KEPT, _BACKLOG = 30, 2048
 #: Connections, and what else is open, at once.
 _DESCRIPTORS = 1 << 16
-
+#: Bytes of memory that it may always have; on large machines half of theirs.
+_MEMORY = 4 << 30
 
 _ALL = ("0.0.0.0", "::")
 
@@ -74,6 +76,7 @@ class Server(uvicorn.Server):
     def serve_here(self) -> None:
         """Serve in this thread, until a signal comes. The process is taken to be there for this."""
         _allow_connections()
+        _limit_memory()
         with contextlib.suppress(KeyboardInterrupt):  # a clean end by the signal, which is raised again behind it
             self.run(sockets=[self._socket])
 
@@ -102,6 +105,18 @@ def _allow_connections() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # a system that has a lower one of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _limit_memory() -> None:
+    """Have what would need all memory fail, and not the process: a small chunk may decode to any size.
+
+    Mapped files don't count.
+    """
+    wanted = max(_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == resource.RLIM_INFINITY or soft > wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -266,6 +266,23 @@ def test_lines_scalars_and_text(look: Look, weather: txstore.Repository, path: s
         assert page.locator(".stage canvas").count() == 1
 
 
+def test_what_the_browser_can_not_decode_and_is_no_number(
+    look: Look, open_repo: Callable[..., txstore.Repository]
+) -> None:
+    repo = open_repo()
+    with repo.transaction() as store:
+        zarr.create_array(store, name="codes", data=np.array([b"one", b"two"], "S3"))
+        zarr.create_array(store, name="waves", data=np.full((4, 4), 3 + 4j), chunks=(2, 2))
+        zarr.create_array(store, name="endless", shape=(10**15,), chunks=(10**6,), dtype="u1", fill_value=7)
+    looking = look(repo, "#/tree/main/codes")
+    expect(drawn(looking.page, by="server").locator(".values")).to_contain_text("two")
+    page = drawn(looking.go("#/tree/main/waves"), by="server")
+    expect(fact(page, "Maximum")).to_have_text("5")
+    expect(fact(page, "Missing chunks")).to_have_text("none")
+    page = drawn(looking.go("#/tree/main/endless"), by="server")
+    expect(fact(page, "Missing chunks")).to_contain_text("fill value 7")
+
+
 def test_shards_with_gaps(look: Look, weather: txstore.Repository) -> None:
     page = drawn(look(weather, "#/tree/main/satellite/radiance").page)
     shows(page, zarr.open_array(weather.snapshot(), path="satellite/radiance", mode="r")[:].astype("f8"))

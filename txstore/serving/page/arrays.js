@@ -8,6 +8,7 @@ export const MANY_CHUNKS = 256;
 export const MANY_BYTES = 16 << 20;
 const MOST_CHUNKS = 20_000;
 const MOST_BYTES = 512 << 20;
+const MOST_ALONG = 1 << 17; // chunks along an axis, of a picture that the server makes
 const ALONE = 4; // chunks of a shard that are asked for one by one
 
 // --- requests, of which no more than so many are under way
@@ -102,9 +103,9 @@ export function parseSelection(text, shape) {
 
 export const writeSelection = (selection) => selection.map(part).join(",");
 
-/** The whole of the last two dimensions, and the first of the others. */
-export function firstSelection(shape) {
-  return shape.map((length, i) => (i >= shape.length - 2 ? [0, length] : 0));
+/** The whole of the last two dimensions, or as much as the server makes pictures of, and the first of the others. */
+export function firstSelection({ shape, chunks }) {
+  return shape.map((length, i) => (i >= shape.length - 2 ? [0, Math.min(length, MOST_ALONG * Math.max(1, chunks?.[i] ?? length))] : 0));
 }
 
 /** As Python writes it. */
@@ -202,11 +203,17 @@ export async function readHere(commit, node, selection, signal, progress) {
 /** Have the server read a selection: a picture of it that is as small as a screen needs. */
 export async function readThere(commit, node, selection, signal) {
   const response = await api.preview(commit, node.path, writeSelection(selection), signal);
-  const numbers = (name) => (response.headers.get(name) || "").split(",").filter(Boolean).map(Number);
+  const { chunks } = cost(node, selection);
+  if (response.headers.get("Content-Type") === "application/json") {
+    const told = await response.json(); // no numbers: the first values as texts
+    return { ...told, step: told.shape.map(() => 1), missing: [], missingChunks: null, chunks, bytes: told.values.join("").length, isNumeric: false, by: "server" };
+  }
+  const numbers = (name, mark = ",") => (response.headers.get(name) || "").split(mark).filter(Boolean).map(Number);
   const values = new Float32Array(await response.arrayBuffer());
+  const [missingChunks = null, looked = chunks] = numbers("X-Missing-Chunks", "/"); // of those that were looked at
   return {
-    values, shape: numbers("X-Shape"), step: numbers("X-Step"), missing: [], missingChunks: numbers("X-Missing-Chunks")[0] ?? null,
-    chunks: cost(node, selection).chunks, bytes: values.byteLength, isNumeric: true, by: "server",
+    values, shape: numbers("X-Shape"), step: numbers("X-Step"), missing: [], missingChunks, looked,
+    chunks, bytes: values.byteLength, isNumeric: true, by: "server",
   };
 }
 

@@ -93,6 +93,12 @@ export function ticks(min, max, wanted = 5) {
   return found;
 }
 
+/** A number of `ticks`, as short as it can be. */
+const onAxis = (at) => {
+  const [long, brief] = [shown(at), Number(at.toPrecision(6)).toExponential()];
+  return long.length > 8 && brief.length < long.length ? brief : long;
+};
+
 const MARGIN = { left: 64, right: 14, top: 12, bottom: 26 };
 
 /**
@@ -120,7 +126,7 @@ export function drawLines(canvas, series, { width, height, first = 0, step = 1, 
     context.moveTo(MARGIN.left, level);
     context.lineTo(width - MARGIN.right, level);
     context.stroke();
-    context.fillText(shown(at), MARGIN.left - 8, level);
+    context.fillText(onAxis(at), MARGIN.left - 8, level);
   }
   context.textBaseline = "top";
   for (const at of ticks(first, first + (length - 1) * step, 6)) {

@@ -18,7 +18,7 @@ export function drawPreview(into, context) {
     replace(into, notice("The array has no elements."));
     return null;
   }
-  let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node.shape);
+  let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node);
   let result = null;
   let turn = null;
   let wide = 0; // of the stage, when it was last drawn
@@ -164,7 +164,12 @@ export function drawPreview(into, context) {
     const columns = shape.length === 2 ? shape[1] : 1;
     const listed = [...values.slice(0, VALUES_LISTED)].map((value, i) => h("tr", {}, h("th", { scope: "row" }, indexOf(Math.floor(i / columns), i % columns)), h("td", {}, h("pre", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
     replace(stage, h("div", { class: "scroll values", tabindex: 0, role: "region", "aria-label": "Values" }, h("table", {}, h("tbody", {}, listed))),
-      values.length > VALUES_LISTED ? notice(`The first ${count(VALUES_LISTED)} of ${count(values.length)}.`) : null);
+      total() > listed.length ? notice(`The first ${count(listed.length)} of ${count(total())}.`) : null);
+  }
+
+  /** How many values are selected. */
+  function total() {
+    return result.selection.reduce((all, each) => all * (Array.isArray(each) ? each[1] - each[0] : 1), 1);
   }
 
   /** Where in the array a value lies, as text. */
@@ -283,9 +288,9 @@ export function drawPreview(into, context) {
   }
 
   function drawSide() {
-    const { statistics: figures, missingChunks, shape, chunks } = result;
+    const { statistics: figures, missingChunks, shape, chunks, looked } = result;
     if (!figures) {
-      replace(side, h("div", { class: "card pad" }, facts([["Values", count(result.values.length)]])));
+      replace(side, h("div", { class: "card pad" }, facts([["Values", count(total())]])));
       return;
     }
     const bars = h("canvas", { role: "img", "aria-label": figures.finite ? `Histogram from ${shown(figures.min)} to ${shown(figures.max)}` : "No finite value" });
@@ -304,7 +309,7 @@ export function drawPreview(into, context) {
         figures.finite ? ["Mean", h("span", { class: "mono" }, shown(figures.mean))] : null,
         figures.nan ? ["NaN", count(figures.nan)] : null,
         figures.infinite ? ["Infinite", count(figures.infinite)] : null,
-        ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(chunks)}: ${quotedFill(node)}` : missingChunks === 0 ? "none" : "–"],
+        ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(looked ?? chunks)}: ${quotedFill(node)}` : missingChunks === 0 ? "none" : "–"],
       ])));
   }
 }
