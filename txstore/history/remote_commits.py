@@ -76,9 +76,8 @@ class RemoteCommits(Commits):
         # Of each branch, the commit last met in a listing, and its time there.
         self._listed: dict[str, tuple[bytes, float | None]] = {}
         self._seen: dict[str, _Seen] = {}  # the head of each branch
-        self._is_contended: dict[
-            str, bool
-        ] = {}  # whether others have committed to a branch since it was last looked at
+        # Of each branch, whether others have committed between the last two looks at it.
+        self._is_contended: dict[str, bool] = {}
 
     def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
         return ObjectWriter(self.storage, transaction, number, self.identity.id)
