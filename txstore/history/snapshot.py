@@ -151,6 +151,13 @@ class Snapshot(Hierarchy):
             raise self._told(error, key) from error
         return self.sources.read(value) if isinstance(value, ForeignRange) else value
 
+    def view_of(self, key: str, found: Found) -> memoryview:
+        """Return the value in a pack that `lookup` has found."""
+        try:
+            return self.runs.open_pack(found.run, found.pack).view(found.offset, found.length, found.checksum, key)
+        except CorruptionError as error:
+            raise self._told(error, key) from error
+
     def locate(self, keys: Sequence[str]) -> Located:
         """Return where the values of many keys lie; where packs are not mapped, in buffers that they are fetched to.
 

@@ -32,10 +32,8 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 IMMUTABLE, REVALIDATED = b"max-age=31536000, immutable", b"no-cache"
 
 #: No browser takes what a repository holds for a page of ours, whatever it is.
-_HARMLESS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"content-security-policy", b"default-src 'none'; sandbox"),
-)
+_NOTHING = b"default-src 'none'; sandbox"
+_AS_TOLD = (b"x-content-type-options", b"nosniff")
 #: From so many bytes on JSON is compressed.
 _COMPRESSED_FROM = 1 << 10
 
@@ -90,9 +88,10 @@ async def answer(
     kind: bytes | None = None,
     length: int | None = None,
     more: bool = False,
+    policy: bytes = _NOTHING,
 ) -> None:
-    """Send an answer, or its beginning: `more` follows then, `length` bytes in all."""
-    about = [*headers, *(each for each in _HARMLESS if each[0] not in {name for name, _ in headers})]
+    """Send an answer, or its beginning: `more` follows then, `length` bytes in all. `policy` is what it may do."""
+    about = [*headers, _AS_TOLD, (b"content-security-policy", policy)]
     if kind is not None:
         about.append((b"content-type", kind))
     if status != 304:
@@ -108,12 +107,14 @@ async def answer_json(
     await answer_compressed(scope, send, encoded(told), b"application/json", headers)
 
 
-async def answer_compressed(scope: Scope, send: Send, body: bytes, kind: bytes, headers: Headers) -> None:
+async def answer_compressed(
+    scope: Scope, send: Send, body: bytes, kind: bytes, headers: Headers, *, policy: bytes = _NOTHING
+) -> None:
     about = [*headers, (b"vary", b"Accept-Encoding")]
     if len(body) >= _COMPRESSED_FROM and b"gzip" in headers_of(scope).get(b"accept-encoding", b""):
         body = gzip.compress(body, 6, mtime=0)
         about.append((b"content-encoding", b"gzip"))
-    await answer(scope, send, 200, about, body, kind=kind)
+    await answer(scope, send, 200, about, body, kind=kind, policy=policy)
 
 
 def path_of(scope: Scope) -> bytes:

@@ -137,7 +137,7 @@ async def _send_value(
     fetched = is_remote or is_foreign
     if not fetched and len(span) <= _PIECE:
         is_whole = len(span) == length
-        view = snapshot.get_view(key) if is_whole else snapshot.get_part(key, slice(span.start, span.stop))
+        view = snapshot.view_of(key, found) if is_whole else snapshot.get_part(key, slice(span.start, span.stop))
         await answer(scope, send, status, about, bytes(_there(view, key, len(span))), kind=kind)
         return
     pieces = _fetched(snapshot, key, found, span, length) if fetched else _mapped(snapshot, key, span, length)

@@ -38,12 +38,11 @@ class StaticFiles:
         content = path.read_bytes()
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'.encode()
         headers: Headers = [
-            (b"content-security-policy", _POLICY),
             (b"referrer-policy", b"no-referrer"),
             (b"cache-control", b"no-cache"),
             (b"etag", tag),
         ]
         if matches(headers_of(scope).get(b"if-none-match"), tag):
-            await answer(scope, send, 304, headers)
+            await answer(scope, send, 304, headers, policy=_POLICY)
             return
-        await answer_compressed(scope, send, content, _KINDS[path.suffix], headers)
+        await answer_compressed(scope, send, content, _KINDS[path.suffix], headers, policy=_POLICY)

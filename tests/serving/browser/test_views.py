@@ -474,3 +474,14 @@ def test_who_stages_what_and_who_holds_locks(look: Look, tmp_path: Path) -> None
     staged.leave()
     expect(page.locator(".work")).to_contain_text("Nothing is staged.")
     expect(page.locator(".work")).to_contain_text("No lock is held.")
+
+
+def test_what_the_tree_and_the_table_show_is_asked_for_once(look: Look, weather: txstore.Repository) -> None:
+    looking = look(weather)
+    asked: list[str] = []
+    looking.page.on("request", lambda request: asked.append(request.url))
+    page = looking.go("#/tree/main/surface")
+    expect(page.locator(".members tbody tr")).to_have_count(3)
+    expect(page.get_by_role("tree").get_by_role("treeitem")).to_have_count(8)
+    of_trees = [url for url in asked if "/api/tree/" in url]
+    assert len(of_trees) == len({*of_trees}) == 2  # of the root, and of the group

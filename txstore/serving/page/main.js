@@ -200,6 +200,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => curr
 addEventListener("hashchange", route);
 drawTheme();
 drawNavigation("history");
+VIEWS[parse().name]().catch(() => null); // it comes meanwhile; `route` says if it doesn't
 try {
   await refresh();
   const head = repository.branches.find((each) => each.name === "main") ?? repository.branches[0];

@@ -31,9 +31,22 @@ export async function show(view, parts, query) {
   const root = { path: "", kind: "group", info: {}, members: null, next: null, open: true, depth: 0 };
   const byPath = new Map([["", root]]);
 
+  /** The first members of a group, which the tree and the table beside it show: asked for once. */
+  const firstPages = new Map();
+  function firstPage(path) {
+    if (!firstPages.has(path)) {
+      const asked = api.tree(ref, { path, limit: PAGE }, signal);
+      firstPages.set(path, asked);
+      asked.catch(() => firstPages.delete(path));
+    }
+    return firstPages.get(path);
+  }
+
   async function load(node) {
     if (node.members !== null && node.next === null) return;
-    const answer = await api.tree(ref, { path: node.path, limit: PAGE, after: node.next }, signal);
+    const isFirst = node.members === null;
+    const answer = await (isFirst ? firstPage(node.path) : api.tree(ref, { path: node.path, limit: PAGE, after: node.next }, signal));
+    if (isFirst && node.members !== null) return; // somebody else has awaited the same
     node.members ??= [];
     for (const info of answer.nodes) {
       const member = { path: info.path, kind: info.kind, info, members: null, next: null, open: false, depth: node.depth + 1 };
@@ -118,7 +131,7 @@ export async function show(view, parts, query) {
     try {
       const node = await api.node(ref, chosen, own);
       if (mine !== turn) return;
-      drawNode(panel, { ref, node, query: parameters, signal: own, view });
+      drawNode(panel, { ref, node, query: parameters, signal: own, view, firstPage });
     } catch (error) {
       if (error.name !== "AbortError" && mine === turn) replace(panel, failure(error));
     }
