@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from typer.testing import CliRunner
 
 import txstore
+from txstore.cli.main import app
 from txstore.format.tree import tree_lines
 
 SCRIPT = "<script>alert(1)</script>"
@@ -76,3 +78,6 @@ def test_what_is_missing_is_named(repo: txstore.Repository, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'txstore\[serve\]'"):
         repo.show()
+    told = CliRunner().invoke(app, ["serve", repo.url])
+    assert told.exit_code == 1
+    assert "pip install 'txstore[serve]'" in told.output

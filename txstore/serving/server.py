@@ -128,7 +128,8 @@ def _listening(host: str, port: int) -> socket.socket:
         found.bind((host, port))
         found.listen(_BACKLOG)
         found.setblocking(False)
-    except OSError:
+    except OSError as error:
         found.close()
-        raise
+        told = f"{host}, port {port}: {error.strerror}; port 0 is one that is free"
+        raise type(error)(error.errno, told) from error
     return found
