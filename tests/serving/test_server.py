@@ -10,8 +10,10 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,6 +251,36 @@ async def test_a_chunk_that_was_made_to_take_all_memory(repo: txstore.Repository
         assert (status, json.loads(body)["error"]["type"]) == (413, "TooLarge")
         assert (await connection.get("/api/preview/main/three/plain"))[0] == 200
         await connection.close()
+
+
+async def test_nobody_waits_for_an_answer_that_nobody_waits_for(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a walk through all keys, when the page was closed: a server that is to stop would wait for it."""
+    app, may_go_on, has_begun = application(repo), threading.Event(), threading.Event()
+
+    def slowly(ref: str) -> Any:
+        has_begun.set()
+        may_go_on.wait(60)
+        raise AssertionError("nobody asks for this any more")
+
+    monkeypatch.setattr(app.positions, "snapshot", slowly)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.to_thread(has_begun.wait, 60)
+        return {"type": "http.disconnect"}
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    try:
+        await asyncio.wait_for(app(scope_of("/api/usage/main"), receive, send), 60)
+        assert not may_go_on.is_set()
+        assert sent == []
+    finally:
+        may_go_on.set()
 
 
 async def hostile_bytes(server: Running, sent: bytes) -> bytes:

@@ -22,6 +22,7 @@ from txstore.serving.answers import (
     answer_json,
     failure_of,
     path_of,
+    until_gone,
 )
 from txstore.serving.events import Events
 from txstore.serving.facade import Served
@@ -195,7 +196,16 @@ class _Question:
             if name in query:
                 given[_ARGUMENTS.get(name, name)] = _number(query[name][-1]) if name == "limit" else query[name][-1]
         call = partial(self._function, **given)
-        told = await asyncio.get_running_loop().run_in_executor(executor("serving", _THREADS), call)
+        asked = asyncio.get_running_loop().run_in_executor(executor("serving", _THREADS), call)
+        gone = asyncio.ensure_future(until_gone(receive))
+        try:
+            await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        if not asked.done():
+            asked.cancel()  # nobody waits for it any more: if it has not begun, it doesn't
+            return
+        told = asked.result()
         if isinstance(told, Picture):
             headers = [(b"cache-control", b"no-cache"), *told.headers]
             await answer(scope, send, 200, headers, told.body, kind=b"application/octet-stream")

@@ -13,7 +13,7 @@ from txstore.comparing.nodes import index_of
 from txstore.errors import NodeNotFoundError
 from txstore.format.documents import Described, describe
 from txstore.format.keys import after_prefix, directory_prefix, is_document
-from txstore.format.tree import Member, layout_of, members
+from txstore.format.tree import Member, count_members, layout_of, members
 from txstore.history.commit import Commit, Stored
 from txstore.history.snapshot import Snapshot
 from txstore.serving.answers import Failure
@@ -185,7 +185,7 @@ def _told(snapshot: Snapshot, member: Member) -> dict[str, Any]:
         "attributes": {} if described is None else described.attributes,
     }
     if described is None or described.kind != "array":
-        return told | {"children": sum(1 for _ in islice(members(snapshot, member.path), _COUNTED))}
+        return told | {"children": count_members(snapshot, member.path, _COUNTED)}
     layout = layout_of(described)
     return told | {
         "shape": list(described.node.shape),
