@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import formatdate
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
 class Answer(NamedTuple):
     status: int
-    body: bytes = b""
+    body: bytes | memoryview = b""
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -65,6 +65,17 @@ class Distance:
         return time + (length / self.rate if self.rate else 0.0)
 
 
+class Seen(NamedTuple):
+    """One request, as the server has seen it. Times are in seconds, from any moment on."""
+
+    kind: str
+    key: str
+    began: float
+    ended: float
+    received: int  # bytes
+    sent: int
+
+
 class Stub:
     """The objects, and what is answered about them."""
 
@@ -74,6 +85,7 @@ class Stub:
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.distance = Distance()
         self.counts: Counter[str] = Counter()
+        self.seen: list[Seen] = []
         self._etags = itertools.count(1)
 
     @property
@@ -90,6 +102,11 @@ class Stub:
         self.counts["sent"] += len(answer.body)
         return answer
 
+    def saw(self, request: Request, answer: Answer, began: float) -> None:
+        key = request.path.lstrip("/").partition("/")[2]
+        kind, sent = _kind(key, request), len(answer.body)
+        self.seen.append(Seen(kind, key, began, time.monotonic(), len(request.body), sent))
+
     def _answer(self, key: str, request: Request) -> Answer:
         if not key:
             return self._bucket(request)
@@ -99,6 +116,9 @@ class Stub:
     def _control(self, what: str, request: Request) -> Answer:
         if what == "distance":
             self.distance = Distance(**{name: float(value) for name, value in request.query.items()})
+        seen, self.seen = self.seen, []
+        if what == "seen":
+            return Answer(200, json.dumps(seen).encode())
         counts, self.counts = self.counts, Counter()
         return Answer(200, json.dumps(counts).encode())
 
@@ -164,7 +184,9 @@ class Stub:
         end = min(int(last), size - 1) if first and last else size - 1
         if start >= size:
             return _error(416, "InvalidRange")
-        return Answer(206, stored.body[start : end + 1], (*headers, ("Content-Range", f"bytes {start}-{end}/{size}")))
+        return Answer(
+            206, memoryview(stored.body)[start : end + 1], (*headers, ("Content-Range", f"bytes {start}-{end}/{size}"))
+        )
 
     def _put(self, key: str, request: Request) -> Answer:
         body = _unchunked(request)
@@ -252,7 +274,8 @@ def _unchunked(request: Request) -> bytes:
 
 async def _serve(stub: Stub, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        while (request := await _read(reader, writer)) is not None:
+        while (read := await _read(reader, writer)) is not None:
+            request, began = read
             is_far = not request.path.startswith("/-/")
             if is_far:
                 await asyncio.sleep(stub.distance.way(len(request.body)))
@@ -270,17 +293,21 @@ async def _serve(stub: Stub, reader: asyncio.StreamReader, writer: asyncio.Strea
             if request.method != "HEAD":
                 writer.write(answer.body)
             await writer.drain()
+            if is_far:
+                stub.saw(request, answer, began)
     except (ConnectionError, asyncio.IncompleteReadError):
         pass  # a client that has gone away
     finally:
         writer.close()
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Request, float] | None:
+    """Return a request, and when its first line was there; None if the client has gone."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
+    began = time.monotonic()
     first, *lines = head.decode("latin-1").split("\r\n")[:-2]
     method, target, _ = first.split(" ")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -296,7 +323,7 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
         body = await reader.readexactly(length)
     url = urlsplit(target)
     query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
-    return Request(method, unquote(url.path), query, headers, body)
+    return Request(method, unquote(url.path), query, headers, body), began
 
 
 async def main() -> None:
@@ -341,14 +368,19 @@ def take_counts(port: int) -> Counter[str]:
     return Counter(_post(port, "/-/count"))
 
 
+def take_seen(port: int) -> list[Seen]:
+    """Return the requests since the last time, or since the counts were taken, in the order of their ends."""
+    return [Seen(*each) for each in _post(port, "/-/seen")]
+
+
 def requests_in(counts: Counter[str]) -> int:
     return counts.total() - counts["received"] - counts["sent"]
 
 
-def _post(port: int, path: str) -> dict[str, int]:
+def _post(port: int, path: str) -> Any:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("POST", path)
-    found: dict[str, int] = json.loads(connection.getresponse().read())
+    found = json.loads(connection.getresponse().read())
     connection.close()
     return found
 
