@@ -31,6 +31,8 @@ from txstore.transactions.staging import Peek, Staging
 #: A commit file up to this length is offered to the slot above the head that was seen last, without another look where
 #: that takes a request: if somebody has been faster, it is sent again.
 OFFERED_FIRST = 64 << 10
+#: So many paths are remembered at which there is no node.
+_ABSENT = 4096
 
 
 class _Merged(NamedTuple):
@@ -342,6 +344,7 @@ class _Counter:
         self._set = self._deleted = self._bytes = 0
         self._arrays: set[str] = set()
         self._last_array = "\0"  # with a slash: the next key lies there too, as a rule
+        self._absent: set[str] = set()  # paths at which there is no node: to find that out may take requests
         self._elsewhere = "\0"  # what lies right there is in no array
 
     def counted(
@@ -362,6 +365,8 @@ class _Counter:
         if directory == self._elsewhere:
             return
         for path in ancestors(key):
+            if path in self._absent:
+                continue
             kind = kind_of_node(self._view, path)
             if kind == "array":
                 self._arrays.add(path)
@@ -369,6 +374,8 @@ class _Counter:
                 return
             if kind != "absent":
                 break
+            if len(self._absent) < _ABSENT:
+                self._absent.add(path)
         self._elsewhere = directory
 
     def count_refs(self, entries: int) -> None:
