@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.waiting import TIMEOUT
+import txstore
+from tests.waiting import TIMEOUT, wait_until
 from txstore.format import names, packfile
 from txstore.history import object_writer
 from txstore.history.object_writer import UPLOAD_BYTES, UPLOADS, ObjectWriter, _Room
+from txstore.history.packs import Staged
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
 
@@ -52,3 +56,122 @@ def test_as_many_bytes_are_uploaded_at_once_as_there_is_room_for() -> None:
     for _ in range(UPLOADS - 1):
         room.take(1)
     assert not room._fits(1)
+
+
+# --- long values
+
+
+class Uploads:
+    """The uploads of a writer's packs, which can be held up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at_once: int = 1) -> None:
+        monkeypatch.setattr(object_writer, "LONG", 1000)
+        monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
+        self.objects = open_objects(f"memory://{uuid.uuid4().hex}")
+        self.parts: list[Sequence[bytes]] = []
+        self.together = threading.Barrier(at_once, timeout=TIMEOUT)
+        self._put = self.objects.put
+        monkeypatch.setattr(self.objects, "put", self.put)
+
+    def put(self, path: str, parts: Sequence[bytes]) -> None:
+        if path.startswith(names.PACKS):
+            self.parts.append(parts)
+            self.together.wait()
+        self._put(path, parts)
+
+    def writer(self) -> ObjectWriter:
+        return ObjectWriter(RemoteStorage(self.objects), os.urandom(16), 0, bytes(16))
+
+
+def append(writer: ObjectWriter, value: bytes | bytearray) -> Staged:
+    return writer.append(packfile.FRAME_VALUE, b"key", value, seen=packfile.SEEN_NOTHING)
+
+
+def test_a_long_value_ends_its_pack_which_is_uploaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads = Uploads(monkeypatch)
+    writer = uploads.writer()
+    staged = {append(writer, value): value for value in (b"short", b"l" * 5000, b"next")}
+    wait_until(lambda: len(uploads.parts) == 1)  # nobody has waited for what comes next, nor for the commit
+    writer.finish(writer.size)
+    assert len(uploads.parts) == 2
+    assert [writer.read(each) for each in staged] == list(staged.values())
+    writer.drop()
+
+
+def test_where_no_room_is_left_a_long_value_is_sent_from_where_the_caller_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uploads = Uploads(monkeypatch, at_once=2)
+    monkeypatch.setattr(object_writer, "UPLOAD_BYTES", 6000)
+    writer = uploads.writer()
+    first, second = bytearray(b"1" * 5000), bytearray(b"2" * 5000)
+    staged = append(writer, first)
+    first[:] = bytes(5000)  # it was copied, and is under way
+    other = append(writer, second)  # returns when it is stored: both were under way together
+    second[:] = bytes(5000)
+    sent = {memoryview(part).obj is second for parts in uploads.parts for part in parts}
+    assert sent == {False, True}
+    writer.finish(writer.size)
+    assert (writer.read(staged), writer.read(other)) == (b"1" * 5000, b"2" * 5000)
+    writer.drop()
+
+
+def test_a_long_value_whose_upload_was_interrupted_is_not_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads = Uploads(monkeypatch)
+    monkeypatch.setattr(_Room, "take_now", lambda room, length: False)
+    writer = uploads.writer()
+
+    def interrupt(path: str, parts: Sequence[bytes]) -> None:
+        if path.startswith(names.PACKS):
+            raise KeyboardInterrupt
+        uploads.put(path, parts)
+
+    monkeypatch.setattr(uploads.objects, "put", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        append(writer, bytearray(5000))
+    monkeypatch.setattr(uploads.objects, "put", uploads.put)
+    with pytest.raises(OSError, match="interrupted"):
+        writer.finish(writer.size)
+    assert not uploads.parts
+    writer.drop()
+
+
+def test_threads_that_stage_long_values_wait_for_no_other_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_writer, "LONG", 1000)
+    monkeypatch.setattr(object_writer, "UPLOAD_BYTES", 1)
+    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
+    transaction = repo.begin()
+    turns, keys = transaction._staging.turns, []
+    for key in map(str, itertools.count()):  # which share a turn
+        if turns.at(key) is turns.at("0"):
+            keys.append(key)
+        if len(keys) == 4:
+            break
+    together = threading.Barrier(len(keys), timeout=TIMEOUT)
+    objects = repo.engine.storage.objects
+    put = objects.put
+
+    def put_together(path: str, parts: Sequence[bytes]) -> None:
+        if path.startswith(names.PACKS):
+            together.wait()
+        put(path, parts)
+
+    monkeypatch.setattr(objects, "put", put_together)
+    with ThreadPoolExecutor(len(keys)) as threads:
+        list(threads.map(lambda key: transaction.set(key, key.encode() * 5000), keys))
+    transaction.commit()
+    assert {key: bytes(value) for key, value in repo.mapping().items()} == {key: key.encode() * 5000 for key in keys}
+
+
+def test_what_was_staged_is_let_go_of_by_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads = Uploads(monkeypatch)
+    deleted: list[Sequence[str]] = []
+    delete = uploads.objects.delete
+    monkeypatch.setattr(uploads.objects, "delete", lambda paths: deleted.append(paths) or delete(paths))
+    writer = uploads.writer()
+    append(writer, b"value")
+    writer.finish(writer.size)
+    writer._storage.forget_staged(writer.path)  # its slot is taken
+    writer.release()
+    assert deleted == [[writer.path, writer.path + names.LEASE]]
+    assert not uploads.objects.list(names.STAGING)

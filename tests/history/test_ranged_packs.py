@@ -22,7 +22,7 @@ from txstore.format.packfile import PackName
 from txstore.history import ranged_packs
 from txstore.history.packs import MissingPackError
 from txstore.history.ranged_packs import RemotePacks
-from txstore.history.read_ahead import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead
+from txstore.history.read_ahead import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead, cut
 from txstore.storage.cache_directory import CacheDirectory
 from txstore.storage.pack_cache import PackCache, PieceMemory
 
@@ -72,8 +72,49 @@ def test_a_large_value_is_fetched_in_parallel_and_not_kept_in_memory(objects: Fa
     memory = PieceMemory(64 << 20)
     values = Values(objects, 1, 2 * RANGE + 5, cache=PackCache(memory=memory))
     values.view(0)
-    assert [[length for _, length in call] for call in objects.calls] == [[RANGE, RANGE, 5]]
+    assert sorted(length for [(_, length)] in objects.calls) == [5, RANGE, RANGE]
     assert memory.size == 0
+
+
+def test_a_long_value_is_read_in_pieces_to_where_it_is_wanted(objects: FakeObjects) -> None:
+    memory = PieceMemory(64 << 20)
+    values = Values(objects, 1, 2 * RANGE + 5, cache=PackCache(memory=memory))
+    together = threading.Barrier(3, timeout=TIMEOUT)
+    objects.before = lambda path: together.wait()
+    [value], [offset] = values.values, values.offsets
+    target = bytearray(len(value))
+    assert values.pack.read_into(offset, len(value), crc32c(value), memoryview(target))
+    assert target == value
+    assert sorted(length for _, _, length in objects.requests) == [5, RANGE, RANGE]
+    assert memory.size == 0
+    assert not values.pack.read_into(offset, len(value), crc32c(value), memoryview(target)[1:])
+    assert not values.pack.read_into(offset, len(value), crc32c(b""), memoryview(target))
+
+
+def test_a_long_value_that_is_not_whole_or_not_there_is_not_read_to_anywhere(objects: FakeObjects) -> None:
+    values = Values(objects, 1, 2 * RANGE + 5)
+    [value], [offset] = values.values, values.offsets
+    target = memoryview(bytearray(len(value)))
+    for length in (RANGE + 7, offset):  # within the second piece, and of nothing at all
+        objects.contents[values.name.path] = values.content[:length]
+        assert not values.pack.read_into(offset, len(value), crc32c(value), target)
+        with pytest.raises(CorruptionError, match="reaches beyond the file"):
+            values.pack.view(offset, len(value), crc32c(value), "key")
+    objects.contents.clear()
+    with pytest.raises(MissingPackError):
+        values.pack.read_into(offset, len(value), crc32c(value), target)
+
+
+def test_whoever_asks_for_much_at_once_is_not_read_ahead_of(objects: FakeObjects) -> None:
+    """Batches of one statement: what was read ahead of one was asked for by the next one meanwhile."""
+    each = 1 << 20
+    values = Values(objects, 24, each)
+    for first in range(0, 24, 6):
+        batch = [(values.offsets[i], each) for i in range(first, first + 6)]
+        assert values.pack.read(batch) == values.values[first : first + 6]
+    asked = sorted((offset, offset + length) for _, offset, length in objects.requests)
+    assert sum(end - begin for begin, end in asked) <= len(values.content)
+    assert all(before[1] <= after[0] for before, after in pairwise(asked))
 
 
 def test_a_view_of_a_large_piece_does_not_keep_it_in_memory(objects: FakeObjects) -> None:
@@ -179,7 +220,8 @@ def test_neighbours_are_joined_and_long_ranges_cut() -> None:
     apart = [(far, far + 10), (far + 11 + GAP, far + GAP + 30)]
     assert ahead.plan(apart, None) == apart
     far = 40 << 20
-    assert ahead.plan([(far, far + RANGE + 1)], None) == [(far, far + RANGE), (far + RANGE, far + RANGE + 1)]
+    assert ahead.plan([(far, far + RANGE + 1)], None) == [(far, far + RANGE + 1)]
+    assert list(cut(far, far + RANGE + 1)) == [(far, far + RANGE), (far + RANGE, far + RANGE + 1)]
     assert ahead.plan([(1 << 40, (1 << 40) + 9), (1 << 40, (1 << 40) + 5)], None) == [(1 << 40, (1 << 40) + 9)]
 
 
@@ -257,9 +299,9 @@ def test_a_few_batches_are_under_way_at_once(objects: FakeObjects) -> None:
     values = Values(objects, 100, 1000)
     gate = Gate()
     objects.before = gate
-    with ThreadPoolExecutor(10) as pool:
-        found = [pool.submit(values.view, i) for i in range(0, 100, 20)]
-        found += [pool.submit(values.view, i) for i in range(10, 100, 20)]
+    with ThreadPoolExecutor(20) as pool:
+        found = [pool.submit(values.view, i) for i in range(0, 100, 10)]
+        found += [pool.submit(values.view, i) for i in range(5, 100, 10)]
         wait_until(lambda: len(objects.calls) == ranged_packs.UNDER_WAY)
         wait_until(lambda: len(values.pack.reader._waiting) == len(found) - ranged_packs.UNDER_WAY)
         gate.open()

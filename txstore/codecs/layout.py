@@ -56,6 +56,28 @@ class Layout(NamedTuple):
         """The bytes of a chunk in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def place(self, row: tuple[Any, ...], array: np.ndarray[Any, Any]) -> memoryview | None:
+        """Return the bytes of an array that a row reads into, if the bytes of its chunk are the same; else None."""
+        _, _, chunk, out, _ = row
+        if (
+            self.inner is not None
+            or self.codecs
+            or self.strides != _strides(self.shape, self.dtype.itemsize, range(len(self.shape)))
+        ):
+            return None
+        if not isinstance(chunk, tuple) or not isinstance(out, tuple) or len(out) != array.ndim:
+            return None
+        if not all(isinstance(each, slice) for each in (*chunk, *out)):
+            return None
+        if [each.indices(extent) for each, extent in zip(chunk, self.shape, strict=True)] != [
+            (0, extent, 1) for extent in self.shape
+        ]:
+            return None
+        part = array[out]
+        if part.shape != self.shape or not part.flags.c_contiguous:
+            return None
+        return part.reshape(-1).view(np.uint8).data
+
     def batch(
         self, rows: list[tuple[Any, ...]], array: np.ndarray[Any, Any], *, empties: int = KEEP, writable: bool = False
     ) -> chunks.Batch:

@@ -16,6 +16,8 @@ from collections import deque
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from txstore import processes
 from txstore._native import chunks
 from txstore.errors import CorruptionError
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 #: A pack is uploaded when the next frame would make it larger than this.
 OBJECT_SIZE = 32 << 20
+#: A value of this length ends its pack, which is uploaded at once. Where no room is left to copy it to, whoever appends
+#: it waits, and it is sent from where they have it.
+LONG = 8 << 20
 #: What a commit's own file holds of values, at most: it is sent again when another commit was faster.
 INLINE_SIZE = 1 << 20
 #: Packs of one writer that are uploaded at the same time, and how many bytes they have together, as long as there is
@@ -93,6 +98,7 @@ class ObjectWriter:
         view = memoryview(value)
         if view.nbytes:
             view = view.cast("B")
+        checksum, is_long = crc32c(view), view.nbytes >= LONG
         full = None
         with self._lock:
             self._check()
@@ -101,11 +107,17 @@ class ObjectWriter:
             if not (self._packs or self._is_published or self._participant) and self.size + view.nbytes <= INLINE_SIZE:
                 return self._noted(key, view, self._own_file.append(kind, key, view, seen=seen, region=region))
             pack, full = self._room_for(len(key) + view.nbytes)
-            staged = self._noted(key, view, pack.append(kind, key, view, seen, sequence, region))
+            staged = pack.append(kind, key, view, seen, sequence, region, checksum=checksum, is_last=is_long)
+            self._noted(key, view, staged)
+            if is_long:
+                self._is_filling = False
         if full is not None:
             self._upload(full)
-        if self._is_published:
-            self._store(pack)
+        if self._is_published or (is_long and not self._room.take_now(pack.end)):
+            self._store_from_caller(pack)
+        elif is_long:
+            pack.keep_last()
+            self._upload(pack)
         return staged
 
     def _noted(self, key: bytes, view: memoryview, staged: Staged) -> Staged:
@@ -200,6 +212,14 @@ class ObjectWriter:
                     self._error = self._error or error
                     raise
 
+    def _store_from_caller(self, pack: _Pack) -> None:
+        """Store a pack, which may have a value only where the caller has it: never after this."""
+        try:
+            self._store(pack)
+        except BaseException as error:
+            self._error = self._error or OSError(f"an upload was interrupted ({type(error).__name__})")
+            raise
+
     def _store_all(self) -> None:
         """Return when all packs are stored. Raises `OSError`."""
         deque(in_parallel(self._store, [pack for pack in self._packs if not pack.is_uploaded]), maxlen=0)
@@ -265,16 +285,19 @@ class ObjectWriter:
 
     def close(self) -> bool:
         """Let others see that this process stages no more; return whether there is anything to be deleted."""
+        return self._close()
+
+    def _close(self, *, deletes: bool = True) -> bool:
         if self._process != os.getpid():
             return False
         if self._lease is not None:
-            self._lease.close()
+            self._lease.close(deletes=deletes)
         return self._own_file.close() or self._lease is not None
 
     def release(self) -> None:
         """Let others see that this process stages no more: what was committed is referred to."""
-        if self.close():
-            self._storage.delete(self.path)
+        if self._close(deletes=False):
+            self._storage.delete(self.path)  # with the lease
 
     def close_between_reads(self) -> None:
         if self._participant:
@@ -310,6 +333,15 @@ class _Room:
             self._uploads += 1
             self._bytes += length
 
+    def take_now(self, length: int) -> bool:
+        """Take room for an upload if there is any."""
+        with self._changed:
+            if self._uploads and not self._fits(length):
+                return False
+            self._uploads += 1
+            self._bytes += length
+            return True
+
     def _fits(self, length: int) -> bool:
         return self._uploads < UPLOADS and self._bytes + length <= UPLOAD_BYTES
 
@@ -332,39 +364,71 @@ class _Pack:
         self._first = first
         self._content = bytearray(packfile.encode_head(pack_id, repository_id, number, first))
         self._heads: list[bytes] = []
+        self._last: tuple[int, Buffer] | None = None  # the value that ends it, if that is long, and its offset
         self.uploading = processes.new_lock()
         self.is_uploaded = False
 
-    def append(self, kind: int, key: bytes, view: memoryview, seen: Seen, sequence: int, region: bytes = b"") -> Staged:
-        """Copy one frame; the writer's lock is held."""
-        start, length, checksum = self.end, view.nbytes, crc32c(view)
+    def append(
+        self,
+        kind: int,
+        key: bytes,
+        view: memoryview,
+        seen: Seen,
+        sequence: int,
+        region: bytes = b"",
+        *,
+        checksum: int,
+        is_last: bool = False,
+    ) -> Staged:
+        """Append one frame; the writer's lock is held. The value is copied, unless this `is_last`."""
+        start, length = self.end, view.nbytes
         follows = isinstance(seen, Predecessor)
         offset, self.end = frame_layout(start, len(key), length, has_predecessor=follows, region=region)
         frame = encode_frame(kind, seen, sequence - self._first, key, length, checksum, region)
         content = self._content
         content += frame
         content += bytes(offset - len(content))
-        content += view
-        content += bytes(self.end - len(content))
+        if is_last:
+            self._last = offset, view
+        else:
+            content += view
+            content += bytes(self.end - len(content))
         self._heads.append(frame)
         self._lengths[offset] = length
         return Staged(packfile.join_offset(self._nth, offset), length, checksum, sequence)
 
     def value(self, offset: int) -> bytes | None:
         """Return a value that was appended; None if it is uploaded."""
+        last = self._last
+        if last is not None and offset == last[0]:
+            return bytes(last[1])
         length = self._lengths.get(offset)
         # The pack may be uploaded between the two looks.
         content = None if length is None else self._content[offset : offset + length]
         return None if content is None or len(content) != length else bytes(content)
 
     def first_value(self) -> bytes:
-        offset, length = next(iter(self._lengths.items()))
-        return bytes(self._content[offset : offset + length])
+        return self.value(next(iter(self._lengths))) or b""
+
+    def keep_last(self) -> None:
+        """Copy the value that ends the pack: the caller goes on."""
+        if self._last is not None:
+            offset, value = self._last
+            kept = bytearray(memoryview(value).nbytes)
+            # Without the interpreter's lock, which `bytearray(value)` would keep for as long as that takes.
+            np.copyto(np.frombuffer(kept, np.uint8), np.frombuffer(value, np.uint8))
+            self._last = offset, kept
 
     def upload(self, storage: RemoteStorage, *, is_published: bool) -> None:
         """Write the object; the caller holds `uploading`, and nobody appends. Raises `OSError`."""
         # Others look for what there is before it is committed.
         directory = [packfile.encode_directory(self._heads, self.end)] if is_published else []
-        storage.objects.put(self.path, [self._content, *directory])
+        storage.objects.put(self.path, [self._content, *self._tail(), *directory])
         self.is_uploaded = True
-        self._content, self._heads, self._lengths = bytearray(), [], {}
+        self._content, self._heads, self._lengths, self._last = bytearray(), [], {}, None
+
+    def _tail(self) -> list[Buffer]:
+        if self._last is None:
+            return []
+        offset, value = self._last
+        return [value, bytes(self.end - offset - memoryview(value).nbytes)]

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from txstore import processes
 from txstore.errors import CorruptionError, TxStoreError
@@ -21,7 +25,7 @@ from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document
 from txstore.format.packfile import PackName
 from txstore.history.packs import Missing, MissingPackError, Packs, PackSource, check_head
-from txstore.history.read_ahead import Range, ReadAhead
+from txstore.history.read_ahead import RANGE, WINDOW_LARGEST, Range, ReadAhead, cut
 from txstore.storage.interface import Storage
 from txstore.storage.objects.errors import CutShortError
 from txstore.storage.pack_cache import PackCache, joined
@@ -38,11 +42,13 @@ _LARGE = 1 << 20
 
 #: Batches of one pack that are under way at once. A thread that comes while there are fewer goes at once, for what it
 #: wants alone; so the more there may be, the fewer threads share a request.
-UNDER_WAY = 4
+UNDER_WAY = 16
 #: So much on both sides of a document is fetched along: whoever asks for one asks for those of its neighbours next.
 BESIDE = 128 << 10
 #: Windows that are fetched in the background, of all packs, at once.
 AHEAD = 8
+#: Pieces of long ranges that are fetched at once, in memory besides what they are copied to.
+PIECES = 32
 
 
 class _Read(NamedTuple):
@@ -120,6 +126,17 @@ class PackReader:
                 request.error = None  # it has this frame, which has the request: neither would go by itself
         return request.contents
 
+    def read_into(self, offset: int, place: npt.NDArray[np.uint8]) -> None:
+        """Read a long range to where it is wanted, as far as the pack goes; nobody else gets it, unless it is on disk.
+
+        Raises `FileNotFoundError`.
+        """
+        content = self._cache.find(self._id, offset, len(place))
+        if content is None:
+            self._get_into(offset, place)
+        else:
+            np.copyto(place, np.frombuffer(content, np.uint8))
+
     def read_unchecked(self, offset: int, length: int) -> memoryview:
         """Return a range that no checksum ties to this pack: its head does, which is read along with the first one."""
         if self._has_checked_head:
@@ -136,6 +153,10 @@ class PackReader:
     def find(self, offset: int, length: int) -> memoryview | None:
         """Return a range that is at hand, without a request."""
         return self._cache.find(self._id, offset, length)
+
+    def at_hand(self, offset: int, length: int) -> memoryview | None:
+        """Return a range that is in memory."""
+        return self._cache.at_hand(self._id, offset, length)
 
     def forget(self) -> None:
         """Read all anew: what was read is not what was written. Perhaps it is the cache, or it was repaired since."""
@@ -201,18 +222,20 @@ class PackReader:
         reads = [[self._start(*wanted) for wanted in request.ranges] for request in requests]
         missing = {(read.begin, read.end) for each in reads for read in each if read.begin < read.end}
         wide = {(each.begin, each.end) for at, request in enumerate(requests) if request.is_wide for each in reads[at]}
-        pieces = self._pieces(missing, wide) if missing else []
+        # Whoever asks for so much at a time has planned ahead itself: what is fetched along, it asks for meanwhile.
+        alone = {(each.begin, each.end) for each_of in reads if _length(each_of) >= WINDOW_LARGEST for each in each_of}
+        pieces = self._pieces(missing, wide, alone) if missing else []
         for request, each in zip(requests, reads, strict=True):
             request.contents = [_assembled(read, pieces) for read in each]
             request.is_done = True
 
-    def _pieces(self, missing: set[Range], wide: set[Range]) -> list[tuple[int, memoryview]]:
+    def _pieces(self, missing: set[Range], wide: set[Range], alone: set[Range]) -> list[tuple[int, memoryview]]:
         """Return pieces that hold what is missing, with their offsets, ascending: fetched here, or by others."""
         with self._lock:
             theirs = {each: fetch for each in missing for fetch in self._fetches if fetch.holds(*each)}
             ours = missing - theirs.keys()
             wanted = [self._widened(*each) if each in wide else each for each in ours]
-            fetch = self._planned(self._ahead.plan(wanted, self._size)) if ours else None
+            fetch = self._planned(self._ahead.plan(wanted, self._size, alone)) if ours else None
         pieces = self._fetched(fetch, ours) if fetch is not None else []
         # After our own: so of two that want what the other fetches, neither waits for ever.
         failed = set()
@@ -267,24 +290,57 @@ class PackReader:
         return _Read(offset + sum(map(len, found)), offset + length, found)
 
     def _fetch(self, ranges: Sequence[Range], wanted: Iterable[Range]) -> list[tuple[int, memoryview]]:
-        planned = [(begin, end - begin) for begin, end in ranges]
-        if len(planned) == 1:
-            contents = [self._ranges.get_range(self._path, *planned[0])]
-        else:
-            try:
-                contents = self._ranges.get_ranges(self._path, planned)
-            except CutShortError:  # then what there is, so that whoever reads it says what is damaged
-                contents = [self._ranges.get_range(self._path, *each) for each in planned]
-        pieces = [(offset, memoryview(content)) for (offset, _), content in zip(planned, contents, strict=True)]
+        long = [each for each in ranges if each[1] - each[0] > RANGE]
+        short = [each for each in ranges if each[1] - each[0] <= RANGE]
+        pieces = sorted([*zip(short, self._get(short), strict=True), *zip(long, self._get_long(long), strict=True)])
         large = [each for each in wanted if each[1] - each[0] > _LARGE]
-        for (offset, length), (_, content) in zip(planned, pieces, strict=True):
-            if offset == 0 and len(content) >= packfile.HEAD_SIZE:
+        for (begin, end), content in pieces:
+            if begin == 0 and len(content) >= packfile.HEAD_SIZE:
                 self._check_head(content)
-            if len(content) < length and (content or offset == 0):
-                self._size = offset + len(content)
-            is_large = any(begin <= offset and offset + length <= end for begin, end in large)
-            self._cache.keep(self._id, offset, content, in_memory=not is_large)
-        return pieces
+            if len(content) < end - begin and (content or begin == 0):
+                self._size = begin + len(content)
+            is_large = any(low <= begin and end <= high for low, high in large)
+            if end - begin <= RANGE:  # else it was kept piece by piece
+                self._cache.keep(self._id, begin, content, in_memory=not is_large)
+        return [(begin, content) for (begin, _), content in pieces]
+
+    def _get(self, ranges: Sequence[Range]) -> list[memoryview]:
+        wanted = [(begin, end - begin) for begin, end in ranges]
+        if len(wanted) < 2:
+            return [memoryview(self._ranges.get_range(self._path, *each)) for each in wanted]
+        try:
+            return [memoryview(content) for content in self._ranges.get_ranges(self._path, wanted)]
+        except CutShortError:  # then what there is, so that whoever reads it says what is damaged
+            return [memoryview(self._ranges.get_range(self._path, *each)) for each in wanted]
+
+    def _get_long(self, ranges: Sequence[Range]) -> list[memoryview]:
+        found = []
+        for begin, end in ranges:
+            place = np.empty(end - begin, np.uint8)
+            found.append(memoryview(place).toreadonly()[: self._get_into(begin, place)])
+        return found
+
+    def _get_into(self, begin: int, place: npt.NDArray[np.uint8]) -> int:
+        """Fetch a long range in pieces: each is copied as it comes, while others are under way. Return its length."""
+        ends = [begin + len(place)]
+
+        def get(piece: Range) -> None:
+            start, stop = piece
+            content = self._ranges.get_range(self._path, start, stop - start)
+            length = len(content)
+            # Not by a slice of a memoryview: that would keep the interpreter meanwhile.
+            np.copyto(place[start - begin : start - begin + length], np.frombuffer(content, np.uint8))
+            self._cache.keep(self._id, start, content, in_memory=False)
+            if length < stop - start:
+                ends.append(start + length)
+
+        pieces = list(cut(begin, begin + len(place)))
+        try:
+            results = executor("piece", PIECES).map(get, pieces)
+        except RuntimeError:  # the interpreter ends, and starts no more threads
+            results = map(get, pieces)
+        deque(results, maxlen=0)
+        return min(ends) - begin
 
     def _check_head(self, content: memoryview) -> None:
         try:
@@ -293,6 +349,10 @@ class PackReader:
             self.forget()
             raise
         self._has_checked_head = True
+
+
+def _length(reads: Iterable[_Read]) -> int:
+    return sum(each.end - each.begin for each in reads)
 
 
 def _assembled(read: _Read, pieces: Sequence[tuple[int, memoryview]]) -> memoryview:
@@ -340,6 +400,16 @@ class RemotePack:
             reason = f"checksum mismatch: stored 0x{checksum:08x}, computed 0x{computed:08x}"
             raise CorruptionError(self.path, offset=offset, key=key, reason=reason)
         return content
+
+    def read_into(self, offset: int, length: int, checksum: int, target: memoryview) -> bool:
+        """Read a long value to where it is wanted, if it is as long as that; tell whether its checksum is right."""
+        if len(target) != length:
+            return False
+        try:
+            self.reader.read_into(offset, np.frombuffer(target, np.uint8))
+        except FileNotFoundError as error:
+            raise self._is_missing() from error
+        return crc32c(target) == checksum
 
     def part(self, offset: int, length: int, part: slice, key: str | None = None) -> memoryview:
         start, stop, step = part.indices(length)

@@ -17,18 +17,20 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from txstore import processes
 from txstore._native import index
 from txstore.errors import CorruptionError, ErasedError
 from txstore.format import packfile
 from txstore.format.commitfile import RunName
+from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
 from txstore.history.packs import MissingPackError, Pack, PackSource
 from txstore.history.ranged_packs import RemotePack
+from txstore.history.read_ahead import RANGE
 from txstore.history.runs import (
-    ELSEWHERE,
-    MISSING,
+    LATER,
     NONE_KNOWN,
     Change,
     Found,
@@ -38,7 +40,9 @@ from txstore.history.runs import (
     Located,
     OpenPacks,
     OpenRun,
+    ReadInto,
     Runs,
+    located,
     placed,
 )
 from txstore.storage.foreign import ForeignRange
@@ -182,30 +186,51 @@ class LazyRuns(Runs):
             return None
         return self.stored(key, found) if found.kind == packfile.REF_PACK else self.foreign(key, found)
 
+    def at_hand(self, key: bytes) -> memoryview | None:
+        for open_run in self._lazy:
+            begin, end, _ = open_run.run.window(key, 0)
+            if open_run.section.missing(begin, end):
+                return None
+        try:
+            found = index.lookup(self._runs, key)
+        except ValueError:
+            return None  # whoever has time for it asks again, and is told
+        if found is None or found[1] != packfile.REF_PACK:
+            return None
+        run, _, _, number, offset, length, checksum = found
+        content = _remote(self.open_pack(run, number)).reader.at_hand(offset, length)
+        return content if content is not None and crc32c(content) == checksum else None
+
     def locate(self, keys: Sequence[str]) -> Located:
         """Fetch the values of many keys, together, and return where they lie: each in a buffer of its own."""
-        encoded = [key.encode() for key in keys]
+        encoded = tuple([key.encode() for key in keys])
         # The blocks of all keys by few requests; a look-up that needs no older run has fetched a little too much.
-        self._fill([_Blocks(run, *run.run.window(key, 0)[:2]) for run in self._lazy for key in encoded])
-        table = np.zeros((len(keys), 4), np.int64)
-        wanted: dict[PackName, list[tuple[int, Found]]] = {}
-        for row, key in enumerate(encoded):
-            found = self.lookup(key)
-            is_there = found is not None and found.kind in (*packfile.FRAME_OF_REF, packfile.REF_ERASED)
-            table[row, 0] = ELSEWHERE if is_there else MISSING
-            if found is not None and found.kind == packfile.REF_PACK:
-                wanted.setdefault(self.pack_name(found.run, found.pack), []).append((row, found))
+        blocks = {(run, *run.run.window(key, 0)[:2]): None for run in self._lazy for key in encoded}
+        found = self._ask([_Blocks(*each) for each in blocks], lambda: index.locate(self._runs, encoded))
+        table, places, is_here = located(found)
+        later: dict[int, ReadInto] = {}
+        for row in np.flatnonzero(is_here & (table[:, 2] > RANGE)).tolist():
+            _, offset, length, checksum = table[row].tolist()
+            pack = self.open_pack(places[row] >> 32, places[row] & 0xFFFFFFFF)
+            later[row] = partial(_remote(pack).read_into, offset, length, checksum)
+            table[row, 0], is_here[row] = LATER, False
+        wanted: dict[PackName, list[npt.NDArray[np.intp]]] = {}
+        for place in np.unique(places[is_here]).tolist():
+            name = self.pack_name(place >> 32, place & 0xFFFFFFFF)
+            wanted.setdefault(name, []).append(np.flatnonzero(is_here & (places == place)))
 
-        def fetch(name: PackName) -> list[memoryview]:
-            return _ranged(self._packs, name).read([(found.offset, found.length) for _, found in wanted[name]])
+        def fetch(name: PackName) -> tuple[list[int], list[memoryview]]:
+            rows = np.concatenate(wanted[name])
+            ranges = [tuple(each) for each in table[rows, 1:3].tolist()]
+            return rows.tolist(), _ranged(self._packs, name).read(ranges)
 
         buffers: list[Mapped] = []
-        for rows, contents in zip(wanted.values(), in_parallel(fetch, wanted), strict=True):
-            for (row, found), content in zip(rows, contents, strict=True):
-                if len(content) == found.length:  # else it is damaged, and asked for by itself
-                    table[row] = len(buffers), 0, found.length, found.checksum
+        for rows, contents in in_parallel(fetch, wanted):
+            for row, content in zip(rows, contents, strict=True):
+                if len(content) == table[row, 2]:  # else it is damaged, and asked for by itself
+                    table[row, :2] = len(buffers), 0
                     buffers.append(content)
-        return Located(buffers, table)
+        return Located(buffers, table, later)
 
     def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
         found: list[Listed] = []
@@ -436,6 +461,9 @@ def _index_at(tail: memoryview) -> int:
 
 
 def _ranged(packs: PackSource, name: PackName) -> RemotePack:
-    pack = packs.get(name)
+    return _remote(packs.get(name))
+
+
+def _remote(pack: Pack) -> RemotePack:
     assert isinstance(pack, RemotePack), "these packs are mapped"
     return pack

@@ -6,12 +6,12 @@ read in a row: of two, chance makes too many where values are read at random. Se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 #: Gaps up to this length are fetched along, in bytes.
 GAP = 64 << 10
-#: No range is longer.
+#: No request is for more, and neighbours are fetched together up to this length.
 RANGE = 8 << 20
 WINDOW_SMALLEST, WINDOW_LARGEST = 128 << 10, 4 << 20
 #: From a window of this length on, the next one is fetched in the background. Shorter streams may end at any time.
@@ -49,18 +49,19 @@ class ReadAhead:
         # The last window that was read ahead of the stream that has one of `IN_BACKGROUND` or more.
         self._due: Range = (0, 0)
 
-    def plan(self, wanted: Iterable[Range], size: int | None) -> list[Range]:
+    def plan(self, wanted: Iterable[Range], size: int | None, alone: Container[Range] = ()) -> list[Range]:
         """Return what to fetch for ranges that are not at hand: ascending, without overlaps.
 
-        `size` is the length of the pack, if it is known: nothing is read ahead of its end.
+        `size` is the length of the pack, if it is known: nothing is read ahead of its end, nor of ranges in `alone`.
         """
         planned: list[Range] = []
         for begin, end in sorted(wanted):
             done = planned[-1][1] if planned else 0
             if end > done:
-                start, stop = self._extended(max(begin, done), end, size)
+                is_alone = (begin, end) in alone
+                start, stop = (max(begin, done), end) if is_alone else self._extended(max(begin, done), end, size)
                 planned.append((max(start, done), stop))
-        return list(_cut(_joined(planned)))
+        return list(_joined(planned))
 
     def is_due(self, position: int) -> bool:
         """Tell whether somebody has come so far that what follows should be fetched while the window is read."""
@@ -75,7 +76,7 @@ class ReadAhead:
             return []
         stop = end + stream.window if size is None else min(end + stream.window, size)
         stream.end, self._due = stop, (end, stop)
-        return list(_cut([(end, stop)]))
+        return [(end, stop)]
 
     def _extended(self, begin: int, end: int, size: int | None) -> Range:
         stream = next((stream for stream in reversed(self._streams) if stream.is_followed_by(begin)), None)
@@ -110,7 +111,7 @@ def _joined(ranges: Iterable[Range]) -> Iterable[Range]:
         yield begin, end
 
 
-def _cut(ranges: Iterable[Range]) -> Iterable[Range]:
-    for begin, end in ranges:
-        for start in range(begin, end, RANGE):
-            yield start, min(start + RANGE, end)
+def cut(begin: int, end: int) -> Iterable[Range]:
+    """Yield the requests that a range is fetched by, all at once."""
+    for start in range(begin, end, RANGE):
+        yield start, min(start + RANGE, end)

@@ -5,7 +5,7 @@ The table itself is in `_native` (C, and a Python twin); here are the names, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
@@ -73,17 +73,35 @@ class Change(NamedTuple):
 
 
 #: In place of the number of a buffer.
-MISSING, ELSEWHERE = -1, -2
+MISSING, ELSEWHERE, LATER = -1, -2, -3
+#: Reads a value into memory as long as it is. Tells whether its checksum is right: if not, it is asked for by itself.
+ReadInto = Callable[[memoryview], bool]
 
 
 class Located(NamedTuple):
     """Where many values lie: for each the number of a buffer, an offset, a length and a CRC-32C.
 
-    The number is `MISSING` if there is no value, and `ELSEWHERE` if it has to be asked for by itself.
+    The number is `MISSING` if there is no value, and `ELSEWHERE` if it has to be asked for by itself. It is `LATER` if
+    it has to be fetched and is long: whoever knows where it is wanted reads it to there, by its row. Else it is asked
+    for by itself.
     """
 
     buffers: list[Mapped]
     table: npt.NDArray[np.int64]
+    later: Mapping[int, ReadInto] = MappingProxyType({})
+
+
+def located(found: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the table that `index.locate` has found, as long as there are no buffers; and which values lie in packs.
+
+    Of each of these, where: the number of the run, and of the pack in it below that.
+    """
+    entries = np.frombuffer(found, np.int64).reshape(-1, 6)
+    kinds = entries[:, 0]
+    table = np.empty((len(entries), 4), np.int64)
+    table[:, 1:] = entries[:, 3:]
+    table[:, 0] = np.where(kinds < 0, MISSING, ELSEWHERE)
+    return table, entries[:, 1] << 32 | entries[:, 2], kinds == packfile.REF_PACK
 
 
 #: The packs that the refs of one run have led to, by their numbers in its table.
@@ -223,18 +241,17 @@ class Runs:
             raise ErasedError(key)
         return self.foreign(key, Found._make(found)) if kind == packfile.REF_FOREIGN else None
 
+    def at_hand(self, key: bytes) -> memoryview | None:
+        """Return a value that nobody has to wait for. None says nothing: it may be there, and elsewhere."""
+        return None
+
     def locate(self, keys: Sequence[str]) -> Located:
         """Return where the values of many keys lie, without comparing their checksums. Packs have to be mapped."""
         try:
             found = index.locate(self._runs, tuple([key.encode() for key in keys]))
         except ValueError as error:
             raise self._corrupt(error) from error
-        entries = np.frombuffer(found, np.int64).reshape(-1, 6)
-        kinds, places = entries[:, 0], entries[:, 1] << 32 | entries[:, 2]
-        table = np.empty((len(keys), 4), np.int64)
-        table[:, 1:] = entries[:, 3:]
-        table[:, 0] = np.where(kinds < 0, MISSING, ELSEWHERE)
-        is_here = kinds == packfile.REF_PACK
+        table, places, is_here = located(found)
         buffers: list[Mapped] = []
         for place in set(places[is_here].tolist()):
             pack = self.open_pack(place >> 32, place & 0xFFFFFFFF)

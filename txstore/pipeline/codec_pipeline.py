@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from txstore._native import chunks
 from txstore.codecs.layout import KEEP, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
-from txstore.history.runs import Located
+from txstore.history.runs import ELSEWHERE, LATER, Located
 from txstore.pipeline.chunk_store import ChunkStore
 from txstore.storage.request_threads import in_advance, in_thread
 
@@ -46,10 +45,8 @@ _SMALL = 256 << 10
 #: What one thread is given at least, in bytes.
 _SHARE = 256 << 10
 
-#: How much is fetched at a time, in bytes as they are decoded, and how large a chunk may be of which many are.
-_FETCHED, _FETCHED_AT_MOST = 16 << 20, 4 << 20
-#: How many times as much is under way while that is decoded.
-_FETCHED_AHEAD = 3
+#: How much is fetched at a time, and how much is under way, in bytes as they are decoded.
+_FETCHED, _UNDER_WAY = 16 << 20, 128 << 20
 
 _PRESENT, _MISSING = {"status": "present"}, {"status": "missing"}
 _RESULTS = {chunks.READ: _PRESENT, chunks.MISSING: _MISSING}
@@ -133,9 +130,9 @@ class TxCodecPipeline(CodecPipeline):
         await store.let_in()
         if not store.is_fetched:
             states = await self._in_thread(self._work(len(rows), array), self._read, store, rows, array)
-        elif self.layout is not None and self.layout.inner is None and self.layout.size <= _FETCHED_AT_MOST:
+        elif self.layout is not None and self.layout.inner is None:
             states = await in_thread(self._fetch, store, rows, array)
-        else:  # a part of a shard is a part of a request; large chunks are requests of their own
+        else:  # a part of a shard is a part of a request
             states = None
         if states is None:
             return await self.ordinary.read(rows, out, drop_axes)
@@ -154,21 +151,28 @@ class TxCodecPipeline(CodecPipeline):
     def _decoded(self, located: Located, rows: list[Row], array: AnyArray) -> bytes:
         assert self.layout is not None
         batch = self.layout.batch(rows, array, writable=True)
-        return batch.read(located.buffers, located.table, _threads(self._work(len(rows), array)))
+        later = [row for row in located.later if located.table[row, 0] == LATER]
+        located.table[later, 0] = ELSEWHERE
+        states = batch.read(located.buffers, located.table, _threads(self._work(len(rows), array)))
+        if not later:
+            return states
+        found = bytearray(states)
+        for row in later:
+            target = self.layout.place(rows[row], array)
+            if target is not None and located.later[row](target):
+                found[row] = chunks.READ
+        return bytes(found)
 
     def _fetch(self, store: ChunkStore, rows: list[Row], array: AnyArray) -> bytes | None:
         """Read rows of which not all need fit in memory beside the array: some are fetched while others are decoded."""
         assert self.layout is not None
         count = max(1, _FETCHED // self.layout.size)
         batches = [rows[at : at + count] for at in range(0, len(rows), count)]
-        found = []
-        locations = in_advance(lambda batch: store.locate([row[0].path for row in batch]), batches, _FETCHED_AHEAD)
-        with closing(locations):
-            for batch, located in zip(batches, locations, strict=True):
-                if located is None:
-                    return None
-                found.append(self._decoded(located, batch, array))
-        return b"".join(found)
+        if len(batches) == 1:
+            return self._read(store, rows, array)
+        under_way = max(2, _UNDER_WAY // (count * self.layout.size))
+        states = list(in_advance(lambda batch: self._read(store, batch, array), batches, under_way - 1))
+        return b"".join([state for state in states if state is not None]) if None not in states else None
 
     # --- writing
 

@@ -211,12 +211,14 @@ class Lease:
         if self._has_lapsed or _now() - self._renewed > TERM / 2:
             raise OSError(f"{self._path} was not renewed for {TERM / 2:.0f} s: another process may have taken over")
 
-    def close(self) -> None:
-        """Let go of it."""
+    def close(self, *, deletes: bool = True) -> None:
+        """Let go of it. Without `deletes`, the caller deletes it together with what it is about."""
         self._leases.forget(self)
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True
+                if not deletes:
+                    return
                 with contextlib.suppress(OSError):  # then it ends by itself
                     self._objects.delete([self._path])
 

@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from txstore import processes
 from txstore.storage.cache_directory import CacheDirectory
 
@@ -24,6 +26,8 @@ MEMORY = 64 << 20
 CACHE_SIZE = 1 << 30
 #: No piece in memory is larger than this share of the limit.
 _PIECE_SHARE = 1 / 4
+#: From this length on, numpy asks for large pages.
+_LARGE = 4 << 20
 
 
 class PieceMemory:
@@ -115,6 +119,15 @@ class PackCache:
         parts = self.find_start(pack_id, offset, length)
         return joined(parts) if sum(map(len, parts)) == length else None
 
+    def at_hand(self, pack_id: bytes, offset: int, length: int) -> memoryview | None:
+        """Return a range of a pack if it is in one piece in memory, so that nobody waits for it."""
+        found = self._memory.find(pack_id, offset)
+        if found is None:
+            return None
+        begin, piece = found
+        part = piece[offset - begin : offset - begin + length]
+        return joined([part]) if len(part) == length else None
+
     def find_start(self, pack_id: bytes, offset: int, length: int) -> list[memoryview]:
         """Return what is kept of a range, from its beginning on as far as it goes, in parts that follow one another."""
         parts: list[memoryview] = []
@@ -157,4 +170,11 @@ def joined(parts: list[memoryview]) -> memoryview:
         [part] = parts
         if 2 * len(part) >= memoryview(part.obj).nbytes:
             return part
-    return memoryview(b"".join(parts))
+    length = sum(map(len, parts))
+    if length < _LARGE:
+        return memoryview(b"".join(parts))
+    whole, position = memoryview(np.empty(length, np.uint8)), 0  # in large pages: others cost more than the copy
+    for part in parts:
+        whole[position : position + len(part)] = part
+        position += len(part)
+    return whole.toreadonly()

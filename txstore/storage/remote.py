@@ -60,7 +60,7 @@ class RemoteStorage:
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         if (staged := self._staged.get(path)) is not None:
             return staged.read(offset, length)
-        return self.objects.get_range(path, offset, length)
+        return bytes(self.objects.get_range(path, offset, length))
 
     def map(self, path: str) -> Mapped:
         return self.objects.get(path)

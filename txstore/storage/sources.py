@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from txstore.errors import SourceChangedError, SourceError
 from txstore.storage.foreign import FileVersion, ForeignRange, canonical, is_below, version_of
-from txstore.storage.objects.backend import READ_ONLY
+from txstore.storage.objects.backend import READ_ONLY, Content
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.fsspec_backends import build_plain
 from txstore.storage.objects.plain import PlainBackend
@@ -87,7 +87,7 @@ class Sources:
             raise SourceError(url, f"it gives {len(content)} bytes at {begin}, not the {end - begin} that are there")
         return memoryview(content)
 
-    def _content(self, url: str, offset: int, length: int) -> bytes:
+    def _content(self, url: str, offset: int, length: int) -> Content:
         if url.startswith("file://"):
             if offset + length > _status(url).st_size:
                 return b""  # it is shorter than it was, which is found out next

@@ -39,7 +39,7 @@ from txstore.history.changes import KeyChange, Ref, is_equal, ref_of, refs_of
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.packs import Staged, Writer
-from txstore.history.runs import ELSEWHERE, MISSING, Located
+from txstore.history.runs import ELSEWHERE, LATER, MISSING, Located
 from txstore.history.snapshot import Snapshot
 from txstore.processes import at_exit, was_broken_off
 from txstore.storage.foreign import ForeignRange
@@ -189,7 +189,7 @@ class Staging(Hierarchy):
                 if key in staged or staged.is_below_deleted(key) or self.grafts.find(key) is not None:
                     table[row, 0] = ELSEWHERE
         for key, number in zip(keys, table[:, 0].tolist(), strict=True):
-            if number >= 0 or (is_shared and number == MISSING):
+            if number >= 0 or number == LATER or (is_shared and number == MISSING):
                 self._mark_read(key)
             if is_shared and number != ELSEWHERE:
                 staged.was_read_again(key)

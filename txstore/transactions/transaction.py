@@ -417,6 +417,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         turns = self._staging.turns
+        if self._staging.storage.is_remote:  # it may take as long as an upload, for which no other key has to wait
+            with turns.changing(key):
+                self._stage_in_turn(kind, key, encoded, value)
+            return
         with turns.at(key):
             turns.wait(key)
             self._stage_in_turn(kind, key, encoded, value)

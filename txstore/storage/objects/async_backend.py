@@ -17,6 +17,7 @@ from txstore.storage.objects.backend import (
     above,
     as_bytes,
     clock_of,
+    joined,
     size_of,
 )
 
@@ -101,11 +102,11 @@ class AsyncBackend(ABC):
     def is_link(self, path: str) -> bool:
         return False
 
-    def put(self, path: str, content: Buffer) -> None:
-        self._run(lambda: self._put(path, as_bytes(content), is_new=False))
+    def put(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._run(lambda: self._put(path, as_bytes(joined(parts)), is_new=False))
 
-    def create(self, path: str, content: Buffer) -> None:
-        self._run(lambda: self._put(path, as_bytes(content), is_new=True))
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._run(lambda: self._put(path, as_bytes(joined(parts)), is_new=True))
 
     def delete(self, paths: Sequence[str]) -> None:
         self._run(self._delete, paths)

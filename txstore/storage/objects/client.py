@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from txstore import processes
-from txstore.storage.objects.backend import READ_ONLY, Backend, Object, Objects, joined
+from txstore.storage.objects.backend import READ_ONLY, Backend, Content, Object, Objects
 from txstore.storage.objects.errors import UNANSWERED, CutShortError, Explained, chain, explain
 from txstore.storage.objects.urls import Target
 
@@ -112,12 +112,12 @@ class ObjectClient:
     def get(self, path: str) -> bytes:
         return self._request(path, lambda backend: backend.get(path))
 
-    def get_range(self, path: str, offset: int, length: int) -> bytes:
+    def get_range(self, path: str, offset: int, length: int) -> Content:
         if length <= 0:
             return b""
         return self._request(path, lambda backend: backend.get_range(path, offset, length))
 
-    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Content]:
         wanted = [each for each in ranges if each[1] > 0]
         if not wanted:
             return [b""] * len(ranges)
@@ -157,15 +157,13 @@ class ObjectClient:
 
     def put(self, path: str, parts: Sequence[Buffer]) -> None:
         self._check_writable(path)
-        content = joined(parts)
-        self._request(path, lambda backend: backend.put(path, content))
+        self._request(path, lambda backend: backend.put(path, parts))
 
     def create(self, path: str, parts: Sequence[Buffer]) -> None:
         self._check_writable(path)
-        content = joined(parts)
-        if memoryview(content).nbytes == 0:
+        if not any(memoryview(part).nbytes for part in parts):
             raise ValueError(f"{self._target.shown(path)}: an empty object is not protected against a second creator")
-        self._request(path, lambda backend: backend.create(path, content))
+        self._request(path, lambda backend: backend.create(path, parts))
 
     def delete(self, paths: Sequence[str]) -> None:
         if paths:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore.storage.objects import fsspec_backends, obstore_backend, urls
-from txstore.storage.objects.backend import Object, Objects
+from txstore.storage.objects.backend import Content, Object, Objects
 from txstore.storage.objects.client import ObjectClient
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ __all__ = ["Object", "ObjectStore", "check_creation", "open_objects"]
 class Ranges(Protocol):
     """What finished packs can be read from: see `ObjectStore`."""
 
-    def get_range(self, path: str, offset: int, length: int) -> bytes: ...
-    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
+    def get_range(self, path: str, offset: int, length: int) -> Content: ...
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Content]: ...
     def get_tail(self, path: str, length: int) -> tuple[bytes, int]: ...
 
 
@@ -57,10 +57,10 @@ class ObjectStore(Ranges, Protocol):
     def get(self, path: str) -> bytes:
         """Return a whole object; FileNotFoundError if there is none."""
 
-    def get_range(self, path: str, offset: int, length: int) -> bytes:
+    def get_range(self, path: str, offset: int, length: int) -> Content:
         """Return a range of an object: shorter only where the object ends, empty beyond its end."""
 
-    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Content]:
         """Return several ranges, (offset, length) each, fetched in parallel; OSError if the object ends within one."""
 
     def get_tail(self, path: str, length: int) -> tuple[bytes, int]:

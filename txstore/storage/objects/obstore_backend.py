@@ -23,6 +23,7 @@ from txstore.storage.objects import fsspec_backends, urls
 from txstore.storage.objects.backend import (
     LONGEST_SECONDS,
     Backend,
+    Content,
     Object,
     Objects,
     above,
@@ -187,16 +188,16 @@ class ObstoreBackend:
     def get(self, path: str) -> bytes:
         return bytes(self._store.get(path).bytes())
 
-    def get_range(self, path: str, offset: int, length: int) -> bytes:
+    def get_range(self, path: str, offset: int, length: int) -> Content:
         try:
-            return bytes(self._store.get_range(path, start=offset, length=length))
+            return memoryview(self._store.get_range(path, start=offset, length=length))
         except Exception as error:
             # The last one is of the emulator of Azure, which has a range of an empty object end at -1.
             if facts_of(error).beyond_end or re.search(r"Wanted range starting at|bytes 0--1/0", str(error)):
                 return b""
             raise
 
-    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[Content]:
         # Not its own `get_ranges`: that joins ranges that touch, which were cut to be fetched in parallel, and panics
         # where an object ends before a range.
         return list(each_in_thread(lambda wanted: self.get_range(path, *wanted), ranges))
@@ -216,7 +217,7 @@ class ObstoreBackend:
             content = self.get(path)
             return content[-length:], len(content)
         length = min(length, size)
-        return (self.get_range(path, size - length, length) if length else b""), size
+        return (bytes(self.get_range(path, size - length, length)) if length else b""), size
 
     def list(self, directory: str) -> list[Object]:
         prefix = f"{directory}/" if directory else ""
@@ -256,11 +257,11 @@ class ObstoreBackend:
     def is_link(self, path: str) -> bool:
         return False
 
-    def put(self, path: str, content: Buffer) -> None:
-        self._store.put(path, content, use_multipart=False)
+    def put(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._store.put(path, list(parts), use_multipart=False)
 
-    def create(self, path: str, content: Buffer) -> None:
-        self._store.put(path, content, mode="create", use_multipart=False)
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._store.put(path, list(parts), mode="create", use_multipart=False)
 
     def delete(self, paths: Sequence[str]) -> None:
         if len(paths) > 1 and self._connection.store == "S3Store":

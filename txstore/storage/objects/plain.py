@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from txstore import processes
-from txstore.storage.objects.backend import Object, Objects, above, as_bytes
+from txstore.storage.objects.backend import Object, Objects, above, as_bytes, joined
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -100,17 +100,17 @@ class PlainBackend:
 
     # --- writing
 
-    def put(self, path: str, content: Buffer) -> None:
+    def put(self, path: str, parts: Sequence[Buffer]) -> None:
         with contextlib.suppress(NotImplementedError):
             self._fs.makedirs(self._file(path).rpartition("/")[0], exist_ok=True)
-        self._fs.pipe_file(self._file(path), as_bytes(content))
+        self._fs.pipe_file(self._file(path), as_bytes(joined(parts)))
 
-    def create(self, path: str, content: Buffer) -> None:
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
         with self._lock:
             self._fs.invalidate_cache()
             if self._fs.exists(self._file(path)):
                 raise FileExistsError(path)
-            self.put(path, content)
+            self.put(path, parts)
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
@@ -164,21 +164,21 @@ class MemoryBackend(PlainBackend):
     def is_link(self, path: str) -> bool:
         return False
 
-    def put(self, path: str, content: Buffer) -> None:
+    def put(self, path: str, parts: Sequence[Buffer]) -> None:
         with _memory_lock:
-            self._put(path, content)
+            self._put(path, parts)
 
-    def _put(self, path: str, content: Buffer) -> None:
+    def _put(self, path: str, parts: Sequence[Buffer]) -> None:
         try:
-            self._fs.pipe_file(self._file(path), bytes(content))
+            self._fs.pipe_file(self._file(path), bytes(joined(parts)))
         except FileExistsError:  # what it says of a part of the path that is a file
             raise NotADirectoryError(path) from None
 
-    def create(self, path: str, content: Buffer) -> None:
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
         with _memory_lock:
             if self._file(path) in self._fs.store:
                 raise FileExistsError(path)
-            self._put(path, content)
+            self._put(path, parts)
 
     def delete(self, paths: Sequence[str]) -> None:
         with _memory_lock:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from txstore import processes
-from txstore.storage.objects.backend import ABANDONED_SECONDS, PARTIAL, Object, Objects, as_bytes
+from txstore.storage.objects.backend import ABANDONED_SECONDS, PARTIAL, Object, Objects, as_bytes, joined
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -167,12 +167,12 @@ class SftpBackend:
 
     # --- writing
 
-    def put(self, path: str, content: Buffer) -> None:
-        with self._channel() as channel, self._written(channel, content) as partial:
+    def put(self, path: str, parts: Sequence[Buffer]) -> None:
+        with self._channel() as channel, self._written(channel, joined(parts)) as partial:
             self._move(channel.posix_rename, channel, partial, path)
 
-    def create(self, path: str, content: Buffer) -> None:
-        with self._channel() as channel, self._written(channel, content) as partial:
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
+        with self._channel() as channel, self._written(channel, joined(parts)) as partial:
             try:
                 self._move(channel.rename, channel, partial, path)
             except (FileNotFoundError, PermissionError, ConnectionError):

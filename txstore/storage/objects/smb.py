@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore import processes
-from txstore.storage.objects.backend import ABANDONED_SECONDS, PARTIAL, Object, Objects
+from txstore.storage.objects.backend import ABANDONED_SECONDS, PARTIAL, Object, Objects, joined
 from txstore.storage.objects.errors import chain
 
 if TYPE_CHECKING:
@@ -171,11 +171,11 @@ class SmbBackend:
 
     # --- writing
 
-    def put(self, path: str, content: Buffer) -> None:
-        self._run(self._write, path, content, self._smb.replace)
+    def put(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._run(self._write, path, joined(parts), self._smb.replace)
 
-    def create(self, path: str, content: Buffer) -> None:
-        self._run(self._write, path, content, self._smb.rename)
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._run(self._write, path, joined(parts), self._smb.rename)
 
     def _write(self, how: Mapping[str, Any], path: str, content: Buffer, move: Callable[..., None]) -> None:
         with self._written(how, content) as partial:
