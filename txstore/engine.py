@@ -287,6 +287,11 @@ class Position:
                 found = self._snapshot = self._snapshot or self._find()
         return found
 
+    def at_hand(self, key: str) -> memoryview | None:
+        """Return a value as `Snapshot.at_hand` does, if the commit was found."""
+        found = self._snapshot
+        return None if found is None else found.at_hand(key)
+
     def let_go(self) -> None:
         """Pin the commit no longer. It is found again where it is asked for, if no vacuum has removed it."""
         if self._snapshot is not None:

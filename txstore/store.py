@@ -596,8 +596,12 @@ class TxStore(Store, ChunkStore):
         session = self._session
         if session is not None and not session.door.may_enter():  # `let_in`, on the hot paths
             await session.door.enter()
-        if self._engine.storage.ranges is None and not self._view.is_foreign(key):
-            return self.get_sync(key, prototype=prototype, byte_range=byte_range)
+        if self._engine.storage.ranges is None:
+            if not self._view.is_foreign(key):
+                return self.get_sync(key, prototype=prototype, byte_range=byte_range)
+        elif session is None and byte_range is None and (view := self._position.at_hand(key)) is not None:
+            self._is_open = True
+            return (prototype or default_buffer_prototype()).buffer.from_bytes(view)
         return await in_thread(partial(self.get_sync, key, prototype=prototype, byte_range=byte_range))
 
     async def get_partial_values(

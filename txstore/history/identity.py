@@ -43,7 +43,7 @@ class Identity:
 
     def _read(self, *, creating: bool = False) -> RepositoryFormat:
         try:
-            content = self._storage.read(names.FORMAT)
+            content = self._content()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._why_not_found(creating) from error
         try:
@@ -52,6 +52,9 @@ class Identity:
             raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=f"{encoding.VERSION}") from error
         except encoding.MalformedError as error:
             raise CorruptionError(names.FORMAT, reason=f"it can't be decoded: {error}") from error
+
+    def _content(self) -> bytes:
+        return self._storage.read(names.FORMAT)
 
     def _why_not_found(self, creating: bool) -> RepositoryNotFoundError:
         url = self._storage.url

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import random
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -25,10 +27,12 @@ from txstore.format.commitfile import Footer, Header
 from txstore.format.records import HINT_SIZE, Hint
 from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
+from txstore.history.identity import Identity
 from txstore.history.object_writer import ObjectWriter
 from txstore.storage.objects.errors import was_unanswered
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
+from txstore.storage.request_threads import REQUESTS, executor
 
 #: Seconds between two hints of one process.
 HINT_PERIOD = 1.0
@@ -58,6 +62,30 @@ class _Seen(NamedTuple):
         return max(time.monotonic() - self.monotonic, time.time() - self.wall)
 
 
+class _Expected(NamedTuple):
+    """A hint that was asked for before anybody has wanted it."""
+
+    content: Future[bytes]
+    asked: float
+    process: int
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.process == os.getpid() and time.monotonic() - self.asked < _STAYS
+
+
+class _RemoteIdentity(Identity):
+    """`format.json`, and the hint beside it: what is asked for next of a repository."""
+
+    def __init__(self, storage: RemoteStorage, expect_hint: Callable[[], None]) -> None:
+        super().__init__(storage)
+        self._expect_hint = expect_hint
+
+    def _content(self) -> bytes:
+        self._expect_hint()
+        return super()._content()
+
+
 class RemoteCommits(Commits):
     """The history of one repository on an object store."""
 
@@ -72,6 +100,8 @@ class RemoteCommits(Commits):
     def __init__(self, storage: RemoteStorage) -> None:
         super().__init__(storage)
         self.is_tidy = True  # what dead processes have left there is the vacuum's: to look for it takes requests
+        self.identity = _RemoteIdentity(storage, self._expect_hint)
+        self._expected: _Expected | None = None
         self._hints = _HintWriter(self)
         # Of each branch, the commit last met in a listing, and its time there.
         self._listed: dict[str, tuple[bytes, float | None]] = {}
@@ -215,9 +245,19 @@ class RemoteCommits(Commits):
     def read_hint(self, branch: str) -> Hint:
         return self._read_hint(branch)[0]
 
+    def _expect_hint(self) -> None:
+        """Ask for the hint of whoever finds the repository and reads its head next, which need not wait twice."""
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            content = executor("single request", REQUESTS).submit(self.storage.objects.get, names.hint_path(MAIN))
+            self._expected = _Expected(content, time.monotonic(), os.getpid())
+
     def _read_hint(self, branch: str) -> tuple[Hint, bytes]:
         """Return the hint, and the end of the commit's file that stands behind it."""
-        content = self.storage.objects.get(names.hint_path(branch))
+        expected, self._expected = self._expected, None
+        if branch == MAIN and expected is not None and expected.is_fresh:
+            content = expected.content.result()
+        else:
+            content = self.storage.objects.get(names.hint_path(branch))
         return Hint.decode(content[:HINT_SIZE]), content[HINT_SIZE:]
 
     # --- durability: the server's

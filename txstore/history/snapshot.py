@@ -158,6 +158,11 @@ class Snapshot(Hierarchy):
         except CorruptionError as error:
             raise self._told(error, key) from error
 
+    def at_hand(self, key: str) -> memoryview | None:
+        """Return a value for which no request is needed, nor anything else that takes long. None says nothing."""
+        runs: Runs | None = self.__dict__.get("runs")  # if they are open
+        return None if runs is None else runs.at_hand(encode_key(key))
+
     def locate(self, keys: Sequence[str]) -> Located:
         """Return where the values of many keys lie; where packs are not mapped, in buffers that they are fetched to.
 

@@ -1,0 +1,86 @@
+"""Opening a repository on an object store: what does not wait for another answer is asked for beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+
+import txstore
+from tests.waiting import TIMEOUT
+from txstore.format import names
+from txstore.storage.objects.client import ObjectClient
+
+
+@pytest.fixture
+def url() -> str:
+    url = f"memory://{uuid.uuid4().hex}"
+    with txstore.Repository(url).transaction() as store:
+        zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="u1")[:] = np.arange(4)
+    for thread in threading.enumerate():
+        if thread.name == "txstore hint":
+            thread.join(TIMEOUT)
+    return url
+
+
+def test_the_hint_is_asked_for_beside_what_the_repository_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(2, timeout=TIMEOUT)
+    asked: list[str] = []
+    get = ObjectClient.get
+
+    def meet(objects: ObjectClient, path: str) -> bytes:
+        asked.append(path)
+        together.wait()
+        return get(objects, path)
+
+    monkeypatch.setattr(ObjectClient, "get", meet)
+    snapshot = txstore.Repository(url).snapshot()
+    assert sorted(asked) == sorted([names.FORMAT, names.hint_path("main")])
+    assert list(zarr.open_array(snapshot, path="x", mode="r")[:]) == [0, 1, 2, 3]
+
+
+def test_a_hint_that_was_asked_for_long_ago_is_asked_for_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    get = ObjectClient.get
+    monkeypatch.setattr(ObjectClient, "get", lambda objects, path: asked.append(path) or get(objects, path))
+    repo = txstore.Repository(url)
+    assert repo.engine.exists()
+    expected = repo.engine.commits._expected
+    expected.content.result(TIMEOUT)
+    repo.engine.commits._expected = expected._replace(asked=expected.asked - 60)
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[3] == 3
+    assert asked.count(names.hint_path("main")) == 2
+
+
+def test_what_is_at_hand_takes_no_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = txstore.Repository(url).snapshot()
+    first = zarr.open_array(store, path="x", mode="r")[:]
+
+    async def in_no_thread(*_: object) -> None:
+        raise AssertionError("it is in memory")
+
+    monkeypatch.setattr(txstore.store, "in_thread", in_no_thread)
+    found = asyncio.run(store.get("x/zarr.json", default_buffer_prototype()))
+    assert found is not None
+    assert found.to_bytes() == store["x/zarr.json"]
+    assert list(first) == [0, 1, 2, 3]
+
+
+def test_what_is_at_hand_and_damaged_is_read_anew(url: str) -> None:
+    store = txstore.Repository(url).snapshot()
+    stored = store["x/zarr.json"]
+    runs = store.mapping.runs
+    found = runs.lookup(b"x/zarr.json")
+    assert found is not None
+    pack = runs.open_pack(found.run, found.pack)
+    pack.reader.forget()
+    pack.reader._cache.keep(pack.reader._id, found.offset, bytes(found.length))
+    assert store.mapping.at_hand("x/zarr.json") is None
+    read = asyncio.run(store.get("x/zarr.json", default_buffer_prototype()))
+    assert read is not None
+    assert read.to_bytes() == stored
