@@ -55,6 +55,21 @@ async def test_a_signal_ends_it_also_while_pages_listen(repo: txstore.Repository
             await each.close()
 
 
+async def test_readers_that_do_not_read_do_not_hold_a_server_that_ends(
+    served: Server, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    big(repo, 16 << 20)
+    stalled = await Connection.open(served.port)
+    await stalled.ask("/at/main/big")
+    assert (await stalled.head())[0] == 200
+    monkeypatch.setattr("txstore.serving.server._ENDING", 0.2)
+    await asyncio.to_thread(served.close)
+    assert caplog.records == []
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await stalled.reader.readexactly(16 << 20)
+    await stalled.close()
+
+
 def test_its_address_comes_first(repo: txstore.Repository) -> None:
     with running(repo.url) as server:
         assert server.address.startswith("http://127.0.0.1:")

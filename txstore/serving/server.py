@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -18,8 +19,9 @@ from txstore.serving.connections import Connection
 from txstore.serving.facade import Served
 from txstore.serving.guard import LOOPBACK
 
-#: Seconds that answers which are under way may take when the server is to stop.
-_ENDING = 5
+#: Seconds that answers which are under way may take when the server is to stop; and that they may still take when
+#: nobody gets them any more.
+_ENDING, _CLEANING = 5, 5
 #: Seconds that an idle connection is kept; connections that wait to be accepted.
 _KEPT, _BACKLOG = 30, 2048
 #: Connections, and what else is open, at once.
@@ -57,8 +59,8 @@ class Server(uvicorn.Server):
         self._application: Application = application(repository, token=self.token, hosts=called, origins=origins)
         config = uvicorn.Config(
             self._application, http=Connection, log_config=None, log_level="warning", access_log=False,
-            server_header=False, lifespan="off", timeout_keep_alive=_KEPT, timeout_graceful_shutdown=_ENDING,
-            proxy_headers=False, ws="none",
+            server_header=False, lifespan="off", timeout_keep_alive=_KEPT, proxy_headers=False, ws="none",
+            timeout_graceful_shutdown=_ENDING + _CLEANING,
         )  # fmt: skip
         super().__init__(config)
         self._socket = _listening(host, port)
@@ -95,7 +97,17 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._application.close()  # streams of events would be waited for
-        await super().shutdown(sockets)
+        ending = asyncio.get_running_loop().call_later(_ENDING, self._hang_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    def _hang_up(self) -> None:
+        """Leave those that have not read their answers: uvicorn would cancel these, and report each as an error."""
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, Connection)
+            connection.transport.abort()
 
 
 def _allow_connections() -> None:
