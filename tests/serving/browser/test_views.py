@@ -147,6 +147,18 @@ def test_a_commit_appears_by_itself(look: Look, open_repo: Callable[..., txstore
     expect(page.locator(".toast")).to_contain_text("came meanwhile")
 
 
+def test_a_repository_that_nothing_was_written_to(look: Look, open_repo: Callable[..., txstore.Repository]) -> None:
+    repo = open_repo()
+    looking = look(repo)
+    for place in ("#/tree/main/", "#/usage/main", "#/diff", "#/history"):
+        page = looking.go(place)
+        expect(page.locator("main")).to_contain_text("Nothing was written yet")
+    expect(page.locator(".live.on")).to_be_visible()
+    with repo.transaction("the first") as store:
+        zarr.create_group(store)
+    expect(page.locator(".row[role=option]")).to_contain_text("the first")
+
+
 # --- data
 
 

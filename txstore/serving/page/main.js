@@ -2,7 +2,7 @@
 
 import { api, follow } from "./api.js";
 import { h, icon, replace } from "./dom.js";
-import { failure, link, repository } from "./parts.js";
+import { failure, link, notice, repository } from "./parts.js";
 import { title } from "./words.js";
 
 const VIEWS = {
@@ -61,6 +61,12 @@ async function route() {
   drawNavigation(name);
   main.classList.add("waiting");
   try {
+    if (!repository.exists && name !== "work") {
+      main.replaceChildren(root);
+      replace(root, h("h1", {}, "Nothing was written yet"), notice("What is committed first appears here by itself."));
+      view.onCommit(route);
+      return;
+    }
     const module = await VIEWS[name]();
     if (abort.signal.aborted) return;
     main.replaceChildren(root);

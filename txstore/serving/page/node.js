@@ -163,7 +163,7 @@ async function drawMembers(into, { ref, node, signal, firstPage }) {
   if (signal.aborted || into.querySelector(".failure")) return;
   replace(into, body.children.length
     ? h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Members" }, h("table", { class: "members" },
-        h("thead", {}, h("tr", {}, ["Name", "Shape", "Chunks", "Data type", "Size"].map((head) => h("th", { scope: "col" }, head)))), body))
+        h("thead", {}, h("tr", {}, ["Name", "Shape", "Chunks", "Data type", "Size"].map((head) => h("th", { scope: "col", class: head === "Size" ? "end" : null }, head)))), body))
     : notice("Nothing lies here."), button);
 }
 
