@@ -114,11 +114,13 @@ OMITTED = [
     Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < Committer._run", "cooperative"),
     Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < optimize", "optimized"),
     Omitted(
-        "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < optimize",
+        "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher._take_slot"
+        " < Publisher.publish < optimize",
         "optimized",
     ),
     Omitted(
-        "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < vacuum",
+        "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher._take_slot"
+        " < Publisher.publish < vacuum",
         "vacuumed",
     ),
     Omitted("rename floor/main/N", "sleeper"),
@@ -220,7 +222,7 @@ EDITS = [
     Edit("transactions.merges:Merges.put_together", "self._put(", "id(", "parts"),
     Edit("transactions.merges:Merges.merge", "head.get_view(key)", "self._staging.base.get_view(key)", "parts"),
     Edit("transactions.merges:Merges.merge", "change.seq > since", "False", "parts"),
-    Edit("transactions.committer:Committer.catch_up", "self._append_own_run()", "pass", "parts"),
+    Edit("transactions.committer:Committer._move_to", "self._append_own_run()", "pass", "parts"),
     Edit(
         "history.slots:Publisher.append_value",
         "self.end = self._frames_end = end",
@@ -235,7 +237,8 @@ EDITS = [
         "pass  # one that was",
         "late tag",
         "sweep",
-        "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher.publish < vacuum",
+        "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher._take_slot"
+        " < Publisher.publish < vacuum",
     ),
     Edit("maintenance.vacuum:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
     Edit(
@@ -283,7 +286,13 @@ EDITS = [
         "vacuumed around",
     ),
     Edit("history.commits:Commits.write_tag", "not self._stays(stored, but_tag=name)", "False", "late tag"),
-    Edit("history.slots:Publisher.publish", "self._check_floor(stored)", "pass", "sleeper"),
+    Edit("history.slots:Publisher._take_slot", "self._check_floor(stored)", "pass", "sleeper"),
+    Edit(
+        "history.slots:Publisher.publish_in_line",
+        "there is None or there.hash != ahead.hash",
+        "False",
+        "killed in line",
+    ),
     # Branches: what is kept for them.
     Edit("history.commits:Commits.create_branch", "self.ensure_durable(stored)", "pass", "branch on scratch"),
     Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged scratch"),

@@ -2,8 +2,8 @@
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
 replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in
-`permissions`, `pins`, `kernel_locks` and `turns`. Locks of open file descriptions are granted as the kernel does;
-chunk-key locks and watches there are none.
+`permissions`, `pins`, `kernel_locks`, `turns` and `line`. Locks of open file descriptions are granted as the kernel
+does; chunk-key locks and watches there are none.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from txstore.errors import LocksUnavailableError
 from txstore.format.commitfile import Footer, Header
 from txstore.history.commit import Stored
 from txstore.locks import kernel_locks, pins
+from txstore.storage import line, permissions, tree, turns
 from txstore.storage import local as storage
-from txstore.storage import permissions, tree, turns
 from txstore.transactions import staging
 from txstore.transactions.transaction import Transaction
 
@@ -42,7 +42,7 @@ PREFIX = "/simulated/"
 URL = PREFIX + "data.tx"
 _PACKAGE = os.path.dirname(txstore.__file__) + os.sep
 _FIRST_DESCRIPTOR = 1 << 40  # no descriptor of the real system
-_OUTER = 4  # frames that a site names
+_OUTER = 5  # frames that a site names
 _FLOCK = "hhqqi4x"
 _TO_THE_END = 1 << 62  # of a file
 
@@ -522,6 +522,9 @@ def simulated() -> Iterator[System]:
         mock.patch.object(kernel_locks, "fcntl", _Fcntl()),
         mock.patch.object(turns, "fcntl", _Fcntl()),
         mock.patch.object(turns, "_tell"),  # who has the turn: for people, and for as long as it lasts
+        mock.patch.object(line, "fcntl", _Fcntl()),
+        mock.patch.object(line, "os", _os),
+        mock.patch.object(turns, "about", return_value=b"{}"),
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
         mock.patch.object(Stored, "__init__", _init_stored),
         mock.patch.object(engine_module, "open_storage", lambda url, *_, **__: SimulatedStorage(url)),

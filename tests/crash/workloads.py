@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 import txstore
 from tests.crash.disk import ROOT, Disk, Tree
-from tests.crash.system import PREFIX, SYSTEM, URL, Process
+from tests.crash.system import PREFIX, SYSTEM, URL, Process, ProgramDied
 from tests.crash.world import TORN, Made, Promise, World, some
 from txstore.format import names
 from txstore.format.regions import Region
@@ -410,6 +411,67 @@ def rivals(seed: int) -> Callable[[World], None]:
         world.take_turns(seed, program(1), program(2))
 
     return rivals
+
+
+def crowd(seed: int) -> Callable[[World], None]:
+    def crowd(world: World) -> None:
+        """Four processes commit at once: each on top of what those ahead of it in line are about to commit."""
+        world.put(world.open(), {"a": world.value()})
+
+        def program(number: int) -> Callable[[], None]:
+            def run() -> None:
+                repo = world.open()
+                for each in range(2):
+                    world.put(repo, {f"{number}/{each}": world.value(100), f"{number}/last": world.value()})
+
+            return run
+
+        world.take_turns(seed, *map(program, range(4)))
+
+    return crowd
+
+
+def killed_in_line(world: World) -> None:
+    """The one that a process is about to follow is killed before it is in its slot."""
+    world.put(world.open(), {"a": world.value()})
+    first = Process()
+
+    def before(call: str, path: str, site: str) -> None:
+        if call == "sync" and "/.staging/" in path:
+            SYSTEM.before, SYSTEM.wait = None, first.die
+            with Process() as second:
+                world.put(world.open(), {"b": world.value()})
+            second.die()
+            SYSTEM.wait = None
+            raise ProgramDied
+
+    with first:
+        tx = world.open().begin()
+        tx["lost"] = world.value(300)
+        SYSTEM.before = before
+        with contextlib.suppress(ProgramDied, OSError):
+            tx.commit()
+        tx._finalizer.detach()
+    assert "lost" not in dict(world.open().mapping()), "a commit that nobody has made is there"
+    world.put(world.open(), {"c": world.value()})
+
+
+def upkeep_behind_a_line(world: World) -> None:
+    """A commit stands in line when somebody wants to be alone: who vacuums waits until that is in its slot."""
+    for _ in range(3):
+        world.put(world.open(), {"a": world.value()})
+
+    def commit() -> None:
+        repo = world.open()
+        for number in range(3):
+            world.put(repo, {"a": world.value(), f"{number}": world.value(100)})
+
+    def keep_house() -> None:
+        repo = world.open()
+        world.optimize(repo)
+        world.vacuum(repo, keep=1)
+
+    world.take_turns(5, commit, keep_house)
 
 
 def _several_packs(world: World) -> None:
@@ -840,6 +902,10 @@ WORKLOADS: dict[str, Workload] = {
     "rivals 1": Workload(rivals(1)),
     "rivals 2": Workload(rivals(2)),
     "rivals 3": Workload(rivals(3)),
+    "crowd 1": Workload(crowd(1)),
+    "crowd 2": Workload(crowd(2)),
+    "killed in line": Workload(killed_in_line),
+    "upkeep behind a line": Workload(upkeep_behind_a_line),
     "copied": Workload(first_commit, copied_before_any_commit),
     "copied with a commit": Workload(cooperative_on_copy, copied),
     "copying": Workload(copying, elsewhere),

@@ -367,7 +367,7 @@ def no_pins(monkeypatch):
 @pytest.fixture
 def no_lock(monkeypatch):
     """File systems on which the commit lock excludes nobody."""
-    monkeypatch.setattr(LocalStorage, "lock", lambda self, path, prepare=None: contextlib.nullcontext())
+    monkeypatch.setattr(LocalStorage, "lock", lambda self, path, prepare=None, **_: contextlib.nullcontext())
 
 
 def test_expired_for_all_who_ask(open_repo):
@@ -794,7 +794,7 @@ def test_a_copy_of_the_directory_has_no_locks(open_repo, tmp_path):
 
 def test_where_pins_are_no_matter_of_this_system(open_repo, monkeypatch):
     monkeypatch.setattr(storages.sys, "platform", "elsewhere")
-    monkeypatch.setattr(LocalStorage, "lock", lambda self, path, prepare=None: contextlib.nullcontext())
+    monkeypatch.setattr(LocalStorage, "lock", lambda self, path, prepare=None, **_: contextlib.nullcontext())
     repo = open_repo(durability="none")
     rewrite(repo, 5)
     held = repo.mapping(at=2)

@@ -359,10 +359,10 @@ def test_a_commit_that_comes_just_before_the_lock_is_seen(
     storage = quick.engine.storage
     lock = storage.lock
 
-    def late(*args: Any) -> Any:
+    def late(*args: Any, **named: Any) -> Any:
         monkeypatch.setattr(storage, "lock", lock)
         first.commit()
-        return lock(*args)
+        return lock(*args, **named)
 
     monkeypatch.setattr(storage, "lock", late)
     if case.conflict:

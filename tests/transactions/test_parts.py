@@ -268,10 +268,10 @@ def test_runs_are_merged_behind_merged_chunks(
     write_part(theirs, KEY, slice(4, 8), 2)
     storage, lock = repo.engine.storage, repo.engine.storage.lock
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments: Any, **named: Any) -> Any:
         monkeypatch.setattr(storage, "lock", lock)
         theirs.commit()
-        return lock(*arguments)
+        return lock(*arguments, **named)
 
     monkeypatch.setattr(storage, "lock", late)
     mine.commit()

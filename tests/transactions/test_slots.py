@@ -46,7 +46,7 @@ def storage(repo: txstore.Repository) -> Watched:
 def rival(open_repo: OpenRepo, repo: txstore.Repository) -> txstore.Repository:
     """The same repository as another process sees it whose lock does not work."""
     rival = open_repo()
-    rival.engine.storage.lock = lambda *_: contextlib.nullcontext()  # type: ignore[method-assign]
+    rival.engine.storage.lock = lambda *_, **__: contextlib.nullcontext()  # type: ignore[method-assign]
     return rival
 
 
@@ -157,7 +157,7 @@ def test_who_waits_for_its_turn_looks_at_what_others_commit(
     read_inside = []
 
     @contextlib.contextmanager
-    def lock(_: str, prepare: Callable[[], object]) -> Iterator[None]:
+    def lock(_: str, prepare: Callable[[], object], **options: bool) -> Iterator[None]:
         put(rival, key, b"rival")
         prepare()
         before = len(storage.calls)

@@ -91,6 +91,15 @@ class Commits:
             return None
         return self.decode(path, branch, slot, tail, size)
 
+    def read_staged(self, commit_id: bytes, branch: str, slot: int) -> Stored | None:
+        """Return a commit that is on its way to a slot, or has just taken it; None if it is neither."""
+        path = self.staged_path(commit_id, 0)
+        try:
+            tail, size = self.storage.read_tail(path, self.tail_size)
+        except FileNotFoundError:
+            return self.read(branch, slot)
+        return self.decode(path, branch, slot, tail, size)
+
     def at(self, branch: str, slot: int) -> Stored | None:
         """Return the commit in a slot of a branch, or of those that it has forked from, None if there is none."""
         return self.read(self.branches.owner(branch, slot), slot)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import struct
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -29,12 +31,19 @@ from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.find import first_since
 from txstore.history.packs import Staged, Writer
 from txstore.history.snapshot import Snapshot
+from txstore.storage.line import Line
 from txstore.storage.turns import this_user
 
 #: A commit above this length is synced before the commit lock is taken, so that nobody waits for its data.
 SYNC_BEFORE_LOCK = 1 << 20
 #: Clocks order nothing, but a commit from the future takes all later commit times along (microseconds).
 MAX_CLOCK_LEAD = 60 * 1_000_000
+#: What a commit says of itself that stands in line: its id, and the slot that it is on its way to.
+_PLACE = struct.Struct("<16sq")
+
+
+class LostPlaceError(Exception):
+    """A commit that this one was to follow was not made, or may not be. Internal: nothing was published; try again."""
 
 
 class SyncFailedError(Exception):
@@ -65,6 +74,13 @@ class Plan(Protocol):
 
     def contents(self, head: Snapshot) -> Contents | None:
         """Return what the header says if `head` is the parent; None: no commit is to be made."""
+
+
+class LinedPlan(Plan, Protocol):
+    """A plan that can follow a commit that is on its way, too, and be given up if that does not arrive."""
+
+    def follow(self, ahead: Stored) -> Snapshot:
+        """As `catch_up`, with `ahead` for the head: it has not taken its slot yet."""
 
 
 class Publisher:
@@ -182,7 +198,9 @@ class Publisher:
         )
 
     def publish(self, plan: Plan) -> Stored | None:
-        """Take the next slot. Returns None if the plan says that no commit is to be made.
+        """Take the next slot, while nobody else is on the way to one.
+
+        Returns None if the plan says that no commit is to be made.
 
         Raises what the plan raises, `CommitUnknownError`, `CorruptionError`, `SyncFailedError` or `OSError`; then
         nothing was published (or, with `CommitUnknownError`, that is not known). `SnapshotExpiredError`: a vacuum has
@@ -192,38 +210,96 @@ class Publisher:
         # others have committed before it is let in: then it has only the last commit left to look at.
         with self.storage.lock(names.COMMIT_LOCK, plan.catch_up):
             while True:
-                self.commits.check_living(self.branch)
-                head = plan.catch_up()
-                if self.durable:
-                    self._prepare_parent(head.stored)
+                head = self._next_head(plan.catch_up)  # which is pinned as long as this has it
                 contents = plan.contents(head)
                 if contents is None:
                     return None
                 stored = self._write_header(head.stored, contents)
                 if self.durable:
                     self._sync()
-                # The rename is the commit.
-                self.offered = True
                 try:
-                    self.commits.take_slot(self.writer.path, stored)
+                    self._take_slot(stored)
                 except SlotTakenError:
-                    self.offered = False
                     continue  # I2: the slot is proven to be another's, so the file may be written again
-                except OSError:
-                    self.offered = False  # it was read back: nothing is there
-                    raise
-                except BaseException:
-                    # I3: where the server may yet come to it, what the commit refers to must stay.
-                    self.offered = self.commits.may_come_late or self._may_be_published(stored)
-                    raise
                 break
-            self._check_floor(stored)
-            if not self.storage.lock_excludes_all:  # else nobody could delete it meanwhile
-                self.commits.check_living(self.branch)
-            # Others find the new head sooner.
-            self.commits.write_hint(stored, durable=False)
+        return self._settled(stored)
 
-        # I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile.
+    def publish_in_line(self, plan: LinedPlan) -> Stored | None:
+        """As `publish`, but many are on the way at once: their syncs go on together, as if they were one.
+
+        Under the lock a commit gets its header alone: it names as parent what the last in line is going to commit. Then
+        it stands in line, and others have their turn. It is synced, and renamed when the parent has its slot (I1).
+
+        Raises `LostPlaceError` if the parent did not get it, and where `plan` would not have followed it.
+        """
+        if not self.durable or self.end > SYNC_BEFORE_LOCK:  # nothing takes long, or too much is to be read by others
+            return self.publish(plan)
+        with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, in_line=True) as line:
+            ahead = None if line is None else self._last_in(line)
+            try:
+                head = self._next_head(plan.catch_up if ahead is None else partial(plan.follow, ahead))
+                contents = plan.contents(head)
+                if contents is None:
+                    return None
+                stored = self._write_header(head.stored, contents)
+            except Exception as error:
+                if ahead is None or isinstance(error, SyncFailedError):
+                    raise
+                raise LostPlaceError from error  # what is wrong with it may be due to what will not be there
+            if line is not None:
+                line.stand(_PLACE.pack(stored.header.id, stored.header.slot))
+            self._sync()
+            if line is not None and ahead is not None:
+                line.wait()
+                there = self.commits.read(self.branch, ahead.header.slot)
+                if there is None or there.hash != ahead.hash:
+                    raise LostPlaceError
+            try:
+                self._take_slot(stored)
+            except SlotTakenError:
+                raise LostPlaceError from None
+        return self._settled(stored)
+
+    def _last_in(self, line: Line) -> Stored | None:
+        """Return the commit that the last in line is about to make; None if nobody is there any more."""
+        said = line.last()
+        if said is None:
+            return None
+        with contextlib.suppress(OSError, TxStoreError, struct.error):
+            commit_id, slot = _PLACE.unpack(said)
+            ahead = self.commits.read_staged(commit_id, self.branch, slot)
+            if ahead is not None and self.commits.is_fit_parent(self.branch, ahead):
+                return ahead
+        line.drain()  # of another branch, say
+        return None
+
+    def _next_head(self, catch_up: Callable[[], Snapshot]) -> Snapshot:
+        self.commits.check_living(self.branch)
+        head = catch_up()
+        if self.durable:
+            self._prepare_parent(head.stored)
+        return head
+
+    def _take_slot(self, stored: Stored) -> None:
+        """Rename the file into its slot: this is the commit. Raises `SlotTakenError`."""
+        self.offered = True
+        try:
+            self.commits.take_slot(self.writer.path, stored)
+        except (SlotTakenError, OSError):
+            self.offered = False  # it was read back: another commit is there, or nothing
+            raise
+        except BaseException:
+            # I3: where the server may yet come to it, what the commit refers to must stay.
+            self.offered = self.commits.may_come_late or self._may_be_published(stored)
+            raise
+        self._check_floor(stored)
+        if not self.storage.lock_excludes_all:  # else nobody could delete it meanwhile
+            self.commits.check_living(self.branch)
+        # Others find the new head sooner.
+        self.commits.write_hint(stored, durable=False)
+
+    def _settled(self, stored: Stored) -> Stored:
+        """I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile."""
         if self.durable:
             self.commits.settle(stored)
         return stored

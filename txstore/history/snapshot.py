@@ -19,7 +19,7 @@ from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import decode as decode_constraints
 from txstore.history.erasures import Erasure, read_erasures
-from txstore.history.packs import Missing, Pack, PackSource
+from txstore.history.packs import Missing, MissingPackError, OpenPack, Pack, PackSource
 from txstore.history.ranged_packs import open_packs
 from txstore.history.ranged_runs import open_runs
 from txstore.history.runs import NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
@@ -356,6 +356,16 @@ class Snapshots:
                     self._commits.check_living(branch)
                     raise
 
+    def ahead(self, stored: Stored) -> Snapshot:
+        """Return a snapshot of a commit that is on its way to its slot, for whoever is going to follow it.
+
+        It may never arrive: so nothing that is opened of it is kept. It needs no pin: as long as it is on its way, no
+        vacuum gets its turn, and what any has given up before, it does not need.
+        """
+        reference = self._last.get(stored.header.branch)
+        opened = self._opened(stored.header.runs, None if reference is None else reference())
+        return Snapshot(stored, _PacksAhead(self, self._commits), self._commits.storage.url, self._sources, opened)
+
     def get(self, name: PackName, missing: Missing | None = None) -> Pack:
         """Open a pack; in a forked child, pin first what the parent had pinned."""
         self._renew()
@@ -387,6 +397,35 @@ class _PacksOfCommit:
 
     def get(self, name: PackName, missing: Missing | None = None) -> Pack:
         return self._snapshots.get(name, self._missing)
+
+
+class _PacksAhead:
+    """The packs of a commit that has no slot yet; nor may others, right below it, whose files then are staged.
+
+    Such a file is copied. It is mapped by nobody: its writer may give up, and write or cut it anew.
+    """
+
+    is_ranged = False
+
+    def __init__(self, snapshots: Snapshots, commits: Commits) -> None:
+        self._snapshots = snapshots
+        self._commits = commits
+        self._copies: dict[bytes, Pack] = {}
+
+    def get(self, name: PackName, missing: Missing | None = None) -> Pack:
+        pack = self._copies.get(name.id)
+        if pack is not None:
+            return pack
+        try:
+            return self._snapshots.get(name)
+        except MissingPackError:
+            path = self._commits.staged_path(name.id, 0)
+            try:
+                content = self._commits.storage.read(path)
+            except FileNotFoundError:  # it has just got its slot
+                return self._snapshots.get(name, missing)
+        self._copies[name.id] = pack = OpenPack(path, content, name.id)
+        return pack
 
 
 def _id(stored: Stored | None) -> bytes | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from txstore._native import local
+    from txstore.storage.line import Line
     from txstore.storage.objects.interface import Ranges
     from txstore.storage.pack_cache import PackCache
 
@@ -181,12 +182,17 @@ class Storage(Protocol):
     def place(self) -> int:
         """Return an even number that tells this directory from a copy of it; 0 if there is no repository."""
 
-    def lock(self, path: str, prepare: Callable[[], object] | None = None) -> contextlib.AbstractContextManager[None]:
+    def lock(
+        self, path: str, prepare: Callable[[], object] | None = None, *, in_line: bool = False
+    ) -> contextlib.AbstractContextManager[Line | None]:
         """Take turns with other processes and threads. Serves fairness, never correctness.
 
         Raises `CommitTimeoutError` after `lock_timeout`.
 
         If there was a queue, `prepare` may be called when the caller is the next one, so as to leave less for its turn.
+
+        With `in_line`, whoever had a turn before may still stand in the line that is returned, and the caller may, too.
+        None: here there are no lines. Otherwise all who stood in line have left it.
         """
 
     def lock_directory(self) -> str:

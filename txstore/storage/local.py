@@ -23,6 +23,7 @@ from txstore.format import names, records
 from txstore.format.records import SLOTS_BY_RENAME
 from txstore.storage import turns
 from txstore.storage.interface import Held, Mapped, StagedFile
+from txstore.storage.line import Line
 from txstore.storage.objects.interface import Ranges
 from txstore.storage.pack_cache import PackCache
 from txstore.storage.permissions import Sharing
@@ -51,6 +52,11 @@ class LocalStorage:
         self._sharing = Sharing(self._tree)
         self.lock_timeout: float | None = None
         self.cache = PackCache()
+
+    @property
+    def _has_lines(self) -> bool:
+        """Whether those who commit may stand in line: the kernel tells them of one another, and of no one else."""
+        return sys.platform == "linux" and self.lock_excludes_all
 
     # --- reading
 
@@ -333,12 +339,17 @@ class LocalStorage:
         return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) & ~1 or 2
 
     @contextmanager
-    def lock(self, path: str, prepare: Callable[[], object] | None = None) -> Iterator[None]:
+    def lock(
+        self, path: str, prepare: Callable[[], object] | None = None, *, in_line: bool = False
+    ) -> Iterator[Line | None]:
         # The locks belong to the open file description: two threads that open the file exclude each other too.
         with self._open_in_place(path, os.O_RDWR, self._sharing.writers) as descriptor:
             try:
                 turns.take(descriptor, self.url, path, self.lock_timeout, prepare)
-                yield
+                line = Line(descriptor, self.url, path, self.lock_timeout) if self._has_lines else None
+                if line is not None and not in_line:
+                    line.drain()
+                yield line if in_line else None
             finally:
                 turns.leave(descriptor)
 

@@ -38,9 +38,9 @@ WARN_AFTER = 5.0
 _POLL = 0.02
 
 # What the file says of a holder, a JSON object, and where.
-_ABOUT_SIZE = 256
-_ABOUT_TURN, _ABOUT_NEXT = 64, 64 + _ABOUT_SIZE
-_UNKNOWN = "a process that does not say who it is"
+ABOUT_SIZE = 256
+_ABOUT_TURN, _ABOUT_NEXT = 64, 64 + ABOUT_SIZE
+UNKNOWN = "a process that does not say who it is"
 
 
 @cache
@@ -56,9 +56,7 @@ def this_user() -> str:
 class Wait:
     """One wait for a lock: what it is for, and when it ends at the latest."""
 
-    def __init__(
-        self, url: str, what: str, timeout: float | None, holder: Callable[[], str] = lambda: _UNKNOWN
-    ) -> None:
+    def __init__(self, url: str, what: str, timeout: float | None, holder: Callable[[], str] = lambda: UNKNOWN) -> None:
         self._url = url
         self._what = what
         self._timeout = timeout
@@ -146,13 +144,14 @@ _watch = _Watch()
 
 if sys.platform == "linux":
 
-    def _flock(kind: int, start: int, length: int) -> bytes:
+    def lock_of(kind: int, start: int, length: int) -> bytes:
+        """Return what the kernel is told of a lock on a range of a file; of length 0: to the end."""
         return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
 
-    ALL = _flock(fcntl.F_WRLCK, 0, 0)
-    TURN, NEXT = _flock(fcntl.F_WRLCK, 0, 1), _flock(fcntl.F_WRLCK, 1, 1)
-    _NO_NEXT = _flock(fcntl.F_UNLCK, 1, 1)
-    _NOTHING = _flock(fcntl.F_UNLCK, 0, 0)
+    ALL = lock_of(fcntl.F_WRLCK, 0, 0)
+    TURN, NEXT = lock_of(fcntl.F_WRLCK, 0, 1), lock_of(fcntl.F_WRLCK, 1, 1)
+    _NO_TURN, _NO_NEXT = lock_of(fcntl.F_UNLCK, 0, 1), lock_of(fcntl.F_UNLCK, 1, 1)
+    _NOTHING = lock_of(fcntl.F_UNLCK, 0, 0)
 
     def take(descriptor: int, url: str, path: str, timeout: float | None, prepare: Callable[[], object] | None) -> None:
         """Have the turn at a file until `leave`; if there was a queue, `prepare` is called by who is the next.
@@ -171,6 +170,10 @@ if sys.platform == "linux":
         if prepare is not None:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _NO_NEXT)
         _tell(descriptor, _ABOUT_TURN)
+
+    def pass_on(descriptor: int) -> None:
+        """Give up the turn, and no other lock of the file (`line`)."""
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _NO_TURN)
 
     def leave(descriptor: int) -> None:
         # Closing is not enough: a child that was forked meanwhile has the description open, too.
@@ -271,10 +274,10 @@ if sys.platform == "linux":
                 if kind == fcntl.F_RDLCK:  # which nobody of ours takes
                     return "a program that only reads"
                 if kind != fcntl.F_UNLCK:
-                    return _told(descriptor, offset)
+                    return told(os.pread(descriptor, ABOUT_SIZE, offset))
             except OSError:
                 break
-        return _UNKNOWN
+        return UNKNOWN
 
 else:
 
@@ -285,7 +288,7 @@ else:
         timeout: float | None,
         prepare: Callable[[], object] | None,  # noqa: ARG001 - nobody knows that it is the next
     ) -> None:
-        lock_file(descriptor, Wait(url, path, timeout, lambda: _told(descriptor, _ABOUT_TURN)))
+        lock_file(descriptor, Wait(url, path, timeout, lambda: told(os.pread(descriptor, ABOUT_SIZE, _ABOUT_TURN))))
         _tell(descriptor, _ABOUT_TURN)
 
     def leave(descriptor: int) -> None:
@@ -324,9 +327,14 @@ def _poll(is_locked: Callable[[], bool], timeout: float) -> bool:
 
 def _tell(descriptor: int, offset: int) -> None:
     try:
-        os.pwrite(descriptor, b'%b, "since": %d}\0' % (_this_process(os.getpid()), time.time()), offset)
+        os.pwrite(descriptor, about(), offset)
     except OSError:  # a full disk: then nobody is told
         return
+
+
+def about() -> bytes:
+    """Return what this process says of itself where others may have to wait for it: up to `ABOUT_SIZE` bytes."""
+    return b'%b, "since": %d}\0' % (_this_process(os.getpid()), time.time())
 
 
 @cache
@@ -334,12 +342,12 @@ def _this_process(pid: int) -> bytes:
     return f'{{"pid": {pid}, "who": {json.dumps(this_user()[:50], ensure_ascii=False)}'.encode()
 
 
-def _told(descriptor: int, offset: int) -> str:
+def told(about: bytes) -> str:
     """Return what a holder says. Anybody may have written it who can write the repository."""
     try:
-        told = json.loads(os.pread(descriptor, _ABOUT_SIZE, offset).partition(b"\0")[0])
-        pid, who, since = int(told["pid"]), str(told["who"]), time.localtime(float(told["since"]))
+        said = json.loads(about.partition(b"\0")[0])
+        pid, who, since = int(said["pid"]), str(said["who"]), time.localtime(float(said["since"]))
     except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
-        return _UNKNOWN
+        return UNKNOWN
     shown = "".join(sign if sign.isprintable() else "?" for sign in who[:100])
     return f"process {pid} of {shown} since {time.strftime('%Y-%m-%d %H:%M:%S', since)}"

@@ -51,7 +51,10 @@ class Committer:
         staging: Staging,
         locks: TransactionLocks | None,
         message: str | None,
+        *,
+        in_line: bool = True,
     ) -> None:
+        """`in_line`: the commit may follow one that is on its way to its slot, and be given up if that never has it."""
         record = staging.record
         self.commits = commits
         self.snapshots = snapshots
@@ -74,6 +77,7 @@ class Committer:
         self.merges = Merges(staging, self.publisher)
         self.together: dict[str, Staged] = {}  # documents that lie beside one another in the commit's own file
         self.statistics = Statistics()
+        self._in_line = in_line and staging.other_parent is None  # a merge looks for what is below the head
         self.own: Section | None = None
         self.merged: _Merged | None = None
         self._ancestry = Ancestry(commits)
@@ -133,7 +137,7 @@ class Committer:
         # 4. All that is large is made durable. Then this plan catches up and says what the header holds (`contents`),
         #    once for each slot that is tried, until the file takes one.
         self.publisher.prepare(self.head.stored)
-        return self.publisher.publish(self)
+        return self.publisher.publish_in_line(self) if self._in_line else self.publisher.publish(self)
 
     def withdraw_packs(self) -> None:
         """Take back the names in `packs/`: no commit refers to them."""
@@ -251,12 +255,17 @@ class Committer:
         found = self.commits.head_to_follow(self.branch) if is_small else self.commits.head(self.branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             return checked
-        head = self.snapshots.newest(self.branch, found)
+        return self._move_to(self.snapshots.newest(self.branch, found))
+
+    def follow(self, ahead: Stored) -> Snapshot:
+        return self._move_to(self.snapshots.ahead(ahead))
+
+    def _move_to(self, head: Snapshot) -> Snapshot:
         if head.floor > max(self.base.slot, 0):
             # I10: what was deleted since may no longer be known to have been.
             raise SnapshotExpiredError(self.commits.label(self.branch, self.base.slot))
         self.writes = self.writes or self._writes()
-        since = checked.seq
+        since = self.head.seq
         if was_settled := self.merges.settled is not None:
             self.merges.unsettle()
             since = self.base.seq

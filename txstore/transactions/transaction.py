@@ -34,7 +34,7 @@ from txstore.history.changes import KeyChange
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
 from txstore.history.runs import Located
-from txstore.history.slots import SyncFailedError
+from txstore.history.slots import LostPlaceError, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.kernel_locks import poll
 from txstore.storage.foreign import FileVersion, canonical
@@ -838,9 +838,15 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._staging.close_parts(allow_lost=allow_lost)
             self._check_alone("committed")  # again: now nobody can join any more
             if self.staged_count or self._staging.other_parent is not None:  # a merge is a commit, be it of no change
-                committer = Committer(self._commits, self._snapshots, self._staging, self._locks, message)
+                arguments = self._commits, self._snapshots, self._staging, self._locks, message
+                committer = Committer(*arguments)
                 self._staging.is_unsettled = True
-                if (stored := committer.run()) is not None:
+                try:
+                    stored = committer.run()
+                except LostPlaceError:
+                    committer = Committer(*arguments, in_line=False)
+                    stored = committer.run()
+                if stored is not None:
                     result = self._snapshots.of(stored, check=False)
                     self._settled = frozenset(committer.merges.settled or ())
         except SyncFailedError as error:

@@ -261,7 +261,7 @@ def commit_with_hook(url: str, sign: str, go: str) -> None:
     """A writer whose file system's lock excludes nobody stands still right before its rename."""
     from txstore.storage.local import LocalStorage
 
-    LocalStorage.lock = lambda self, path, prepare=None: contextlib.nullcontext()  # type: ignore[method-assign,assignment,return-value]
+    LocalStorage.lock = lambda self, path, prepare=None, **_: contextlib.nullcontext()  # type: ignore[method-assign,assignment,return-value]
     LocalStorage.open_pins = lambda self: None  # type: ignore[method-assign]
     repo = txstore.Repository(url, durability="none")
     transaction = repo.begin("late")

@@ -1,0 +1,122 @@
+"""A line of those who have had their turn at a file (`turns`) and are not done: each waits for the one ahead of it.
+
+So that what takes long, and needs no turn, is done by many at once, and ends in the order of their turns. A place in
+the line is a byte of the file, locked until whoever stands there leaves, or dies, however it dies. Places are given
+under the turn, each behind the last one; where nobody stands, the first is given anew.
+
+What the last one says of itself lies in the file, and so does who it is. Both are only looked at while the byte of that
+place is locked: what somebody has left there who is gone leads nobody astray.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from functools import partial
+
+from txstore.format import encoding
+from txstore.storage import turns
+
+if sys.platform == "linux":
+    import fcntl
+
+#: The byte of the first place, and how many there are.
+_FIRST, _MOST = 1 << 32, 1 << 40
+#: Where the file says which place was given last, and where, of so many places, who stands there and what it says.
+_LAST, _ENTRIES, _KEPT = 1024, 2048, 64
+_NUMBER = struct.Struct("<Q")
+_HEAD = struct.Struct("<IQH")  # checksum of what follows, place, length of what is said
+_SAID = 128
+_ENTRY = _SAID + turns.ABOUT_SIZE
+#: So many bytes can be said.
+MOST_SAID = _SAID - _HEAD.size
+
+
+class Line:
+    """The line at one file, for a process whose turn it is there. It ends with the turn: `turns.leave`."""
+
+    def __init__(self, descriptor: int, url: str, path: str, timeout: float | None) -> None:
+        self._descriptor = descriptor
+        self._new_wait = partial(turns.Wait, url, path, timeout, self._first_standing)
+        self._ahead: int | None = None  # the place that is waited for before this one
+
+    def last(self) -> bytes | None:
+        """Return what the last in line says, behind whom `stand` will be then; None: nobody stands there any more.
+
+        Who does not say anything is waited for. Raises `CommitTimeoutError`.
+        """
+        self._ahead = None
+        if self._taken(0, _MOST) is None:
+            return None
+        place = int.from_bytes(os.pread(self._descriptor, _NUMBER.size, _LAST), "little")
+        said = self._said(place)
+        if said is not None and place < _MOST - 1 and self._taken(place, 1) is not None:
+            self._ahead = place
+            return said
+        self.drain()
+        return None
+
+    def drain(self) -> None:
+        """Wait until nobody stands in line. Raises `CommitTimeoutError`."""
+        self._ahead = None
+        self._wait_for(0, _MOST)
+
+    def stand(self, said: bytes) -> None:
+        """Take the last place, and give up the turn. Where the disk is full the turn is kept: others wait longer."""
+        place = 0 if self._ahead is None else self._ahead + 1
+        fields = _HEAD.pack(0, place, len(said))[encoding.CHECKSUM.size :] + said
+        entry = encoding.CHECKSUM.pack(encoding.crc32c(fields)) + fields
+        if not turns.try_lock(self._descriptor, turns.lock_of(fcntl.F_WRLCK, _FIRST + place, 1)):
+            return  # by a program that is none of ours
+        try:
+            os.pwrite(self._descriptor, entry.ljust(_SAID, b"\0") + turns.about(), _offset(place))
+            os.pwrite(self._descriptor, _NUMBER.pack(place), _LAST)
+        except OSError:
+            return
+        turns.pass_on(self._descriptor)
+
+    def wait(self) -> None:
+        """Wait until the one ahead has left. Raises `CommitTimeoutError`."""
+        if self._ahead is not None:
+            self._wait_for(self._ahead, 1)
+
+    def _wait_for(self, place: int, length: int) -> None:
+        if self._taken(place, length) is None:
+            return
+        shared = turns.lock_of(fcntl.F_RDLCK, _FIRST + place, length)
+        try:
+            turns.wait_for_lock(self._descriptor, shared, self._new_wait())
+        finally:
+            freed = turns.lock_of(fcntl.F_UNLCK, _FIRST + place, length)
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, freed)
+
+    def _taken(self, place: int, length: int) -> int | None:
+        """Return one of so many places where somebody else stands, None if there is none."""
+        asked = turns.lock_of(fcntl.F_RDLCK, _FIRST + place, length)
+        kind, _, start = struct.unpack_from("hhq", fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else max(start - _FIRST, place)
+
+    def _said(self, place: int) -> bytes | None:
+        entry = os.pread(self._descriptor, _SAID, _offset(place))
+        if len(entry) < _SAID:
+            return None
+        checksum, number, length = _HEAD.unpack_from(entry)
+        end = _HEAD.size + length
+        if end > _SAID or number != place or encoding.crc32c(entry[encoding.CHECKSUM.size : end]) != checksum:
+            return None
+        return entry[_HEAD.size : end]
+
+    def _first_standing(self) -> str:
+        """Return who is the first in line: for whom all others wait."""
+        place = stop = self._taken(0, _MOST)
+        while stop:
+            stop = self._taken(0, stop)
+            place = place if stop is None else stop
+        if place is None:
+            return turns.UNKNOWN
+        return turns.told(os.pread(self._descriptor, turns.ABOUT_SIZE, _offset(place) + _SAID))
+
+
+def _offset(place: int) -> int:
+    return _ENTRIES + place % _KEPT * _ENTRY
