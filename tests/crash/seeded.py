@@ -187,7 +187,7 @@ EDITS = [
         "rename commits",
     ),
     Edit(
-        "history.slots:Publisher.publish",
+        "history.slots:Publisher._take_slot",
         "self.commits.write_hint(stored, durable=False)",
         "self.commits.write_hint(stored, durable=True)",
         "overtaken",
