@@ -62,7 +62,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-published bench-history bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
+.PHONY: bench-keys help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-published bench-history bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
 .DEFAULT_GOAL := help
 
 help:
@@ -77,6 +77,7 @@ help:
 	@echo 'make demo        txstore demo'
 	@echo 'make docs        the site, in build/docs/html; make docs-links: its links to other sites'
 	@echo 'make bench       the benchmarks: a table, and JSON'
+	@echo 'make bench-keys  what ten million keys take of memory, and the first commit after them'
 	@echo 'make bench-history  branches, merges and what else is done with history alone'
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-serve   txstore serve beside http.server and nginx'
@@ -197,6 +198,14 @@ demo: $(DEMO)/stamp
 
 bench: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks
+
+# Ten million keys on a local disk: memory, and the first commit after.
+bench-keys: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks --only keys
+
+# Ten million keys on a local disk: memory, and the first commit after.
+bench-keys: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks --only keys
 
 # Of history alone: branches, diffs, merges.
 bench-history: $(BENCH)/stamp

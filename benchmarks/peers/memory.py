@@ -87,13 +87,22 @@ def _named(task: str, above: tuple[int, ...]) -> Values:
 
 def _peak_above(work: Callable[[], object]) -> tuple[int, int]:
     """Return how many bytes this process's own memory, and its resident memory, have gone above what they were."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the resident peak is counted from here
+    before = read_status(os.getpid())["VmRSS"]
+    own = peak_of(work)
+    return own, read_status(os.getpid())["VmHWM"] - before
+
+
+def peak_of(work: Callable[[], object], every: float = 0.0005) -> int:
+    """Return how many bytes this process's own memory has gone above what it was, looked at every so many seconds."""
     gc.collect()
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)  # what was freed and kept would hide what is taken now
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the resident peak is counted from here
-    before = read_status(os.getpid())
+    before = read_status(os.getpid())["RssAnon"]
     watcher = subprocess.Popen(
-        [sys.executable, "-m", __spec__.name, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", __spec__.name, str(os.getpid()), str(every)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         _readable(watcher).readline()  # it watches
@@ -101,7 +110,7 @@ def _peak_above(work: Callable[[], object]) -> tuple[int, int]:
         own, _ = watcher.communicate(timeout=60)
     finally:
         watcher.kill()
-    return int(own) - before["RssAnon"], read_status(os.getpid())["VmHWM"] - before["VmRSS"]
+    return int(own) - before
 
 
 def _readable(process: subprocess.Popen[bytes]) -> Any:
@@ -115,16 +124,16 @@ def read_status(process: int) -> dict[str, int]:
         return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields if field[2:] == ["kB"]}
 
 
-def watch(process: int) -> None:
-    """Look at a process as often as possible, until stdin is closed; print the peak of its own memory."""
+def watch(process: int, every: float) -> None:
+    """Look at a process every so many seconds, until stdin is closed; print the peak of its own memory."""
     import select
 
     peak = 0
     print(flush=True)
-    while not select.select([sys.stdin], [], [], 0.0005)[0]:
+    while not select.select([sys.stdin], [], [], every)[0]:
         peak = max(peak, read_status(process)["RssAnon"])
     print(peak, flush=True)
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]))
+    watch(int(sys.argv[1]), float(sys.argv[2]))

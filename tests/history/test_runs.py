@@ -130,6 +130,46 @@ def run_of(index: Any, seq: int, keys: list[bytes], prefixes: list[bytes] = [], 
     return index.Run(index.build([value(key, offset) for key in keys], prefixes), seq)
 
 
+# ---- in pieces ----
+
+
+def in_pieces(make: Callable[[Callable[[bytes], object]], object]) -> list[bytes]:
+    pieces: list[bytes] = []
+    assert make(pieces.append) is None
+    return pieces
+
+
+@pytest.mark.parametrize("count", [0, 1, 90_000])
+def test_a_sink_is_given_the_same_run_piece_by_piece(index: Any, count: int) -> None:
+    entries = [(b"position/c/%08d" % i, 1, i * 64, 8, i, 1) for i in range(count)]
+    whole = index.build(entries, [b"x/", b"y/"], [b"pack"])
+    pieces = in_pieces(lambda sink: index.build(iter(entries), [b"x/", b"y/"], [b"pack"], sink))
+    assert b"".join(pieces) == whole
+    assert len(pieces) == (2 if count > 1 else 1)
+    run, table = index.Run(whole, 1), [b"file", b"pack"]
+    merged = in_pieces(lambda sink: index.merge((run,), [table], 0, False, sink))
+    assert b"".join(merged) == index.merge((run,), [table])
+    grafted = in_pieces(lambda sink: index.graft((run,), [table], b"position/", None, b"p/", sink))
+    assert b"".join(grafted) == index.graft((run,), [table], b"position/", None, b"p/", None)
+    index.Run(b"".join(merged), 1).verify()
+
+
+def test_what_a_sink_raises_ends_the_run(index: Any) -> None:
+    entries = [value(b"%08d" % i) for i in range(200_000)]
+    pieces: list[bytes] = []
+
+    def full(piece: bytes) -> None:
+        pieces.append(piece)
+        if len(pieces) > 1:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        index.build(entries, [], (), full)
+    assert len(pieces) == 2
+    with pytest.raises(TypeError):
+        index.build([], [], (), 1)
+
+
 # ---- the bytes ----
 
 

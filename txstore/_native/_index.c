@@ -711,20 +711,34 @@ build_packs(writer *w, PyObject *packs)
     return failed;
 }
 
-PyDoc_STRVAR(build_doc, "build($module, /, entries, prefixes, packs=())\n--\n\n"
+/* None counts as no sink. */
+static int
+as_sink(PyObject **sink)
+{
+    if (*sink == Py_None)
+        *sink = NULL;
+    if (*sink == NULL || PyCallable_Check(*sink))
+        return 0;
+    PyErr_SetString(PyExc_TypeError, "a sink is called with bytes");
+    return -1;
+}
+
+PyDoc_STRVAR(build_doc, "build($module, /, entries, prefixes, packs=(), sink=None)\n--\n\n"
                         "An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a\n"
                         "time. A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file.\n"
-                        "A seventh is the seq; 0: that of the commit in whose file the run will lie.");
+                        "A seventh is the seq; 0: that of the commit in whose file the run will lie.\n\n"
+                        "`sink` is called with the run piece by piece; then None is returned.");
 
 static PyObject *
 index_build(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"entries", "prefixes", "packs", NULL};
-    PyObject *entries, *prefixes, *packs = NULL, *result = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:build", (char **)names, &entries, &prefixes, &packs))
+    static const char *const names[] = {"entries", "prefixes", "packs", "sink", NULL};
+    PyObject *entries, *prefixes, *packs = NULL, *sink = NULL, *result = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OO:build", (char **)names, &entries, &prefixes, &packs, &sink) ||
+        as_sink(&sink) < 0)
         return NULL;
     writer w;
-    writer_init(&w);
+    writer_init(&w, sink);
     if ((packs == NULL || build_packs(&w, packs) == 0) && build_entries(&w, entries) == 0 &&
         build_prefixes(&w, prefixes) == 0)
         result = writer_finish(&w);
@@ -850,6 +864,7 @@ merge_prefixes(writer *w, const run *const *runs, Py_ssize_t count, uint32_t *ne
 typedef struct {
     uint64_t forgotten;
     int own;
+    PyObject *sink;
     span start, stop, to; /* of graft(); `to` is NULL in merge() */
 } request;
 
@@ -896,7 +911,7 @@ merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table
     if (known == NULL)
         return NULL;
     writer w;
-    writer_init(&w);
+    writer_init(&w, r->sink);
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < count; i++)
         failed = pack_table_init(&tables[i], runs[i], PyTuple_GET_ITEM(packs, i));
@@ -939,40 +954,43 @@ merge_tuple(PyObject *module, PyObject *tuple, PyObject *tables_object, const re
     return result;
 }
 
-PyDoc_STRVAR(merge_doc, "merge($module, /, runs, tables, forgotten=0, own=False)\n--\n\n"
+PyDoc_STRVAR(merge_doc, "merge($module, /, runs, tables, forgotten=0, own=False, sink=None)\n--\n\n"
                         "One merged run of `runs`, newest first. tables[i] is the pack that run i lies in, then the\n"
                         "run's own packs; an empty entry is the file that the result will lie in. Tombstones up to seq\n"
                         "`forgotten` are left out: only where no older run is left for them to hide, and nobody is left\n"
-                        "to whom they would be news. `own`: the result has the seq of the commit in whose file it lies.");
+                        "to whom they would be news. `own`: the result has the seq of the commit in whose file it\n"
+                        "lies. `sink`: as in build().");
 
 static PyObject *
 index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"runs", "tables", "forgotten", "own", NULL};
+    static const char *const names[] = {"runs", "tables", "forgotten", "own", "sink", NULL};
     unsigned long long forgotten = 0;
     PyObject *tuple, *tables;
     request r = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|Kp:merge", (char **)names, &PyTuple_Type, &tuple, &tables,
-                                     &forgotten, &r.own))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|KpO:merge", (char **)names, &PyTuple_Type, &tuple, &tables,
+                                     &forgotten, &r.own, &r.sink) ||
+        as_sink(&r.sink) < 0)
         return NULL;
     r.forgotten = forgotten;
     return merge_tuple(module, tuple, tables, &r);
 }
 
-PyDoc_STRVAR(graft_doc, "graft($module, /, runs, tables, start, stop, to)\n--\n\n"
+PyDoc_STRVAR(graft_doc, "graft($module, /, runs, tables, start, stop, to, sink=None)\n--\n\n"
                         "An own run of the live entries of `runs`, newest first, with start <= key < stop, which all\n"
-                        "begin with `start`: `to` stands in its place. The values stay where they are.");
+                        "begin with `start`: `to` stands in its place. The values stay where they are. `sink`: as in\n"
+                        "build().");
 
 static PyObject *
 index_graft(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"runs", "tables", "start", "stop", "to", NULL};
-    PyObject *tuple, *tables, *start, *stop, *to;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OSOS:graft", (char **)names, &PyTuple_Type, &tuple, &tables,
-                                     &start, &stop, &to))
+    static const char *const names[] = {"runs", "tables", "start", "stop", "to", "sink", NULL};
+    PyObject *tuple, *tables, *start, *stop, *to, *sink = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OSOS|O:graft", (char **)names, &PyTuple_Type, &tuple, &tables,
+                                     &start, &stop, &to, &sink))
         return NULL;
-    request r = {.start = span_of(start), .to = span_of(to)};
-    if (as_stop(stop, &r.stop) < 0)
+    request r = {.start = span_of(start), .to = span_of(to), .sink = sink};
+    if (as_sink(&r.sink) < 0 || as_stop(stop, &r.stop) < 0)
         return NULL;
     if (r.to.length > KEY_BYTES) {
         PyErr_SetString(PyExc_OverflowError, "a key would have more than 4096 bytes");

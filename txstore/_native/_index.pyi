@@ -1,5 +1,5 @@
-from collections.abc import Iterable, Sequence
-from typing import final
+from collections.abc import Callable, Iterable, Sequence
+from typing import final, overload
 
 from typing_extensions import Buffer
 
@@ -31,16 +31,28 @@ def locate(runs: tuple[Run, ...], keys: tuple[bytes, ...], /) -> bytes: ...
 def scan(
     runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int
 ) -> list[tuple[bytes, int, int, int, int, int, int, int]]: ...
-def build(
-    entries: Iterable[
-        tuple[bytes, int, int, int, int]
-        | tuple[bytes, int, int, int, int, int]
-        | tuple[bytes, int, int, int, int, int, int]
-    ],
-    prefixes: Iterable[bytes],
-    packs: Iterable[bytes] = (),
+
+_Entries = Iterable[
+    tuple[bytes, int, int, int, int]
+    | tuple[bytes, int, int, int, int, int]
+    | tuple[bytes, int, int, int, int, int, int]
+]
+_Tables = Sequence[Sequence[bytes]]
+_Sink = Callable[[bytes], object]
+
+@overload
+def build(entries: _Entries, prefixes: Iterable[bytes], packs: Iterable[bytes] = (), sink: None = None) -> bytes: ...
+@overload
+def build(entries: _Entries, prefixes: Iterable[bytes], packs: Iterable[bytes], sink: _Sink) -> None: ...
+@overload
+def merge(
+    runs: tuple[Run, ...], tables: _Tables, forgotten: int = 0, own: bool = False, sink: None = None
 ) -> bytes: ...
-def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], forgotten: int = 0, own: bool = False) -> bytes: ...
+@overload
+def merge(runs: tuple[Run, ...], tables: _Tables, forgotten: int, own: bool, sink: _Sink) -> None: ...
+@overload
 def graft(
-    runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], start: bytes, stop: bytes | None, to: bytes
+    runs: tuple[Run, ...], tables: _Tables, start: bytes, stop: bytes | None, to: bytes, sink: None = None
 ) -> bytes: ...
+@overload
+def graft(runs: tuple[Run, ...], tables: _Tables, start: bytes, stop: bytes | None, to: bytes, sink: _Sink) -> None: ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import google_crc32c
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "python"
 
 BLOCK_BYTES = 4096
+PIECE_BYTES = 1 << 20
 BLOCK_MOST = 16384  # of its entries but the last, of that, and of the restart points: never as much
 RESTART_EVERY = 16
 KEY_BYTES = 4096
@@ -42,6 +43,7 @@ U64_MAX = 2**64 - 1
 U32_MAX = 2**32 - 1
 
 Entry = tuple[bytes, int, int, int, int, int, int]
+Sink = Callable[[bytes], object]
 Live = tuple[bytes, int, int, int, int, int, int, int]
 Found = tuple[int, int, int, int, int, int, int]
 
@@ -496,13 +498,17 @@ def scan(runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int) ->
     return result
 
 
-def build(entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: Iterable[bytes] = ()) -> bytes:
+def build(
+    entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: Iterable[bytes] = (), sink: Sink | None = None
+) -> bytes | None:
     """An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a time.
 
     A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file. A seventh is the seq; 0: that
     of the commit in whose file the run will lie.
+
+    `sink` is called with the run piece by piece; then None is returned.
     """
-    writer = _Writer()
+    writer = _Writer(sink)
     tables = list(packs)
     if not all(isinstance(pack, bytes) for pack in tables):
         raise TypeError("a pack entry is bytes")
@@ -531,15 +537,22 @@ def build(entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: 
     return writer.finish([(prefix, 0) for prefix in sorted(unique)], tables)
 
 
-def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], forgotten: int = 0, own: bool = False) -> bytes:
+def merge(
+    runs: tuple[Run, ...],
+    tables: Sequence[Sequence[bytes]],
+    forgotten: int = 0,
+    own: bool = False,
+    sink: Sink | None = None,
+) -> bytes | None:
     """One merged run of `runs`, newest first. `tables[i]` is the pack that run i lies in, then the run's own packs; an
     empty entry is the file that the result will lie in.
 
     Tombstones up to seq `forgotten` are left out: only where no older run is left for them to hide, and nobody is left
-    to whom they would be news. `own`: the result has the seq of the commit in whose file it lies.
+    to whom they would be news. `own`: the result has the seq of the commit in whose file it lies. `sink`: as in
+    build().
     """
     _check_tables(runs, tables)
-    writer = _Writer()
+    writer = _Writer(sink)
     numbers: dict[bytes, int] = {}
     for i, c in _newest(runs, b"", None):
         number = 0
@@ -557,15 +570,20 @@ def merge(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], forgotten: i
 
 
 def graft(
-    runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]], start: bytes, stop: bytes | None, to: bytes
-) -> bytes:
+    runs: tuple[Run, ...],
+    tables: Sequence[Sequence[bytes]],
+    start: bytes,
+    stop: bytes | None,
+    to: bytes,
+    sink: Sink | None = None,
+) -> bytes | None:
     """An own run of the live entries of `runs`, newest first, with start <= key < stop, which all begin with `start`:
-    `to` stands in its place. The values stay where they are.
+    `to` stands in its place. The values stay where they are. `sink`: as in build().
     """
     if len(to) > KEY_BYTES:
         raise OverflowError("a key would have more than 4096 bytes")
     _check_tables(runs, tables)
-    writer = _Writer()
+    writer = _Writer(sink)
     numbers: dict[bytes, int] = {}
     for i, c in _newest(runs, start, stop):
         if c.kind in NOT_LIVE:
@@ -630,7 +648,11 @@ def _check_tables(runs: tuple[Run, ...], tables: Sequence[Sequence[bytes]]) -> N
 class _Writer:
     """Writes one run: entries in ascending order, then `finish`."""
 
-    def __init__(self) -> None:
+    def __init__(self, sink: Sink | None) -> None:
+        if sink is not None and not callable(sink):
+            raise TypeError("a sink is called with bytes")
+        self._sink = sink
+        self._handed = 0  # bytes that the sink has been given: what is in `_out` follows them
         self._out = io.BytesIO()
         self._records: list[tuple[int, int, int, int, int, int]] = []
         self._first_keys = bytearray()
@@ -676,23 +698,23 @@ class _Writer:
         if len(block) >= BLOCK_BYTES:
             self._close_block()
 
-    def finish(self, prefixes: list[tuple[bytes, int]], packs: list[bytes]) -> bytes:
+    def finish(self, prefixes: list[tuple[bytes, int]], packs: list[bytes]) -> bytes | None:
         if self._count:
             self._close_block()
         out = self._out
         if max(len(self._records), len(self._first_keys), len(prefixes)) > U32_MAX:
             raise OverflowError("run too large")
-        index_at = out.tell()
+        checked, begin = out.tell(), self._handed
         for record in self._records:
             out.write(RECORD.pack(*record))
         out.write(self._first_keys)
-        prefixes_at = out.tell()
+        prefixes_at = begin + out.tell()
         at = 0
         for prefix, seq in prefixes:
             out.write(PREFIX.pack(at, len(prefix), seq))
             at += len(prefix)
         out.write(b"".join(prefix for prefix, _ in prefixes))
-        packs_at = out.tell()
+        packs_at = begin + out.tell()
         table = bytearray()
         for pack in packs:
             _write_varint(table, len(pack))
@@ -702,19 +724,35 @@ class _Writer:
         trailer = TRAILER.pack(
             b"TXRN", RUN_KIND_BLOCK_TABLE, BLOCK_CODEC_NONE,
             len(self._records), len(prefixes), len(packs), self._total, highest,
-            index_at, prefixes_at, packs_at, 0,
+            begin + checked, prefixes_at, packs_at, 0,
         )  # fmt: skip
         out.write(trailer[: -U32.size])
         with out.getbuffer() as written:
-            checksum = _crc32c(written[index_at:])
+            checksum = _crc32c(written[checked:])
         out.write(U32.pack(checksum))
-        return out.getvalue()
+        if self._sink is None:
+            return out.getvalue()
+        self._hand_over(self._sink)
+        return None
+
+    def _hand_over(self, sink: Sink) -> None:
+        piece = self._out.getvalue()
+        self._handed += len(piece)
+        self._out = io.BytesIO()
+        sink(piece)
 
     def _close_block(self) -> None:
         self._block += struct.pack(f"<{len(self._restarts) + 1}I", *self._restarts, len(self._restarts))
         block = bytes(self._block)
         self._records.append(
-            (self._out.tell(), len(block), _crc32c(block), self._block_seq, len(self._first_keys), len(self._first))
+            (
+                self._handed + self._out.tell(),
+                len(block),
+                _crc32c(block),
+                self._block_seq,
+                len(self._first_keys),
+                len(self._first),
+            )
         )
         self._first_keys += self._first
         self._out.write(block)
@@ -723,6 +761,8 @@ class _Writer:
         self._block.clear()
         self._restarts.clear()
         self._count = self._block_seq = 0
+        if self._sink is not None and self._out.tell() >= PIECE_BYTES:
+            self._hand_over(self._sink)
 
 
 def _common(a: bytes, b: bytes) -> int:

@@ -1,7 +1,8 @@
 /* Writing a run: entries in ascending order of key, then prefixes, then packs, then writer_finish.
  *
  * Blocks are written straight into the bytes object that is returned at the end, which grows by a quarter at a time;
- * the index (about 60 bytes for each block of 4 KiB), the prefixes and the packs are gathered beside it.
+ * the index (about 60 bytes for each block of 4 KiB), the prefixes and the packs are gathered beside it. With a sink the
+ * blocks are handed to it as soon as they are PIECE_BYTES long, so that memory does not grow with the run but for those.
  *
  * Functions return -1 with the exception set. writer_clear after any of them, and after writer_finish. */
 
@@ -15,8 +16,12 @@ typedef struct {
     size_t size;
 } growing;
 
+enum { PIECE_BYTES = 1 << 20 };
+
 typedef struct {
     growing out;
+    PyObject *sink;   /* borrowed; NULL: the run is returned as one object */
+    uint64_t handed;  /* bytes that the sink has been given: what is in `out` follows them */
     growing records, first_keys;       /* the index to be */
     growing prefixes, prefix_keys;     /* the prefixes to be */
     growing packs;
@@ -112,9 +117,36 @@ too_large(void)
 }
 
 static void
-writer_init(writer *w)
+writer_init(writer *w, PyObject *sink)
 {
     memset(w, 0, offsetof(writer, first));
+    w->sink = sink;
+}
+
+/* What is in `out`, which is empty then. */
+static PyObject *
+writer_take(writer *w)
+{
+    if (_PyBytes_Resize(&w->out.bytes, (Py_ssize_t)w->out.size) < 0)
+        return NULL;
+    PyObject *taken = w->out.bytes;
+    w->handed += w->out.size;
+    w->out = (growing){0};
+    return taken;
+}
+
+/* REQUIRES: a sink, and something in `out`, which ends with a block. */
+static int
+writer_hand_over(writer *w)
+{
+    PyObject *piece = writer_take(w);
+    if (piece == NULL)
+        return -1;
+    w->block_at = 0;
+    PyObject *answer = PyObject_CallOneArg(w->sink, piece);
+    Py_DECREF(piece);
+    Py_XDECREF(answer);
+    return answer == NULL ? -1 : 0;
 }
 
 static void
@@ -146,7 +178,7 @@ writer_close_block(writer *w)
     uint8_t *record = growing_room(&w->records, RECORD_BYTES);
     if (record == NULL)
         return -1;
-    record = write64(record, w->block_at);
+    record = write64(record, w->handed + w->block_at);
     record = write32(record, (uint32_t)length);
     record = write32(record, txs_crc32c(0, block, length));
     record = write64(record, w->block_seq);
@@ -160,7 +192,7 @@ writer_close_block(writer *w)
     w->block_at = w->out.size = w->block_at + length;
     w->block_entries = w->restart_count = 0;
     w->block_seq = 0;
-    return 0;
+    return w->sink && w->out.size >= PIECE_BYTES ? writer_hand_over(w) : 0;
 }
 
 /* REQUIRES: 1 to KEY_BYTES bytes of key, above the key before. A tombstone has only a seq. */
@@ -234,6 +266,7 @@ writer_add_pack(writer *w, span pack)
     return 0;
 }
 
+/* The run, or None if a sink was given it. */
 static PyObject *
 writer_finish(writer *w)
 {
@@ -245,13 +278,13 @@ writer_finish(writer *w)
         return NULL;
     }
     growing *out = &w->out;
-    size_t index_at = out->size;
+    size_t meta = out->size;
     if (growing_append_all(out, &w->records) < 0 || growing_append_all(out, &w->first_keys) < 0)
         return NULL;
-    size_t prefixes_at = out->size;
+    uint64_t prefixes_at = w->handed + out->size;
     if (growing_append_all(out, &w->prefixes) < 0 || growing_append_all(out, &w->prefix_keys) < 0)
         return NULL;
-    size_t packs_at = out->size;
+    uint64_t packs_at = w->handed + out->size;
     if (growing_append_all(out, &w->packs) < 0)
         return NULL;
     uint8_t *trailer = growing_room(out, TRAILER_BYTES);
@@ -265,17 +298,15 @@ writer_finish(writer *w)
     at = write32(at, w->pack_count);
     at = write64(at, w->entries);
     at = write64(at, w->max_seq);
-    at = write64(at, index_at);
+    at = write64(at, w->handed + meta);
     at = write64(at, prefixes_at);
     at = write64(at, packs_at);
-    const uint8_t *meta = (const uint8_t *)PyBytes_AS_STRING(out->bytes) + index_at;
-    write32(at, txs_crc32c(0, meta, (size_t)(at - meta)));
+    const uint8_t *checked = (const uint8_t *)PyBytes_AS_STRING(out->bytes) + meta;
+    write32(at, txs_crc32c(0, checked, (size_t)(at - checked)));
     out->size += TRAILER_BYTES;
-    if (_PyBytes_Resize(&out->bytes, (Py_ssize_t)out->size) < 0)
-        return NULL;
-    PyObject *result = out->bytes;
-    out->bytes = NULL;
-    return result;
+    if (w->sink == NULL)
+        return writer_take(w);
+    return writer_hand_over(w) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 #endif

@@ -262,7 +262,7 @@ class ObjectWriter:
 
     # --- the commit's own file
 
-    def write_at(self, offset: int, content: bytes) -> None:
+    def write_at(self, offset: int, content: Buffer) -> None:
         """Write what follows the frames: sections, header, footer. A later frame overwrites it."""
         self._own_file.write_at(offset, content)
 

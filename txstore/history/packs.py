@@ -84,7 +84,7 @@ class Writer(Protocol):
     def document(self, offset: int) -> bytes | None:
         """Return a document that was staged here, if the commit should lay it beside the others in its own file."""
 
-    def write_at(self, offset: int, content: bytes) -> None: ...
+    def write_at(self, offset: int, content: Buffer) -> None: ...
     def finish(self, length: int) -> None: ...
     def sync(self) -> None: ...
     def close(self) -> bool: ...
@@ -345,15 +345,16 @@ class PackWriter:
                 return bytes(content[position : position + staged.length])
         return None
 
-    def write_at(self, offset: int, content: bytes) -> None:
+    def write_at(self, offset: int, content: Buffer) -> None:
         """Write what follows the frames: sections, header, footer. A later frame overwrites it."""
+        length = memoryview(content).nbytes
         with self._lock:
-            begin, end = offset - self._buffer_start, offset + len(content)
+            begin, end = offset - self._buffer_start, offset + length
             if begin >= 0 and end - self._buffer_start <= len(self._buffer):
                 gap = self._buffer_end - self._buffer_start
                 if gap < begin:
                     self._buffer[gap:begin] = bytes(begin - gap)
-                self._buffer[begin : begin + len(content)] = content
+                self._buffer[begin : begin + length] = content
                 self._buffer_end = end
             else:
                 self._flush()

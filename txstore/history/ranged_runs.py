@@ -46,7 +46,7 @@ from txstore.history.runs import (
     placed,
 )
 from txstore.storage.foreign import ForeignRange
-from txstore.storage.interface import Mapped
+from txstore.storage.interface import Mapped, Storage
 from txstore.storage.request_threads import in_parallel
 
 #: What is fetched of a run at first, in bytes: as a rule all that follows the blocks, and a few of these. A run that is
@@ -271,21 +271,27 @@ class LazyRuns(Runs):
         )
         return [Change._make(item) for item in found]
 
-    def merge(self, count: int) -> bytes:
+    def merge(self, count: int, storage: Storage | None = None) -> Mapped:
         self._fill(_whole(self._lazy[:count]))
-        return super().merge(count)
+        return super().merge(count, storage)
 
     def merge_oldest(
-        self, count: int, above: Sequence[index.Run], tables: Sequence[Sequence[bytes]], *, forgotten: int
-    ) -> bytes:
+        self,
+        count: int,
+        above: Sequence[index.Run],
+        tables: Sequence[Sequence[bytes]],
+        *,
+        forgotten: int,
+        storage: Storage | None = None,
+    ) -> Mapped:
         self._fill(_whole(self._lazy[len(self._open) - count :]))
-        return super().merge_oldest(count, above, tables, forgotten=forgotten)
+        return super().merge_oldest(count, above, tables, forgotten=forgotten, storage=storage)
 
-    def graft(self, start: bytes, stop: bytes | None, to: bytes) -> bytes:
+    def graft(self, start: bytes, stop: bytes | None, to: bytes, storage: Storage | None = None) -> Mapped:
         self._fill([
             _Blocks(run, begin, end) for run in self._lazy for begin, end in _windows(run.run, start, stop, 0)
         ])  # fmt: skip
-        return super().graft(start, stop, to)
+        return super().graft(start, stop, to, storage)
 
     def _corrupt(self, error: ValueError) -> CorruptionError:
         """Say which run is damaged. Reached by merging alone: the oldest may be there only in part."""

@@ -21,7 +21,8 @@ from txstore.format.keys import stored_prefix
 from txstore.format.packfile import PackName
 from txstore.history.packs import Kept, OpenPack, Pack, PackSource
 from txstore.storage.foreign import ForeignRange
-from txstore.storage.interface import Mapped
+from txstore.storage.interface import Mapped, Storage
+from txstore.storage.spool import spooled
 
 _LIGHT = 1 << 20  # bytes
 _PAGE = 4096  # keys
@@ -367,16 +368,25 @@ class Runs:
 
     # --- merging
 
-    def merge(self, count: int) -> bytes:
+    # The section that is made is gathered in a file of `storage`, if it is given and the section is large.
+
+    def merge(self, count: int, storage: Storage | None = None) -> Mapped:
         """Merge the newest `count` runs into one section."""
+        runs, tables = self._runs[:count], _tables(self._open[:count])
         try:
-            return index.merge(self._runs[:count], _tables(self._open[:count]))
+            return spooled(storage, lambda sink: index.merge(runs, tables, 0, False, sink))
         except ValueError as error:
             raise self._corrupt(error) from error
 
     def merge_oldest(
-        self, count: int, above: Sequence[index.Run], tables: Sequence[Sequence[bytes]], *, forgotten: int
-    ) -> bytes:
+        self,
+        count: int,
+        above: Sequence[index.Run],
+        tables: Sequence[Sequence[bytes]],
+        *,
+        forgotten: int,
+        storage: Storage | None = None,
+    ) -> Mapped:
         """Merge the oldest `count` runs, and above them runs with tables of their own, into one section.
 
         Tombstones up to seq `forgotten` are left out.
@@ -384,14 +394,16 @@ class Runs:
         oldest = self._open[len(self._open) - count :]
         runs = (*above, *[found.run for found in oldest])
         try:
-            return index.merge(runs, [*tables, *_tables(oldest)], forgotten)
+            tables = [*tables, *_tables(oldest)]
+            return spooled(storage, lambda sink: index.merge(runs, tables, forgotten, False, sink))
         except ValueError as error:
             raise self._corrupt(error) from error
 
-    def graft(self, start: bytes, stop: bytes | None, to: bytes) -> bytes:
+    def graft(self, start: bytes, stop: bytes | None, to: bytes, storage: Storage | None = None) -> Mapped:
         """Build an own run of the live keys that begin with `start`, with `to` in its place, and the refs they have."""
+        tables = _tables(self._open)
         try:
-            return index.graft(self._runs, _tables(self._open), start, stop, to)
+            return spooled(storage, lambda sink: index.graft(self._runs, tables, start, stop, to, sink))
         except OverflowError as error:
             raise KeyFormatError(f"a key below {to.decode()!r} would be too long: {error}") from error
         except ValueError as error:
@@ -433,10 +445,11 @@ def _fitting(names: Sequence[RunName], room: int) -> int:
     return count
 
 
-def merge_own(sections: Sequence[bytes]) -> bytes:
+def merge_own(sections: Sequence[Mapped], storage: Storage | None = None) -> Mapped:
     """Merge own runs that are about to lie in one file into one, the newest first."""
     runs = tuple([index.Run(section, 1) for section in sections])  # any seq: the result has none
-    return index.merge(runs, [[b"", *run.packs] for run in runs], 0, True)
+    tables = [[b"", *run.packs] for run in runs]
+    return spooled(storage, lambda sink: index.merge(runs, tables, 0, True, sink))
 
 
 def _tables(runs: Sequence[OpenRun]) -> list[list[bytes]]:
@@ -457,16 +470,18 @@ def build(
     entries: Iterable[tuple[bytes, int, int, int, int, int] | tuple[bytes, int, int, int, int, int, int]],
     prefixes: Iterable[bytes],
     packs: Sequence[PackName] = (),
-) -> bytes:
+    storage: Storage | None = None,
+) -> Mapped:
     """Build a run of ascending (key, ref kind, offset, length, checksum, pack), or with a seq behind that.
 
     Pack 0 is the file that the run will lie in, the others are numbered from 1. Without a seq, or with 0, an entry has
     that of the commit in whose file the run will lie.
     """
-    return index.build(entries, prefixes, [pack.encode() for pack in packs])
+    encoded = [pack.encode() for pack in packs]
+    return spooled(storage, lambda sink: index.build(entries, prefixes, encoded, sink))
 
 
-def name_run(section: bytes, seq: int, offset: int) -> RunName:
+def name_run(section: Mapped, seq: int, offset: int) -> RunName:
     """Return how a header lists a run that was just built in its own file."""
     run = index.Run(section, seq)
     return RunName(None, seq, offset, len(section), run.entries, run.max_seq)

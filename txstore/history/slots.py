@@ -31,6 +31,7 @@ from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.find import first_since
 from txstore.history.packs import Staged, Writer
 from txstore.history.snapshot import Snapshot
+from txstore.storage.interface import Mapped
 from txstore.storage.line import Line
 from txstore.storage.turns import this_user
 
@@ -40,6 +41,8 @@ SYNC_BEFORE_LOCK = 1 << 20
 MAX_CLOCK_LEAD = 60 * 1_000_000
 #: What a commit says of itself that stands in line: its id, and the slot that it is on its way to.
 _PLACE = struct.Struct("<16sq")
+#: So much of a run is written at a time, in bytes.
+_PIECE = 1 << 20
 
 
 class LostPlaceError(Exception):
@@ -136,11 +139,16 @@ class Publisher:
         self._frames_end, self._frames = place
         self.end = self._frames_end
 
-    def append(self, content: bytes) -> Section:
+    def append(self, content: Mapped) -> Section:
         """Write a run behind the values."""
-        section = Section(commitfile.SECTION_RUN, self.end, len(content))
-        self.end = align(self.end + len(content))
-        self.writer.write_at(section.offset, content + bytes(self.end - section.offset - len(content)))
+        view = memoryview(content)
+        section = Section(commitfile.SECTION_RUN, self.end, len(view))
+        self.end = align(section.offset + section.length)
+        padding = bytes(self.end - section.offset - section.length)
+        last = section.length // _PIECE * _PIECE
+        for begin in range(0, last, _PIECE):
+            self.writer.write_at(section.offset + begin, view[begin : begin + _PIECE])
+        self.writer.write_at(section.offset + last, bytes(view[last:]) + padding)
         return section
 
     def prepare(self, head: Stored | None) -> None:

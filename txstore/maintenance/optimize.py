@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import tee
@@ -30,8 +29,9 @@ from txstore.history.packs import Writer
 from txstore.history.slots import Contents, Publisher, SyncFailedError, align
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.reachable import Reachable
-from txstore.storage.interface import Storage
+from txstore.storage.interface import Mapped, Storage
 from txstore.storage.request_threads import in_advance, in_parallel
+from txstore.storage.spool import spooled
 
 #: A new pack is ended when it has reached this length, in bytes.
 PACK_LENGTH = 256 << 20
@@ -40,6 +40,7 @@ SMALL_PACK = 32 << 20
 LIVE_SHARE = 0.8
 #: So many values of an object store, and so many bytes, are fetched at once.
 FETCHED_AT_ONCE, BYTES_AT_ONCE = 64, 16 << 20
+_PAGE = 4096  # keys
 _FRAME_OVERHEAD = packfile.FRAME_SIZE + 16  # bytes; the padding is an estimate
 
 #: Bytes that are left on a disk that is nearly full.
@@ -216,7 +217,11 @@ def _batches(found: Iterable[index.Listed]) -> Iterator[list[index.Listed]]:
 
 
 class _Copies:
-    """Values copied into new packs, and which run of the snapshot said where they lay."""
+    """Values copied into new packs, and which run of the snapshot said where they lay.
+
+    Where each lies now is kept in a run, since there may be millions: in place of its pack, the entry of a key has the
+    run that it was found in, and the upper bits of its offset say in which of the new packs it is.
+    """
 
     def __init__(
         self, commits: Commits, head: Snapshot, chosen: set[PackName], *, progress: Callable[[int], object]
@@ -224,22 +229,30 @@ class _Copies:
         self.id = os.urandom(16)
         self.writers: list[Writer] = []
         self._commits = commits
-        self._keys: list[bytes] = []
-        # One item for each key. Numbers of runs and packs, where a value lies, and the seq that it keeps.
-        self._run, self._pack, self._checksum = array("I"), array("I"), array("I")
-        self._kind = array("B")  # of the ref
-        self._offset, self._length, self._seq = array("Q"), array("Q"), array("Q")
+        self._progress = progress
+        self._numbers: list[
+            int
+        ] = []  # of the new packs, in the transaction that `id` stands for, as offsets count them
         try:
-            if chosen:
-                self._copy(head, chosen, progress)
+            self._run = self._copy(head, chosen)
         except BaseException:
             self.close(published=False)
             raise
 
-    def _copy(self, head: Snapshot, chosen: set[PackName], progress: Callable[[int], object]) -> None:
+    def _copy(self, head: Snapshot, chosen: set[PackName]) -> native_index.Run:
+        runs = [number.to_bytes(4, "little") for number in range(len(head.run_names))]
+        entries = self._copied(head, chosen) if chosen else ()
+        content = spooled(self._commits.storage, lambda sink: native_index.build(entries, (), runs, sink))
+        for each in self.writers:
+            each.finish(each.size)
+        return native_index.Run(content, 1)
+
+    def _copied(self, head: Snapshot, chosen: set[PackName]) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
+        """Copy the values, and yield where they lie, ascending by key."""
         done = 0
         # Far away, documents go into a pack of their own: whoever opens a group reads many of them, and little else.
         writers: dict[bool, int] = {}
+        places: dict[int, int] = {}  # the packs by their numbers in the transaction
         is_far = self._commits.storage.is_remote
         for found, value in self._values(head.runs, chosen):
             is_apart = is_far and is_document(found.key.decode(errors="replace"))
@@ -249,25 +262,21 @@ class _Copies:
                 number = writers[is_apart] = len(self.writers)
             writer = self.writers[number - 1]
             staged = writer.append(packfile.FRAME_OF_REF[found.kind], found.key, value, seen=packfile.SEEN_NOTHING)
-            self._keys.append(found.key)
-            self._run.append(found.run)
-            self._kind.append(found.kind)
-            self._seq.append(found.seq)
-            self._pack.append(packfile.pack_number(number, packfile.split_offset(staged.offset)[0]))
-            self._offset.append(packfile.split_offset(staged.offset)[1])
-            self._length.append(staged.length)
-            self._checksum.append(staged.checksum)
+            nth, offset = packfile.split_offset(staged.offset)
+            pack = packfile.pack_number(number, nth)
+            if pack not in places:
+                places[pack] = len(self._numbers)
+                self._numbers.append(pack)
+            place = packfile.join_offset(places[pack], offset)
+            yield found.key, found.kind, place, staged.length, staged.checksum, found.run + 1, found.seq
             done += found.length + len(found.key) + _FRAME_OVERHEAD
-            progress(done)
-        for each in self.writers:
-            each.finish(each.size)
+            self._progress(done)
 
     def _values(self, runs: index.Runs, chosen: set[PackName]) -> Iterator[tuple[index.Listed, memoryview]]:
         """Yield what lies in the packs that were chosen, ascending by key."""
 
         def view(found: index.Listed) -> memoryview:
-            pack = runs.pack(runs.pack_name(found.run, found.pack))
-            return pack.view(found.offset, found.length, found.checksum, found.key.decode(errors="replace"))
+            return runs.stored(found.key.decode(errors="replace"), found)
 
         wanted = (found for found in runs.scan_all() if runs.pack_name(found.run, found.pack) in chosen)
         if not self._commits.storage.is_remote:
@@ -298,26 +307,30 @@ class _Copies:
     def _ends(self) -> dict[int, int]:
         return {number: end for writer in self.writers for number, end in writer.ends().items()}
 
-    def run_of(self, oldest: int, count: int) -> bytes:
+    def run_of(self, oldest: int, count: int) -> Mapped:
         """Build a run of what was found in the `oldest` last of `count` runs."""
-        return self._build(i for i in range(len(self._keys)) if self._run[i] >= count - oldest)
+        return self._build(entry for entry in self._entries() if entry[3] > count - oldest)
 
-    def run_for(self, head: Snapshot) -> bytes:
+    def run_for(self, head: Snapshot) -> Mapped:
         """Build a run of what a later snapshot still has of the same seq: the same value, wherever its ref has gone."""
-        numbers = {key: i for i, key in enumerate(self._keys)}
-        found = ((numbers.get(each.key), each.seq) for each in head.runs.scan_all())
-        return self._build(i for i, seq in found if i is not None and self._seq[i] == seq)
+        kept = {each.key: each.seq for each in head.runs.scan_all()}
+        return self._build(entry for entry in self._entries() if kept.get(entry[0]) == entry[2])
 
-    def _build(self, chosen: Iterable[int]) -> bytes:
+    def _entries(self) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
+        """Yield all that was copied, ascending by key: key, kind, seq, run, place, length and checksum."""
+        start = b""
+        while page := self._run.scan(start, None, _PAGE):
+            yield from page
+            start = page[-1][0] + b"\0"
+
+    def _build(self, entries: Iterable[tuple[bytes, int, int, int, int, int, int]]) -> Mapped:
         packs = {number: at for at, number in enumerate(self._ends(), 1)}
-        entries = (
-            (
-                self._keys[i], self._kind[i], self._offset[i], self._length[i], self._checksum[i],
-                packs[self._pack[i]], self._seq[i],
-            )
-            for i in chosen
-        )  # fmt: skip
-        return index.build(entries, (), [pack.name for pack, _ in self.packs()])
+        at = [packs[number] for number in self._numbers]
+        moved = (
+            (key, kind, (place := packfile.split_offset(where))[1], length, checksum, at[place[0]], seq)
+            for key, kind, seq, _, where, length, checksum in entries
+        )
+        return index.build(moved, (), [pack.name for pack, _ in self.packs()], self._commits.storage)
 
     def close(self, *, published: bool) -> None:
         """Delete what lies below `.staging/`, and all that was copied unless it was, or may have been, published."""
@@ -392,13 +405,13 @@ class _Optimizer:
         section, merged = self._append(head, len(runs), lambda *_: self.copies.run_for(head))
         return Contents((section,), (merged,))
 
-    def _append(self, head: Snapshot, oldest: int, relocated: Callable[[int, int], bytes]) -> tuple[Section, RunName]:
+    def _append(self, head: Snapshot, oldest: int, relocated: Callable[[int, int], Mapped]) -> tuple[Section, RunName]:
         content = self._merge(head, oldest, relocated(oldest, len(head.run_names)))
         self.publisher.end = align(self.writer.size)
         section = self.publisher.append(content)
         return section, index.name_run(content, 0, section.offset)
 
-    def _merge(self, head: Snapshot, oldest: int, relocated: bytes) -> bytes:
+    def _merge(self, head: Snapshot, oldest: int, relocated: Mapped) -> Mapped:
         """Merge the oldest runs of a snapshot, and above them what was copied out of them.
 
         Tombstones are forgotten up to the floor: no transaction is based on anything older.
@@ -408,4 +421,4 @@ class _Optimizer:
         forgotten = header.seq - (header.slot - header.floor) if header.floor else 0
         above = [native_index.Run(relocated, header.seq)] if self.copies.writers else []
         tables = [[b"", *(pack.name.encode() for pack, _ in self.copies.packs())]] if above else []
-        return head.runs.merge_oldest(oldest, above, tables, forgotten=forgotten)
+        return head.runs.merge_oldest(oldest, above, tables, forgotten=forgotten, storage=self.commits.storage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from txstore.errors import ConflictError, SnapshotExpiredError
@@ -148,18 +148,18 @@ class Committer:
     def _append_own_run(self) -> None:
         self.own = None
         prefixes = [prefix for prefix in self.staging.prefixes if self.base.has_keys_below(prefix)]
-        counter = _Counter(self.staging)
+        counter, storage = _Counter(self.staging), self.commits.storage
         packs = [pack.name for pack in self.packs]
         entries = counter.counted(self._entries())
         if self.staging.grafts.any:
             # What was written is newer than what was moved to the same place, and this than what was deleted there.
-            sections = [index.build(entries, (), packs)]
-            sections += self.staging.grafts.sections()
+            sections = [index.build(entries, (), packs, storage)]
+            sections += self.staging.grafts.sections(storage)
             sections.append(index.build((), [prefix.encode() for prefix in prefixes]))
-            content = index.merge_own(sections)
+            content = index.merge_own(sections, storage)
             counter.count_refs(index.name_run(content, 1, 0).entries)
         else:
-            content = index.build(entries, [prefix.encode() for prefix in prefixes], packs)
+            content = index.build(entries, [prefix.encode() for prefix in prefixes], packs, storage)
         self.statistics = counter.statistics(len(prefixes))
         if self.statistics.keys_set or self.statistics.keys_deleted or prefixes:
             self.own = self.publisher.append(content)
@@ -205,7 +205,7 @@ class Committer:
         self.merged = None
         brought = self.publisher.end + sum(pack.end for pack in self.packs)
         if chosen := index.plan_merge(head.run_names, self.commits.merged_at_once, brought):
-            content = head.runs_named(chosen).merge(len(chosen))
+            content = head.runs_named(chosen).merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)
             self.merged = _Merged(section, run, tuple(chosen))
@@ -213,21 +213,19 @@ class Committer:
     # --- conflicts
 
     def _writes(self) -> Writes:
-        written: list[str] = []
-        deleted: list[str] = []
+        more: list[str] = []
         documents: dict[str, bytes | None] = {}
         for key, link in self.staging.items_staged():
             if key in self.unchanged:
                 continue
             is_deleted = link.kind == packfile.FRAME_TOMBSTONE
-            (deleted if is_deleted else written).append(key)
             if link.kind == packfile.FRAME_PARTIAL:
                 self.merges.allow(key, link)
             if is_document(key):
                 documents[key] = None if is_deleted else self.staging.read(link)
         for key in self.staging.grafts.taken:
             if key not in self.staging.staged:
-                written.append(key)
+                more.append(key)
                 if is_document(key) and (content := self.staging.below(key)) is not None:
                     documents[key] = bytes(content)
         for graft in self.staging.grafts:
@@ -235,11 +233,11 @@ class Committer:
             for name in DOCUMENT_NAMES:
                 key = graft.to + name
                 if key not in documents and (content := self.staging.below(key)) is not None:
-                    written.append(key)
+                    more.append(key)
                     documents[key] = bytes(content)
         return Writes(
-            written,
-            deleted,
+            _Keys(self.staging, self.unchanged, more),
+            _Keys(self.staging, self.unchanged, are_deleted=True),
             [*self.staging.prefixes, *(graft.to for graft in self.staging.grafts)],
             documents,
             self.staging.reads(self.unchanged),
@@ -343,6 +341,27 @@ class Committer:
             merged=other,
             reach={} if other is None or head.stored is None else self._ancestry.joined(head.stored, other),
         )
+
+
+class _Keys(Iterable[str]):
+    """The keys that a transaction sets, or those that it deletes. They are looked for each time: there may be millions.
+
+    `unchanged` are staged, and left out; `more` are not staged, and set all the same.
+    """
+
+    def __init__(
+        self, staging: Staging, unchanged: Collection[str], more: Iterable[str] = (), *, are_deleted: bool = False
+    ) -> None:
+        self._staging = staging
+        self._unchanged = unchanged
+        self._more = more
+        self._are_deleted = are_deleted
+
+    def __iter__(self) -> Iterator[str]:
+        for key, link in self._staging.items_staged():
+            if (link.kind == packfile.FRAME_TOMBSTONE) == self._are_deleted and key not in self._unchanged:
+                yield key
+        yield from self._more
 
 
 class _Counter:

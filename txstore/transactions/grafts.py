@@ -25,7 +25,7 @@ from txstore.history.changes import Ref
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
-from txstore.storage.interface import Held
+from txstore.storage.interface import Held, Mapped, Storage
 from txstore.storage.leases import Lease
 
 
@@ -65,13 +65,15 @@ class Graft:
             if not any(map(key.startswith, self.hidden)):
                 yield key
 
-    def section(self) -> bytes:
-        """Return its refs as an own run, and the prefixes that are hidden."""
+    def section(self, storage: Storage) -> Mapped:
+        """Return its refs as an own run, and the prefixes that are hidden; what is large is in a file of `storage`."""
         stop = after_prefix(self.start)
-        grafted = self.source.runs.graft(self.start.encode(), None if stop is None else stop.encode(), self.to.encode())
+        grafted = self.source.runs.graft(
+            self.start.encode(), None if stop is None else stop.encode(), self.to.encode(), storage
+        )
         if not self.hidden:
             return grafted
-        return runs.merge_own([runs.build((), [prefix.encode() for prefix in self.hidden]), grafted])
+        return runs.merge_own([runs.build((), [prefix.encode() for prefix in self.hidden]), grafted], storage)
 
 
 class Grafts:
@@ -159,13 +161,13 @@ class Grafts:
     def clear(self) -> None:
         self._all, self._taken, self.any = (), {}, False
 
-    def sections(self) -> Iterator[bytes]:
+    def sections(self, storage: Storage) -> Iterator[Mapped]:
         """Yield all refs as own runs, the newest first."""
         if self._taken:
             yield self._taken_section()
-        yield from (graft.section() for graft in reversed(self._all))
+        yield from (graft.section(storage) for graft in reversed(self._all))
 
-    def _taken_section(self) -> bytes:
+    def _taken_section(self) -> Mapped:
         packs: dict[PackName, int] = {}
         entries = []
         for key, (_, _, ref) in sorted(self._taken.items()):

@@ -1,8 +1,9 @@
-"""The keys that are staged in one transaction, in memory: which frame counts for each, and in which order they lie.
+"""The keys that are staged in one transaction: which frame counts for each, and in which order they lie.
 
 Frames come from this process and, in a transaction of several, from the packs of the others. As long as one process
 alone writes a key, a ref of 30 or 42 bytes is all that is kept of it, since there may be millions; where several do,
-the links of the chain are (I7). No I/O. Safe in threads.
+the links of the chain are (I7). What is more than a dictionary should hold is sealed in sorted runs, which lie in files
+(`sealed_keys`): memory does not grow with the number of keys. Safe in threads.
 """
 
 from __future__ import annotations
@@ -12,22 +13,32 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from txstore import processes
+from txstore._native import index
 from txstore.format import packfile
 from txstore.format.keys import after_prefix, covering_prefixes, is_document
 from txstore.format.packfile import Predecessor, Seen
 from txstore.format.regions import WHOLE, Region
+from txstore.storage.interface import Storage
 from txstore.transactions.chains import Link, Prefixes, arrange, extend, newest, resolve, tombstone
+from txstore.transactions.sealed_keys import REF, SealedKeys
 
-_REF = struct.Struct("<IIBBQQI")  # the fields of a link; if it has seen a frame, that follows, then its region, if any
+#: With so many refs in memory, those are sealed of which nothing else is known. To look up a sealed one in Python
+#: takes longer than to stage it.
+SEALED_FROM = 1 << 15 if index.IMPLEMENTATION == "c" else 1 << 20
 
 
 class StagedKeys:
-    """`me` is the participant that this process is."""
+    """`me` is the participant that this process is. Sealed refs are in files of `storage`, if it is given."""
 
-    def __init__(self, me: int) -> None:
+    def __init__(self, me: int, storage: Storage | None = None) -> None:
         self.me = me
+        self._storage = storage
         self._lock = processes.new_lock()
+        #: The fields of a link; if it has seen a frame, that follows, then its region, if any.
         self._refs: dict[str, bytes] = {}
+        self._sealed: SealedKeys | None = None  # refs of other keys, and older ones of these; of none with links
+        self._sealed_count = 0  # of keys that are in there alone
+        self._seal_at = SEALED_FROM
         self._links: dict[str, list[Link]] = {}
         #: Of chunks that several have written in part: what is laid over one another, if there is no chain.
         self.layered: dict[str, list[Link]] = {}
@@ -47,10 +58,10 @@ class StagedKeys:
 
     def __len__(self) -> int:
         """How many keys and prefixes are set or deleted."""
-        return len(self._refs) + len(self._prefixes)
+        return len(self._refs) + self._sealed_count + len(self._prefixes)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._refs
+        return key in self._refs or (self._sealed is not None and self._ref(key) is not None)
 
     @property
     def version(self) -> tuple[tuple[int, int], ...]:
@@ -61,7 +72,23 @@ class StagedKeys:
     def get(self, key: str) -> Link | None:
         """Return the frame that counts for a key: a value or a tombstone."""
         ref = self._refs.get(key)
+        if ref is None and self._sealed is not None:
+            ref = self._ref(key)
         return None if ref is None else _unpack(ref)
+
+    def _ref(self, key: str) -> bytes | None:
+        """Return the ref of a key, sealed or not, without the lock.
+
+        Whoever has it puts into `_sealed` first what is to be gone from `_refs`, and hides there what was below it.
+        """
+        while True:
+            sealed = self._sealed
+            ref = self._refs.get(key)
+            if ref is not None or sealed is None:
+                return ref
+            ref = sealed.get(key)
+            if sealed is self._sealed:
+                return ref
 
     def layers(self, key: str) -> list[Link]:
         """Return the frames that count for a key, if several do: each with its region, to be laid over those before."""
@@ -113,14 +140,35 @@ class StagedKeys:
         """Yield the keys from `start` on, below `stop`, in the order of their bytes."""
         with self._lock:  # what others stage meanwhile is added behind the sorted part
             order, low, high = self._range(start, stop)
+            is_sealed = self._sealed is not None
+        if is_sealed:
+            return (key for key, _ in self._refs_between(start, stop))
         return (order[i] for i in range(low, high))
+
+    def _refs_between(self, start: str, stop: str | None) -> Iterator[tuple[str, bytes]]:
+        with self._lock:
+            order, low, high = self._range(start, stop)
+            refs, sealed = self._refs, self._sealed
+        # Where one is gone by then, another thread has just deleted all below a path.
+        in_memory = ((key, ref) for i in range(low, high) if (ref := refs.get(key := order[i])) is not None)
+        if sealed is None:
+            yield from in_memory
+            return
+        newer = next(in_memory, None)
+        for older in sealed.between(start, stop):
+            while newer is not None and newer[0] < older[0]:
+                yield newer
+                newer = next(in_memory, None)
+            if newer is None or newer[0] != older[0]:
+                yield older
+        while newer is not None:
+            yield newer
+            newer = next(in_memory, None)
 
     def items(self) -> Iterator[tuple[str, Link]]:
         """Yield the keys that are set or deleted, in the order of their bytes."""
-        for key in self.between("", None):
-            ref = self._refs.get(key)
-            if ref is not None:  # else another thread has just deleted all below a path
-                yield key, _unpack(ref)
+        for key, ref in self._refs_between("", None):
+            yield key, _unpack(ref)
 
     def _range(self, start: str, stop: str | None) -> tuple[list[str], int, int]:
         if self._sorted < len(self._order):
@@ -135,13 +183,15 @@ class StagedKeys:
     @property
     def knows_anything(self) -> bool:
         """Whether `seen` may return anything else than what was read says."""
-        return bool(self._refs or self._prefixes or self._outdated)
+        return bool(self._refs or self._sealed is not None or self._prefixes or self._outdated)
 
     def seen(self, key: str, *, was_read: bool) -> Seen:
         """Return what this process knows of a key that it writes."""
         if (outdated := self._outdated.get(key)) is not None:
             return outdated
         ref = self._refs.get(key)
+        if ref is None and self._sealed is not None and (len(self._newest) > 1 or self.me not in self._newest):
+            ref = self._ref(key)  # else all is this process's own
         if ref is not None:
             participant, sequence = _place(ref)
             if participant != self.me:
@@ -184,6 +234,8 @@ class StagedKeys:
             self.may_be_foreign |= link.kind == packfile.FRAME_FOREIGN
             self._newest[link.participant] = max(link.sequence, self._newest.get(link.participant, 0))
             ref = self._refs.get(key)
+            if ref is None and self._sealed is not None:
+                ref = self._recalled(key)
             if link.participant != self.me:
                 # An array object of this process may hold what it has written itself, too.
                 was_read = was_read or (ref is not None and _place(ref)[0] == self.me and is_document(key))
@@ -194,6 +246,8 @@ class StagedKeys:
                     return
                 self._order.append(key)
                 self._refs[key] = _pack(link)
+                if len(self._refs) >= self._seal_at:
+                    self._seal()
                 return
             participant, sequence = _place(ref)
             links = self._links.get(key)
@@ -225,17 +279,38 @@ class StagedKeys:
         late: list[tuple[str, Link]] = []
         with self._lock:
             refs, order, me, newest = self._refs, self._order, self.me, self._newest.get(self.me, 0)
-            is_simple = not self._prefixes
+            is_simple, sealed = not self._prefixes, self._sealed
             for key, seen, (offset, length, checksum, sequence) in values:
-                if is_simple and key not in refs:
+                if is_simple and key not in refs and (sealed is None or sealed.get(key) is None):
                     order.append(key)
-                    refs[key] = _REF.pack(me, sequence, seen, packfile.FRAME_VALUE, offset, length, checksum)
+                    refs[key] = REF.pack(me, sequence, seen, packfile.FRAME_VALUE, offset, length, checksum)
                     newest = max(newest, sequence)
                 else:
                     late.append((key, Link(me, sequence, seen, packfile.FRAME_VALUE, offset, length, checksum)))
             self._newest[me] = newest
+            if len(refs) >= self._seal_at:
+                self._seal()
         for key, link in late:
             self.add(key, link)
+
+    def _recalled(self, key: str) -> bytes | None:
+        """Return the ref of a key, which is not sealed any more; the caller holds the lock."""
+        ref = self._refs.get(key)
+        if ref is None and self._sealed is not None and (ref := self._sealed.get(key)) is not None:
+            self._order.append(key)
+            self._refs[key] = ref
+            self._sealed_count -= 1
+        return ref
+
+    def _seal(self) -> None:
+        """Seal the refs of which nothing else is known; the caller holds the lock."""
+        keys, refs = self._range("", None)[0], self._refs
+        kept = {key: refs[key] for key in keys if len(refs[key]) != REF.size or key in self._links}
+        sealed = [key for key in keys if key not in kept] if kept else keys
+        self._sealed = (self._sealed or SealedKeys()).adding(sealed, refs, self._storage)
+        self._sealed_count += len(sealed)
+        self._refs, self._order, self._sorted = kept, list(kept), len(kept)
+        self._seal_at = len(kept) + SEALED_FROM
 
     def _extend(self, key: str, links: list[Link], link: Link) -> None:
         extend(links, link)
@@ -268,6 +343,8 @@ class StagedKeys:
                 places[participant] = sequence, seen
             if participant != self.me:
                 self._read_since.difference_update([*filter(lambda key: key.startswith(prefix), self._read_since)])
+            if self._sealed is not None:
+                self._hide_sealed(self._sealed, prefix, participant, sequence)
             order, low, high = self._range(prefix, after_prefix(prefix))
             kept = []
             for key in order[low:high]:
@@ -286,11 +363,35 @@ class StagedKeys:
             if participant or self.me:
                 self.news.append(prefix)
 
+    def _hide_sealed(self, sealed: SealedKeys, prefix: str, participant: int, sequence: int) -> None:
+        """Hide what is sealed below a prefix, but for what a participant had not staged by then; that is recalled."""
+        gone, kept, found = 0, [], False
+        for key, ref in sealed.below(prefix):
+            found = True
+            if key not in self._refs:
+                who, when = _place(ref)
+                if who == participant and when < sequence:
+                    gone += 1
+                else:
+                    kept.append((key, ref))
+        if found:
+            self._refs.update(kept)
+            self._order += [key for key, _ in kept]
+            self._sealed = sealed.hiding(prefix, self._storage)
+            self._sealed_count -= gone + len(kept)
+
     def written_by_others(self, prefix: str) -> list[str]:
         """Return the keys below a prefix whose value is of another participant."""
         with self._lock:
-            order, low, high = self._range(prefix, after_prefix(prefix))
-            return [*filter(lambda key: _place(self._refs[key])[0] != self.me, order[low:high])]
+            return [key for key, ref in self._below(prefix) if _place(ref)[0] != self.me]
+
+    def _below(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Yield what there is below a prefix, in no order; the caller holds the lock."""
+        order, low, high = self._range(prefix, after_prefix(prefix))
+        refs = self._refs
+        yield from ((key, refs[key]) for key in order[low:high])
+        if self._sealed is not None:
+            yield from ((key, ref) for key, ref in self._sealed.below(prefix) if key not in refs)
 
     def deleted_by_others(self, prefix: str) -> list[str]:
         """Return the prefixes below a prefix that other participants have deleted."""
@@ -315,7 +416,7 @@ class StagedKeys:
         with self._lock:
             self._unarranged.clear()  # each is settled here
             for key in sorted(self._links.keys() | self._below_foreign_prefixes()):
-                ref = self._refs.get(key)
+                ref = self._recalled(key)
                 if ref is None:
                     continue
                 links = self._links.get(key) or [_unpack(ref)]
@@ -341,7 +442,7 @@ class StagedKeys:
     def links(self, key: str) -> list[Link]:
         """Return what participants have staged on a key."""
         with self._lock:
-            ref = self._refs.get(key)
+            ref = self._ref(key)
             return list(self._links.get(key) or ([] if ref is None else [_unpack(ref)]))
 
     def writers(self, key: str) -> set[int]:
@@ -349,12 +450,9 @@ class StagedKeys:
         return {link.participant for link in self.links(key)}
 
     def _below_foreign_prefixes(self) -> set[str]:
-        found = set()
+        found: set[str] = set()
         for prefix, places in self._prefixes.items():
-            order, low, high = self._range(prefix, after_prefix(prefix))
-            for key in order[low:high]:
-                if places.keys() != {_place(self._refs[key])[0]}:
-                    found.add(key)
+            found.update(key for key, ref in self._below(prefix) if places.keys() != {_place(ref)[0]})
         return found
 
     def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
@@ -376,6 +474,7 @@ class StagedKeys:
             self._read_since = set()
             self._newest = {}
             self._order, self._sorted = [], 0
+            self._sealed, self._sealed_count, self._seal_at = None, 0, SEALED_FROM
 
 
 def _is_lost(place: Predecessor, lost: Mapping[int, int]) -> bool:
@@ -389,14 +488,14 @@ def _is_foreign(link: Link) -> bool:
 
 def _pack(link: Link) -> bytes:
     if isinstance(link.seen, Predecessor):
-        packed = _REF.pack(*link._replace(seen=packfile.SEEN_FRAME)[:-1]) + packfile.PREDECESSOR.pack(*link.seen)
+        packed = REF.pack(*link._replace(seen=packfile.SEEN_FRAME)[:-1]) + packfile.PREDECESSOR.pack(*link.seen)
     else:
-        packed = _REF.pack(*link[:-1])
+        packed = REF.pack(*link[:-1])
     return packed if link.region is WHOLE else packed + link.region.encode()
 
 
 def _unpack(ref: bytes) -> Link:
-    link, end = Link(*_REF.unpack_from(ref)), _REF.size
+    link, end = Link(*REF.unpack_from(ref)), REF.size
     if link.seen == packfile.SEEN_FRAME:
         link = link._replace(seen=Predecessor(*packfile.PREDECESSOR.unpack_from(ref, end)))
         end += packfile.PREDECESSOR.size

@@ -129,7 +129,7 @@ class Staging(Hierarchy):
         self._thread = ""  # the name of the one that became a participant
         self._blocks: set[object] = set()  # of these, who is in a `with` block
         self._enders: set[object] = set()  # calls that are about to end it
-        self.staged = StagedKeys(0 if shared is None else NOBODY)
+        self.staged = StagedKeys(0 if shared is None else NOBODY, commits.storage)
         self.grafts = Grafts()  # what was moved or copied without copying values
         self.sources: HeldSources | None = None  # what these are taken from, while it is being committed
         self._commits = commits
@@ -579,7 +579,7 @@ class Staging(Hierarchy):
         """Let keys be what others are in a snapshot: refs to the same values. Raises what `graft` does."""
         writer = self._writer or self._begin()
         self._check_alone()
-        for key in keys.keys() & set(self.staged.between("", None)):  # what is staged would hide it
+        for key in filter(self.staged.__contains__, keys):  # what is staged would hide it
             name = keys[key]
             found = snapshot.lookup(name)
             if found is not None:
@@ -733,7 +733,7 @@ class Staging(Hierarchy):
                 known: Held = {key: link for key, link in self.staged.items() if is_document(key)}
                 self._shared = SharedTransaction.find(self._commits, self.id)
                 self.is_owner = False
-                self.staged = StagedKeys(NOBODY)
+                self.staged = StagedKeys(NOBODY, self.storage)
                 self._siblings = Siblings(self.staged, self._marks, self._read_log)
                 self._staged_at = self._sealed_at = -1
                 self._follow(joining=True)

@@ -1,0 +1,120 @@
+"""Staged keys that have become too many for a dictionary: sorted runs, as commits have them, in files without names.
+
+An entry says in which frame a key was staged: the seq is the number of the frame and one more, and the pack stands for
+the rest of what is short, who staged it, which kind of frame it is and what was seen. Newer runs come first; the newest
+are merged so that there are few, as those of a branch are.
+
+Only what one process alone has done to a key is here, if it knew of no other process's frame and wrote the whole value.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from txstore._native import index
+from txstore.errors import CorruptionError
+from txstore.format import names, packfile
+from txstore.format.keys import after_prefix
+from txstore.storage.interface import Mapped, Storage
+from txstore.storage.spool import spooled
+
+#: A staged key: participant, sequence, seen, kind of frame, offset, length and checksum.
+REF = struct.Struct("<IIBBQQI")
+
+_PAGE = 4096  # keys
+_SEQ = 1  # what a stored seq of 0 stands for, which only deleted prefixes have
+_EVERYTHING = (1 << 64) - 1
+
+_Table: TypeAlias = Sequence[tuple[int, int, int]]  # participant, seen, kind of frame
+
+
+class SealedKeys:
+    """Staged keys and, as far as they hide others of them, deleted prefixes. Immutable."""
+
+    def __init__(self, runs: tuple[index.Run, ...] = (), tables: tuple[_Table, ...] = ()) -> None:
+        self._runs = runs
+        self._tables = tables
+
+    def get(self, key: str) -> bytes | None:
+        """Return what is packed of a key, as `REF` does."""
+        try:
+            found = index.lookup(self._runs, key.encode(errors="surrogatepass"))
+        except ValueError as error:
+            raise _damaged(error) from error
+        if found is None or found[1] == packfile.FOUND_PREFIX:
+            return None
+        run, _, seq, number, offset, length, checksum = found
+        participant, seen, kind = self._tables[run][number - 1]
+        return REF.pack(participant, seq - 1, seen, kind, offset, length, checksum)
+
+    def between(self, start: str, stop: str | None) -> Iterator[tuple[str, bytes]]:
+        """Yield the keys from `start` on, below `stop`, in the order of their bytes, with what is packed of each."""
+        position, end = start.encode(), None if stop is None else stop.encode()
+        pack, tables = REF.pack, self._tables
+        while True:
+            try:
+                page = index.scan(self._runs, position, end, _PAGE)
+            except ValueError as error:
+                raise _damaged(error) from error
+            for key, run, _, seq, number, offset, length, checksum in page:
+                participant, seen, kind = tables[run][number - 1]
+                yield key.decode(), pack(participant, seq - 1, seen, kind, offset, length, checksum)
+            if len(page) < _PAGE:
+                return
+            position = page[-1][0] + b"\0"
+
+    def below(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        return self.between(prefix, after_prefix(prefix))
+
+    def adding(self, keys: Sequence[str], refs: Mapping[str, bytes], storage: Storage | None) -> SealedKeys:
+        """Return these keys and others, ascending, that are newer. What is large goes to a file of `storage`."""
+        kinds = {
+            (participant, seen, kind) for participant, _, seen, kind, *_ in map(REF.unpack, map(refs.__getitem__, keys))
+        }
+        numbers = {kind: number for number, kind in enumerate(sorted(kinds), 1)}
+        packs = [_TABLE.pack(*kind) for kind in numbers]
+
+        def entry(key: str) -> tuple[bytes, int, int, int, int, int, int]:
+            participant, sequence, seen, kind, offset, length, checksum = REF.unpack(refs[key])
+            number = numbers[participant, seen, kind]
+            return key.encode(), packfile.REF_PACK, offset, length, checksum, number, sequence + 1
+
+        return self._with(spooled(storage, lambda sink: index.build(map(entry, keys), (), packs, sink)), storage)
+
+    def hiding(self, prefix: str, storage: Storage | None) -> SealedKeys:
+        """Return these keys but for those below a prefix."""
+        return self._with(index.build((), [prefix.encode()]), storage)
+
+    def _with(self, section: Mapped, storage: Storage | None) -> SealedKeys:
+        runs = (index.Run(section, _SEQ), *self._runs)
+        count, total = 0, 0
+        for run in runs:  # as `history.runs.plan_merge` does, and for its reasons
+            weight = run.entries + len(run.prefixes)
+            if count and weight > 2 * total:
+                break
+            total += weight
+            count += 1
+        if count > 1:
+            forgotten = _EVERYTHING if count == len(runs) else 0  # nothing is left for a deleted prefix to hide
+            newest = runs[:count]
+            tables = [[b"", *run.packs] for run in newest]
+            try:
+                merged = spooled(storage, lambda sink: index.merge(newest, tables, forgotten, False, sink))
+            except ValueError as error:
+                raise _damaged(error) from error
+            runs = (index.Run(merged, _SEQ), *runs[count:])
+        return SealedKeys(runs, tuple([[_unpack(entry) for entry in run.packs] for run in runs]))
+
+
+_TABLE = struct.Struct("<IBB")
+
+
+def _unpack(entry: bytes) -> tuple[int, int, int]:
+    participant, seen, kind = _TABLE.unpack(entry)
+    return participant, seen, kind
+
+
+def _damaged(error: ValueError) -> CorruptionError:
+    return CorruptionError(names.STAGING, reason=f"what this process has noted of its staged keys has changed: {error}")
