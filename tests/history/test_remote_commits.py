@@ -14,11 +14,12 @@ import txstore
 from tests.waiting import TIMEOUT
 from txstore.format import names
 from txstore.history import remote_commits
+from txstore.history import slots as slots_of_history
 from txstore.storage.objects import client
 
 
 @pytest.fixture
-def url() -> str:
+def url(far: None) -> str:
     return f"memory://{uuid.uuid4().hex}"
 
 
@@ -42,7 +43,9 @@ def commit(repo: txstore.Repository, key: str, value: bytes) -> None:
 
 
 def slots(requests: list[str]) -> list[int]:
-    return [int(path[-10:]) for path in requests if path.startswith(names.commits_directory("main") + "/")]
+    """Return the slots that were asked for or offered to, one after the other."""
+    found = [names.parse_commit_path(path) for path in requests]
+    return [each[1] for each in found if each is not None]
 
 
 def test_who_is_alone_offers_its_file_without_another_look(url: str, requests: list[str]) -> None:
@@ -64,8 +67,9 @@ def test_who_has_seen_the_head_long_ago_looks_again(
     commit(repo, "a", b"0")
     transaction = repo.begin()
     transaction["a"] = b"1"
-    clock = remote_commits._clocks()
-    monkeypatch.setattr(remote_commits.time, "time", lambda: clock[1] + 60)  # as after a machine was suspended
+    monkeypatch.setattr(remote_commits, "_STAYS", 60.0)
+    later = remote_commits.time.time() + 120  # as after a machine was suspended
+    monkeypatch.setattr(remote_commits.time, "time", lambda: later)
     requests.clear()
     transaction.commit()
     assert names.commits_directory("main") in requests
@@ -80,9 +84,9 @@ def test_who_has_lost_a_slot_goes_on_to_the_first_that_is_free(url: str, request
         commit(other, f"theirs{number}", b"%d" % number)
     requests.clear()
     transaction.commit()
-    # Refused, then four are looked at together, then the free one is taken.
+    # Refused, then four are looked at together, then the free one is taken: for others, too, if any had offered.
     assert (slots(requests)[0], sorted(slots(requests)[1:5]), slots(requests)[5:]) == (1, [1, 2, 3, 4], [4])
-    assert names.commits_directory("main") not in requests
+    assert requests.count(names.commits_directory("main")) == 1
     assert [each.slot for each in repo.log()] == [4, 3, 2, 1, 0]
     assert sorted(repo.mapping()) == ["a", "mine", "theirs0", "theirs1", "theirs2"]
 
@@ -111,10 +115,8 @@ def test_what_others_have_committed_is_a_conflict_after_a_lost_slot(url: str) ->
     assert repo.mapping()["a"] == b"2"
 
 
-@pytest.mark.parametrize("is_recent", [False, True])
-def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.MonkeyPatch, is_recent: bool) -> None:
-    """The slot above its base is free again. Whoever has just seen the head takes it, and then sees the floor."""
-    monkeypatch.setattr(remote_commits, "_STAYS", 1000.0 if is_recent else 0.0)
+def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot above its base is free again, when it has last seen the head longer ago than what a vacuum waits."""
     repo, other = txstore.Repository(url), txstore.Repository(url)
     commit(repo, "a", b"0")
     repo.tags["v1"] = 0
@@ -124,17 +126,60 @@ def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.M
         commit(other, "a", b"%d" % number)
         other.optimize()
         other.vacuum(keep=1)
-    with pytest.raises(txstore.CommitUnknownError if is_recent else txstore.SnapshotExpiredError) as caught:
+    monkeypatch.setattr(remote_commits, "_STAYS", 0.0)
+    with pytest.raises(txstore.SnapshotExpiredError):
         transaction.commit()
-    if is_recent:
-        assert repo.resolve(caught.value.commit_id) is None
-    else:
-        transaction.rollback()
+    transaction.rollback()
     assert repo.mapping()["a"] == b"1"
     repo.run(lambda store: store.mapping.update({"a": b"again"}))
     assert repo.mapping()["a"] == b"again"
     assert repo.verify().ok
+
+
+def test_who_sleeps_before_it_takes_the_slot_looks_for_the_floor(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has seen the head so long ago that a vacuum may have freed the slot since."""
+    repo, other = txstore.Repository(url), txstore.Repository(url)
+    commit(repo, "a", b"0")
+    repo.tags["v1"] = 0
+    transaction = repo.begin()
+    transaction["a"] = b"mine"
+    for number in range(2):
+        commit(other, "a", b"%d" % number)
+        other.optimize()
+        other.vacuum(keep=1)
+    monkeypatch.setattr(remote_commits, "_TRUSTED", -1.0)
+    with pytest.raises(txstore.CommitUnknownError) as caught:
+        transaction.commit()
+    assert repo.resolve(caught.value.commit_id) is None
+    assert txstore.Repository(url).mapping()["a"] == b"1"
     repo.vacuum(keep=1)  # deletes what lies outside of history
+    assert txstore.Repository(url).verify().ok
+
+
+def test_a_vacuum_lets_commits_stand_as_long_as_looks_count(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_commits, "_STANDS", 10.0)
+    slept: list[float] = []
+    monkeypatch.setattr(remote_commits.time, "sleep", slept.append)
+    repo = txstore.Repository(url)
+    for number in range(3):
+        commit(repo, "a", b"%d" % number)
+    repo.vacuum()
+    assert not [each for each in slept if each > 1]
+    repo.optimize()
+    repo.vacuum(keep=1)
+    waits = [each for each in slept if each > 1]
+    assert len(waits) == 1
+    assert remote_commits._TRUSTED < waits[0] <= 11
+
+
+def test_a_small_commit_does_not_look_for_the_floor(url: str, requests: list[str]) -> None:
+    repo = txstore.Repository(url)
+    commit(repo, "a", b"0")
+    transaction = repo.begin()
+    transaction["a"] = b"1"
+    requests.clear()
+    transaction.commit()
+    assert [path for path in requests if not path.startswith("heads/")] == [names.commit_path("main", 1)]
 
 
 def test_each_commit_that_is_acknowledged_is_made_once(url: str) -> None:
@@ -158,3 +203,46 @@ def test_each_commit_that_is_acknowledged_is_made_once(url: str) -> None:
     assert [each.slot for each in log] == list(range(len(log)))[::-1]
     assert len(repo.mapping()) == 1 + len(made)
     assert repo.verify().ok
+
+
+def test_a_commit_tries_no_longer_than_it_was_asked_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = txstore.Repository(url)
+    commit(other, "a", b"0")
+    repo = txstore.Repository(url, commit_timeout=0)
+    transaction = repo.begin()
+    transaction["mine"] = b"1"
+    commit(other, "theirs", b"1")
+    with pytest.raises(txstore.CommitTimeoutError, match="1 slots went to others"):
+        transaction.commit()
+    transaction.commit()  # what was staged is still there, and nobody is faster now
+    assert sorted(other.mapping()) == ["a", "mine", "theirs"]
+
+
+def test_a_commit_that_has_tried_for_long_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_of_history, "WARN_AFTER", 0.0)
+    repo, other = txstore.Repository(url), txstore.Repository(url)
+    commit(repo, "a", b"0")
+    transaction = repo.begin()
+    transaction["mine"] = b"1"
+    commit(other, "theirs", b"1")
+    with pytest.warns(txstore.CommitWaitWarning, match="others have had each of 1 slots"):
+        transaction.commit()
+
+
+def test_who_sleeps_and_loses_a_slot_below_one_that_was_freed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot that it has lost is tagged; the next one is free, and outside of history."""
+    repo, other = txstore.Repository(url), txstore.Repository(url)
+    commit(repo, "a", b"0")
+    transaction = repo.begin()
+    transaction["mine"] = b"1"
+    for number in range(3):
+        commit(other, "a", b"%d" % number)
+    other.tags["v1"] = 1
+    other.optimize()
+    other.vacuum(keep=1)
+    monkeypatch.setattr(remote_commits, "_TRUSTED", -1.0)
+    with pytest.raises(txstore.SnapshotExpiredError):
+        transaction.commit()
+    transaction.rollback()
+    assert "mine" not in txstore.Repository(url).mapping()
+    assert txstore.Repository(url).verify().ok

@@ -12,7 +12,7 @@
  * THE BYTES (docs/understand/format.md, "Header")
  *
  *     fixed fields        120 bytes
- *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9; 11 to 13 are rare
+ *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9; 11 to 14 are rare
  *
  *     runs                for each: entry length | entry | seq | offset | length | entries | highest seq
  *     entry of a run      kind 1: u8 | id 16 | slot | branch          kind 2: u8 | id 16          numbers are varints
@@ -33,7 +33,7 @@
 
 enum { FIXED_BYTES = 120, ID_BYTES = 16, FIELD_BYTES = 6, NAME_BYTES = 100 };
 enum { HEADER_COMMIT = 1, CHECKSUM_CRC32C = 1, PACK_COMMIT_FILE = 1, PACK_DATA = 2 };
-enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, TYPES, FORK, MERGED, REACH };
+enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, TYPES, FORK, MERGED, REACH, TRAIN };
 enum { STATISTICS_KNOWN = 5, RUN_NUMBERS = 5 };
 enum { MAX_RUNS = 1024, MAX_SECTIONS = 1024 }; /* as in format/commitfile.py: a header that lists more is not plain */
 
@@ -282,7 +282,7 @@ find_fields(span from, span fields[TYPES])
             return 0;
         uint64_t type = load(from.at, 2), length = load(from.at + 2, 4);
         from.at += FIELD_BYTES;
-        if (length > (uint64_t)(from.end - from.at) || (type >= FORK && type <= REACH))
+        if (length > (uint64_t)(from.end - from.at) || (type >= FORK && type <= TRAIN))
             return 0;
         if (type < TYPES)
             fields[type] = (span){from.at, from.at + length};

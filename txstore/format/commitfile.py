@@ -29,7 +29,7 @@ from txstore.format.encoding import (
 from txstore.format.packfile import CHECKSUM_CRC32C, HEAD_SIZE, PackName
 
 HEADER_COMMIT = 1
-SECTION_RUN = 1
+SECTION_RUN, SECTION_TRAIN = 1, 2
 
 FEATURE_FOREIGN = 1 << 0  # required: a run may hold refs of kind `REF_FOREIGN`
 FEATURE_CONSTRAINTS = 1 << 1  # required: whoever commits has to check the constraints of the parent
@@ -45,9 +45,10 @@ assert HEADER.size == 120
 #: docs/understand/format.md, "Bounds": a header in bytes, its runs and sections. `_header.c` has the last two.
 MAX_HEADER = 64 << 20
 MAX_RUNS = MAX_SECTIONS = 1024
+MAX_TRAIN = 128
 
 _BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING, _CONSTRAINTS = range(1, 11)
-_FORK, _MERGED, _REACH = 11, 12, 13
+_FORK, _MERGED, _REACH, _TRAIN = 11, 12, 13, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,23 @@ class CommitName(NamedTuple):
         commit_id, header_hash, slot = reader.take(16), reader.take(16), reader.varint()
         check_numbers(("slot", slot, MAX_COUNT))
         return cls(reader.branch(), slot, commit_id, header_hash)
+
+
+class Train(NamedTuple):
+    """Of which of several commits, decided together by the first one, a header is: from 0, and how many there are."""
+
+    place: int
+    length: int
+
+    def encode(self) -> bytes:
+        return encode_varint(self.place) + encode_varint(self.length)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Train:
+        reader = Reader(data)
+        place, length = reader.varint(), reader.varint()
+        check_numbers(("length of the train", length, MAX_TRAIN), ("place in the train", place, length - 1))
+        return cls(place, length)
 
 
 class Section(NamedTuple):
@@ -143,6 +161,7 @@ class Header:
     merged: CommitName | None = None  # the other parent of a merge
     #: Of each branch that it has come from, or has merged, up to which slot. Only where history may be cut, or joins.
     reach: Mapping[str, int] = field(default_factory=dict)
+    train: Train | None = None  # of commits that were decided together
 
     @property
     def name(self) -> PackName:
@@ -177,6 +196,7 @@ class Header:
             (_FORK, b"" if self.fork is None else self.fork.encode()),
             (_MERGED, b"" if self.merged is None else self.merged.encode()),
             (_REACH, b"".join(map(_encode_reached, self.reach.items()))),
+            (_TRAIN, b"" if self.train is None else self.train.encode()),
         )
         packs = b"".join(map(_encode_data_pack, self.packs))
         if native is not None:
@@ -249,6 +269,7 @@ class Header:
             fork=Reader(typed[_FORK]).branch() if _FORK in typed else None,
             merged=CommitName.decode(typed[_MERGED]) if _MERGED in typed else None,
             reach=dict(_decode_reach(typed.get(_REACH, b""))),
+            train=Train.decode(typed[_TRAIN]) if _TRAIN in typed else None,
         )  # fmt: skip
 
 

@@ -113,6 +113,28 @@ def orphan_path(branch: str, slot: int, commit_id: bytes) -> str:
     return f"{commit_path(branch, slot)}.orphan-{commit_id.hex()}"
 
 
+def offer_path(branch: str, slot: int, commit_id: bytes) -> str:
+    """Where a committer puts its file for whoever takes a slot for several. It lies right behind the slot."""
+    return f"{commit_path(branch, slot)}.offer-{commit_id.hex()}"
+
+
+def lead_path(branch: str, slot: int) -> str:
+    """What says that somebody is about to take a slot for several."""
+    return f"{commit_path(branch, slot)}.lead"
+
+
+def parse_offer(file: str) -> tuple[int, bytes] | None:
+    """Return slot and commit id of the file name of an offer, None for any other name."""
+    name, mark, commit_id = file.partition(".offer-")
+    slot = parse_slot(name)
+    return None if not mark or slot is None or not _ID.fullmatch(commit_id) else (slot, bytes.fromhex(commit_id))
+
+
+def parse_lead(file: str) -> int | None:
+    """Return the slot of the file name of `lead_path`, None for any other name."""
+    return parse_slot(file.removesuffix(".lead")) if file.endswith(".lead") else None
+
+
 def staging_path(transaction: bytes, participant: int) -> str:
     return f"{STAGING}/{transaction.hex()}.{participant}"
 
@@ -231,7 +253,7 @@ def belongs(path: str) -> bool:
     branch, _, name = rest.partition("/")
     if not is_branch_id(branch) or top not in ("commits", FLOOR, "heads"):
         return False
-    is_commit = top == "commits" and is_orphan(name)
+    is_commit = top == "commits" and (is_orphan(name) or parse_offer(name) is not None or parse_lead(name) is not None)
     return not name or is_commit or (top != "heads" and parse_slot(name) is not None)
 
 

@@ -297,6 +297,13 @@ class Commits:
         floor = self.floor(branch)
         return floor > 0 and slot < floor
 
+    def is_passed(self, stored: Stored) -> bool:
+        """Tell whether a commit that was just made may have taken a slot that a vacuum had freed (I10)."""
+        return self.is_below_floor(stored.header.branch, stored.header.slot)
+
+    def let_stand(self, paths: Collection[str]) -> None:
+        """Wait, before files are deleted, until nobody can take them for slots that were never taken (I10)."""
+
     def is_kept(self, stored: Stored) -> bool:
         """Tell whether a commit is one that no vacuum has given up.
 
@@ -581,8 +588,10 @@ class Commits:
             self.storage.sync_directory(names.PACKS)
         self.storage.sync_file(stored.path)
 
-    def take_slot(self, source: str, stored: Stored) -> None:
-        """Rename a finished file into its slot: the moment of commit (I2).
+    def take_slot(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
+        """Rename a finished file into its slot: the moment of commit (I2). Return the commit as it was made.
+
+        `joins`: it may follow other commits than its own parent, if these touch nothing that it touches.
 
         Raises `SlotTakenError` if a foreign commit has the slot, `CommitUnknownError` if it can't be told whose commit
         it has (I3), `OSError` if the commit was not made.
@@ -602,9 +611,9 @@ class Commits:
                 if there.has_parent_of(stored):
                     raise SlotTakenError from error
                 self._move_aside(there)
-                self.take_slot(source, stored)
-                return
+                return self.take_slot(source, stored)
         self._newest[header.branch] = stored
+        return stored
 
     def not_taken(self, header: Header, error: OSError) -> Exception:
         """Return what to raise for a slot that is still free after the file was offered to it."""

@@ -15,7 +15,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -26,9 +26,10 @@ from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header
 from txstore.format.records import HINT_SIZE, Hint
 from txstore.history.commit import MAIN, Stored
-from txstore.history.commits import Commits
+from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.identity import Identity
 from txstore.history.object_writer import ObjectWriter
+from txstore.history.trains import Listed, Member, Trains
 from txstore.storage.objects.errors import was_unanswered
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
@@ -41,20 +42,30 @@ EXIT_SECONDS = 2.0
 #: So many bytes at the end of a commit file are read at once, and kept by the hint.
 _TAIL = 64 << 10
 _LISTED = 1000
-#: For so many seconds nobody is expected to have followed a head, if nobody has followed the one before.
+#: For so many seconds a head that was seen is followed without another look: the slot says whether it is still that.
 _STAYS = 1.0
+#: A vacuum deletes no commit until it has stood for so many seconds, by the server's clock. So a slot that was free so
+#: recently, by the committer's clock, is no slot that was freed (I10).
+_STANDS, _TRUSTED = 10.0, 5.0
+#: A train this young, in seconds, means that others are about to commit.
+_RECENT = 2.0
+#: Seconds after which somebody else puts the commits of a train in their places.
+_PATIENCE = 2.0
 #: So many slots are read at once by whoever has lost one: others may have gone on meanwhile.
 _LOOKED_AT = 4
 #: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
 _LONGEST_PAUSE = 0.1
 
 
-class _Seen(NamedTuple):
-    """A commit that was the head, and since when it has not been looked again."""
+class _Look(NamedTuple):
+    """When it was looked for the head of a branch."""
 
-    commit_id: bytes
     monotonic: float
     wall: float
+
+    @classmethod
+    def now(cls) -> _Look:
+        return cls(time.monotonic(), time.time())
 
     @property
     def age(self) -> float:
@@ -105,9 +116,16 @@ class RemoteCommits(Commits):
         self._hints = _HintWriter(self)
         # Of each branch, the commit last met in a listing, and its time there.
         self._listed: dict[str, tuple[bytes, float | None]] = {}
-        self._seen: dict[str, _Seen] = {}  # the head of each branch
-        # Of each branch, whether others have committed between the last two looks at it.
+        self._looks: dict[str, _Look] = {}  # of each branch, when it was last looked for its head
+        self._sure_of: bytes | None = None  # the last commit here, if it can't have taken a slot that was freed
+        # Of each branch: whether others are about to commit, too; the slot that one of them is about to take for all.
         self._is_contended: dict[str, bool] = {}
+        self._led: dict[str, int] = {}
+        # Of each branch, what was decided behind the head, and is not known to be in its place.
+        self._loose: dict[str, list[Member]] = {}
+        self._trains = Trains(self, storage.objects)
+        self._can_list_on = True
+        self._has_lost = False  # a slot, by whoever is about to commit
 
     def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
         return ObjectWriter(self.storage, transaction, number, self.identity.id)
@@ -120,18 +138,19 @@ class RemoteCommits(Commits):
     # --- the head
 
     def head_to_follow(self, branch: str) -> Stored | None:
-        newest, seen = self._newest.get(branch), self._seen.get(branch)
-        is_seen = newest is not None and seen is not None and newest.header.id == seen.commit_id and seen.age < _STAYS
-        if is_seen and not self._is_contended.get(branch, True):
-            return newest  # the server says whether the next slot is still free
-        return self.head(branch)
-
-    def _has_seen(self, branch: str, head: Stored, since: tuple[float, float]) -> None:
-        self._newest[branch] = head
-        self._seen[branch] = _Seen(head.header.id, *since)
+        newest, look = self._newest.get(branch), self._looks.get(branch)
+        if newest is None or look is None or look.age >= _STAYS or not self.storage.objects.is_remote:
+            return self.head(branch)
+        self.missing(branch, -1, ())  # what has been seen since is loose no more
+        loose = self._loose.get(branch)
+        last = loose[-1].stored if loose else newest
+        train = last.header.train
+        if train is not None and train.place + 1 < train.length:
+            return self.head(branch)  # the next slot is decided: nobody else may offer anything to it
+        return last  # the server says whether the next slot is still free
 
     def head(self, branch: str = MAIN) -> Stored | None:
-        newest, since = self._newest.get(branch), _clocks()
+        newest, look = self._newest.get(branch), _Look.now()
         known = newest if newest is not None and newest.header.branch == branch else self._hinted(branch)
         found = self._look_above(branch, known) if known is not None else None
         if found is None:
@@ -145,38 +164,137 @@ class RemoteCommits(Commits):
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
         if found is not None:
-            self._is_contended[branch] = newest is not None and newest.header.id != found.header.id
-            self._has_seen(branch, found, since)
+            there = self._newest.get(branch)  # another thread may have found a newer one since
+            if there is None or there.header.slot < found.header.slot:
+                self._newest[branch] = found
+            self._looks[branch] = look
         return found
 
     def _look_above(self, branch: str, known: Stored) -> Stored | None:
         """Return the newest commit from a known one on; None if that is not there, and nothing above it."""
         slot = known.header.slot
-        directory = names.commits_directory(branch)
-        below = names.slot_name(slot - 1) if slot else ""
-        listed = self.storage.objects.list_after(directory, below, _LISTED)
+        listed = self._list_from(branch, slot)
         if listed is None:
             return self._walk_above(branch, known)
-        slots = self._slots_of(listed)
-        while len(listed) == _LISTED:
-            listed = self.storage.objects.list_after(directory, listed[-1].name, _LISTED) or []
-            slots |= self._slots_of(listed)
+        slots = listed.slots
         if not slots:
-            return None
+            # A server's listing may be late: what this process has seen is there all the same.
+            return known if self._has_id(known) else None
         top = max(slots)
+        self._notice(branch, top, listed)
         if top == slot and self._is_same(known, slots[slot]):
-            return known
+            return self._whole(known, slots)
         stored = self.read(branch, top)
         if stored is None:
             return self._search(branch, None)  # somebody has given it back, or a vacuum has overtaken us
         if top == slot + 1 and not stored.follows(known):
             return known  # an orphan
         self._listed[branch] = stored.header.id, slots[top].modified
-        return stored
+        return self._whole(stored, slots)
 
-    @staticmethod
-    def _slots_of(listed: Iterable[Object]) -> dict[int, Object]:
-        return {slot: found for found in listed if (slot := names.parse_slot(found.name)) is not None}
+    def _list_from(self, branch: str, slot: int) -> Listed | None:
+        """Return what there is of a branch from a slot on; None where one request can't tell that."""
+        directory, after = names.commits_directory(branch), names.slot_name(slot - 1) if slot else ""
+        found = self.storage.objects.list_after(directory, after, _LISTED)
+        if found is None:
+            self._can_list_on = False
+            return None
+        listed = list(found)
+        while len(found) == _LISTED:
+            found = self.storage.objects.list_after(directory, listed[-1].name, _LISTED) or []
+            listed += found
+        return Listed.of(listed)
+
+    def _notice(self, branch: str, top: int, listed: Listed) -> None:
+        """Note whether others are about to commit: what they offer lies behind the slot that they want, or wanted."""
+        self._is_contended[branch] = any(slot >= top for slot, _ in listed.offers)
+        self._led[branch] = max(listed.leads, default=-1)
+        self._has_lost = False
+
+    # --- trains
+
+    def _whole(self, stored: Stored, there: Collection[int]) -> Stored:
+        """Return the last commit of the train that a commit is of, when all of them are in their places.
+
+        The one who leads does that at once, unless it has died. `there`: slots that are known to be taken.
+        """
+        train = stored.header.train
+        if train is None:
+            return stored
+        branch = stored.header.branch
+        if abs(time.time() - stored.header.time / 1e6) < _RECENT:
+            self._is_contended[branch] = True
+        first = stored.header.slot - train.place
+        low = min(there, default=first)
+        missing = {slot for slot in range(max(first, low), first + train.length) if slot not in there}
+        began = asked = time.monotonic()
+        while missing and asked < began + _PATIENCE:
+            listed = self._list_from(branch, min(missing)) if self._can_list_on else None
+            missing = {slot for slot in missing if not self._is_there(branch, slot, listed)}
+            time.sleep((time.monotonic() - asked) / 2 if missing else 0.0)
+            asked = time.monotonic()
+        if missing:
+            try:
+                self._trains.complete(branch, first)
+            except PermissionError:  # who may only read comes to what others have told to be made
+                last = self.read(branch, min(missing) - 1)
+                return stored if last is None else last
+        last = stored if train.place + 1 == train.length else self.read(branch, first + train.length - 1)
+        if last is None:
+            raise CorruptionError(stored.path, reason="what was decided with it is not there")
+        self._take_along(last, first)
+        return last
+
+    def _is_there(self, branch: str, slot: int, listed: Listed | None) -> bool:
+        return self.storage.exists(names.commit_path(branch, slot)) if listed is None else slot in listed.slots
+
+    def _take_along(self, last: Stored, first: int) -> None:
+        """Read all of a train at once, if that is not at hand: its runs are many small ones."""
+        before = last.header.runs[1:2]
+        pack = before[0].pack if before else None
+        if pack is None or self.storage.cache.find(pack.id, packfile.HEAD_SIZE, 1) is not None:
+            return
+        with contextlib.suppress(OSError, CorruptionError):  # each can be read by itself
+            for each in self._trains.read(last.header.branch, first):
+                self.storage.cache.keep(each.stored.header.id, 0, each.content)
+
+    def list_from(self, branch: str, slot: int) -> Listed:
+        listed = self._list_from(branch, slot)
+        if listed is None:
+            raise OSError(f"{self.storage.url}: it can't be listed from a name on")
+        return listed
+
+    def read_file(self, branch: str, slot: int) -> Member | None:
+        path = names.commit_path(branch, slot)
+        try:
+            content = self.storage.objects.get(path)
+        except FileNotFoundError:
+            return None
+        return Member(super().decode(path, branch, slot, content, len(content)), content)
+
+    def decided(self, found: Sequence[Member]) -> None:
+        for each in found:
+            branch = each.stored.header.branch
+            loose, newest = self._loose.setdefault(branch, []), self._newest.get(branch)
+            last = loose[-1].stored if loose else newest
+            if last is None or each.stored.header.slot > last.header.slot:
+                loose.append(each)
+                self.storage.cache.keep(each.stored.header.id, 0, each.content)
+
+    def missing(self, branch: str, upto: int, there: Collection[int]) -> list[Member]:
+        loose, newest = self._loose.get(branch, []), self._newest.get(branch)
+        while loose and (
+            loose[0].stored.header.slot in there or (newest and loose[0].stored.header.slot <= newest.header.slot)
+        ):
+            placed = loose.pop(0).stored
+            if newest is None or placed.header.slot > newest.header.slot:
+                newest = self._newest[branch] = placed
+        slots = [(each.stored.header.slot, each) for each in loose]
+        return [each for slot, each in slots if slot <= upto and slot not in there]
+
+    def first_unseen(self, branch: str) -> int:
+        newest = self._newest.get(branch)
+        return 0 if newest is None else newest.header.slot + 1
 
     def _is_same(self, known: Stored, listed: Object) -> bool:
         """Tell whether a listed object is the one that a commit was read from, and not one made in its place.
@@ -212,13 +330,14 @@ class RemoteCommits(Commits):
         # I10: below the floor there are gaps.
         if found is not None and self.is_below_floor(branch, found.header.slot):
             return None
-        return found
+        return None if found is None else self._whole(found, range(known.header.slot, found.header.slot + 1))
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
         """Find the head in a listing of all slots."""
-        for slot in sorted(self.slots(branch), reverse=True):
+        slots = self.slots(branch)
+        for slot in sorted(slots, reverse=True):
             if (found := self.read(branch, slot)) is not None:
-                return found
+                return self._whole(found, set(slots))
         return None
 
     def _hinted(self, branch: str) -> Stored | None:
@@ -276,24 +395,42 @@ class RemoteCommits(Commits):
 
     # --- taking a slot
 
-    def take_slot(self, source: str, stored: Stored) -> None:
-        tail, since = self.storage.read_staged(source)[-_TAIL:], _clocks()
-        super().take_slot(source, stored)
-        self._has_seen(stored.header.branch, stored, since)
+    def take_slot(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
+        branch, content = stored.header.branch, self.storage.read_staged(source)
+        look, began = self._looks.get(branch), _Look.now()
+        if joins and self._can_list_on and stored.header.fork is None and self._is_contended.get(branch, False):
+            is_led = self._led.get(branch) == stored.header.slot
+            made = self._trains.commit(content, stored, is_led=is_led)
+            self._is_contended[branch] = made is None or made.header.train is not None
+            self._has_looked(branch, began, look)
+            if made is None:
+                raise SlotTakenError
+            stored = made
+        else:
+            if self._loose.get(branch):
+                self._trains.wait_for(branch, stored.header.slot - 1)
+            super().take_slot(source, stored)
+            self._has_looked(branch, began, look)
+        self._has_lost = False
+        is_sure = self.storage.objects.is_remote and look is not None and look.age < _TRUSTED
+        self._sure_of = stored.header.id if is_sure else None
         self.storage.forget_staged(source)  # it is still there if the answer was lost
-        self._keep(stored, tail)
-        self._hints.offer(stored, tail)
+        self._keep(stored, content[-_TAIL:])
+        self._hints.offer(stored, content[-_TAIL:])
+        return stored
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
         if _is_refusal(error) and not isinstance(error, FileExistsError):
             return None  # who may not write may not be allowed to read, too: so it is not asked what is there
         if not isinstance(error, FileExistsError):
             return super()._read_back(header, error)
-        branch, seen, since = header.branch, self._seen.get(header.branch), _clocks()
-        self._is_contended[branch] = True
-        if seen is not None:  # those who have met at a slot do not meet at the next one, too
-            time.sleep(random.uniform(0, min(seen.age, _LONGEST_PAUSE)))
-        line: list[Stored] = []
+        branch, asked = header.branch, self._looks.pop(header.branch, None)
+        # Who has met one other, once, tries again alone: that takes fewer trips than to ask who else there is.
+        self._is_contended[branch] = self._has_lost
+        self._has_lost = True
+        if asked is not None and not self._can_list_on:  # those who have met at a slot do not meet at the next one, too
+            time.sleep(random.uniform(0, min(asked.age, _LONGEST_PAUSE)))
+        look, line = _Look.now(), list[Stored]()
         try:
             for each in self.each(partial(self.read, branch), range(header.slot, header.slot + _LOOKED_AT)):
                 if each is None or (line and not each.follows(line[-1])):
@@ -304,9 +441,42 @@ class RemoteCommits(Commits):
         if not line:
             return super()._read_back(header, error)
         if line[0].header.parent_id == header.parent_id and len(line) < _LOOKED_AT:
-            self._has_seen(branch, line[-1], since)
-            self._is_contended[branch] = False  # nobody has to look again before the next slot is offered
+            self._newest[branch] = line[-1]
+            self._has_looked(branch, look, asked)
+            train = line[-1].header.train
+            self._is_contended[branch] |= len(line) > 1 or train is not None
+            if train is not None and train.place + 1 < train.length:
+                first = line[-1].header.slot - train.place
+                decided = self._trains.read(branch, first)
+                self.decided([each for each in decided if each.stored.header.slot > line[-1].header.slot])
         return line[0]
+
+    def _has_looked(self, branch: str, look: _Look, before: _Look | None) -> None:
+        """Note that the slot above what is known of a branch was free, and, as the look before says, never taken.
+
+        If that was too long ago, a vacuum may have freed the slot since: then a listing has to say what is there.
+        """
+        if before is not None and before.age < _TRUSTED:
+            self._looks[branch] = look
+        else:
+            self._looks.pop(branch, None)
+
+    def is_passed(self, stored: Stored) -> bool:
+        return stored.header.id != self._sure_of and super().is_passed(stored)
+
+    def let_stand(self, paths: Collection[str]) -> None:
+        young = {found for found in map(names.parse_commit_path, paths) if found is not None}
+        if not young or not self.storage.objects.is_remote:
+            return
+        changed = [
+            found.modified
+            for branch in {branch for branch, _ in young}
+            for found in self.storage.objects.list(names.commits_directory(branch))
+            if (branch, names.parse_slot(found.name)) in young and found.modified is not None
+        ]
+        if changed:
+            # Its clock tells whole seconds as a rule.
+            time.sleep(min(max(0.0, max(changed) + 1 + _STANDS - self.storage.now()), _STANDS + 1))
 
     def _move_aside(self, orphan: Stored) -> None:
         # What would have to be deleted could be somebody else's commit by then: nothing keeps the slot as it was read.
@@ -326,10 +496,6 @@ class RemoteCommits(Commits):
 def _is_refusal(error: OSError) -> bool:
     """Tell whether the server has said that it has not created an object, and will not."""
     return isinstance(error, FileExistsError | PermissionError | FileNotFoundError) and not was_unanswered(error)
-
-
-def _clocks() -> tuple[float, float]:
-    return time.monotonic(), time.time()
 
 
 _writers: weakref.WeakSet[_HintWriter] = weakref.WeakSet()

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple, Protocol
 
 from txstore.errors import (
     ClockWarning,
+    CommitTimeoutError,
     CommitUnknownError,
+    CommitWaitWarning,
     CorruptionError,
     SnapshotExpiredError,
     TxStoreError,
@@ -31,9 +33,9 @@ from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.find import first_since
 from txstore.history.packs import Staged, Writer
 from txstore.history.snapshot import Snapshot
-from txstore.storage.interface import Mapped
+from txstore.storage.interface import Mapped, Storage
 from txstore.storage.line import Line
-from txstore.storage.turns import this_user
+from txstore.storage.turns import WARN_AFTER, this_user
 
 #: A commit above this length is synced before the commit lock is taken, so that nobody waits for its data.
 SYNC_BEFORE_LOCK = 1 << 20
@@ -67,6 +69,7 @@ class Contents(NamedTuple):
     constraints: Mapping[str, Any] | None = None  # None: those of the parent
     merged: Stored | None = None  # the other parent of a merge
     reach: Mapping[str, int] = MappingProxyType({})  # of a merge, and of what raises the floor
+    joins: bool = False  # it may follow others, too, that touch nothing that it touches
 
 
 class Plan(Protocol):
@@ -217,6 +220,7 @@ class Publisher:
         # The lock gives everybody a turn. That a slot is taken once does not depend on it. Who waited looks at what
         # others have committed before it is let in: then it has only the last commit left to look at.
         with self.storage.lock(names.COMMIT_LOCK, plan.catch_up):
+            lost = _Lost(self.storage)
             while True:
                 head = self._next_head(plan.catch_up)  # which is pinned as long as this has it
                 contents = plan.contents(head)
@@ -226,8 +230,9 @@ class Publisher:
                 if self.durable:
                     self._sync()
                 try:
-                    self._take_slot(stored)
+                    stored = self._take_slot(stored, joins=contents.joins)
                 except SlotTakenError:
+                    lost.one_more()
                     continue  # I2: the slot is proven to be another's, so the file may be written again
                 break
         return self._settled(stored)
@@ -288,11 +293,11 @@ class Publisher:
             self._prepare_parent(head.stored)
         return head
 
-    def _take_slot(self, stored: Stored) -> None:
-        """Rename the file into its slot: this is the commit. Raises `SlotTakenError`."""
+    def _take_slot(self, stored: Stored, *, joins: bool = False) -> Stored:
+        """Rename the file into its slot: this is the commit, which is returned. Raises `SlotTakenError`."""
         self.offered = True
         try:
-            self.commits.take_slot(self.writer.path, stored)
+            stored = self.commits.take_slot(self.writer.path, stored, joins=joins)
         except (SlotTakenError, OSError):
             self.offered = False  # it was read back: another commit is there, or nothing
             raise
@@ -305,6 +310,7 @@ class Publisher:
             self.commits.check_living(self.branch)
         # Others find the new head sooner.
         self.commits.write_hint(stored, durable=False)
+        return stored
 
     def _settled(self, stored: Stored) -> Stored:
         """I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile."""
@@ -324,7 +330,7 @@ class Publisher:
 
         Before the hint names it: a slot that was never taken is not below the floor, now or when it was taken.
         """
-        if not self.commits.is_below_floor(self.branch, stored.header.slot):
+        if not self.commits.is_passed(stored):
             return
         if self.storage.lock_excludes_all:
             self.offered = False
@@ -408,6 +414,29 @@ class Publisher:
         self.writer.write_at(offset, encoded + footer.encode())
         self.writer.finish(total)
         return Stored(header, footer, commitfile.header_hash(encoded), self.commits.branches.name_of)
+
+
+class _Lost:
+    """The slots that one commit has lost. Where many commit at once, it may be long until it has one."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._began = time.monotonic()
+        self._slots = 0
+        self._is_warned = False
+
+    def one_more(self) -> None:
+        """Raises `CommitTimeoutError` when it was tried for long enough."""
+        self._slots += 1
+        url, timeout, waited = self._storage.url, self._storage.lock_timeout, time.monotonic() - self._began
+        if timeout is not None and waited >= timeout:
+            whose = f"one of those who commit at once ({self._slots} slots went to others)"
+            raise CommitTimeoutError(url, "the next slot each time", whose, timeout)
+        if waited >= WARN_AFTER and not self._is_warned:
+            self._is_warned = True
+            told = f"{url}: a commit has tried for {waited:.0f} s, and others have had each of {self._slots} slots"
+            with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: nothing is wrong with the commit
+                warnings.warn(f"{told}; commit_timeout= limits that", CommitWaitWarning, stacklevel=2)
 
 
 def align(offset: int) -> int:

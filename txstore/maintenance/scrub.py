@@ -101,6 +101,7 @@ class _Surveyor:
         for file in files:
             for _, run, tables in self._runs_of(file):
                 self._look_beside(run, tables)
+            self._look_into_train(file)
         return self._found
 
     def _commit_files(self) -> Iterator[_File]:
@@ -176,6 +177,16 @@ class _Surveyor:
                 offsets = self._offsets.get(tables[number].id)
                 if offsets is not None and offset in offsets:
                     shared[_node_of(key.decode(errors="replace"))] = None
+
+    def _look_into_train(self, file: _File) -> None:
+        """Take out the copies of commits that were decided by this file, and that have files of their own by now."""
+        sections = () if file.stored is None else file.stored.header.sections
+        for _, offset, length in (each for each in sections if each.kind == commitfile.SECTION_TRAIN):
+            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                content = self._storage.read_range(file.name.path, offset, length)
+                # Keys are in the frames as they are. More may look like one: nobody needs the copy any more.
+                if any(prefix in content for prefix in self._begin):
+                    self._change(file).holes.append((offset, length))
 
     # --- frames
 

@@ -159,6 +159,7 @@ class _Vacuum:
         size = sum(sizes_of(self.commits, doomed).values())
         if not self.dry_run:
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
+            self.commits.let_stand(doomed)
             for i in range(0, len(doomed), self.storage.deleted_together):
                 with contextlib.suppress(WrongFileTypeError):  # a directory of such a name: `verify` tells
                     self.storage.delete(*doomed[i : i + self.storage.deleted_together])

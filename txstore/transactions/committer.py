@@ -19,6 +19,7 @@ from txstore.history.commits import Commits
 from txstore.history.packs import Staged
 from txstore.history.slots import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.history.trains import OFFERED
 from txstore.transactions import conflicts
 from txstore.transactions.chains import Link
 from txstore.transactions.conflicts import Writes
@@ -28,9 +29,6 @@ from txstore.transactions.merges import Merges
 from txstore.transactions.outcome import CommitOutcome
 from txstore.transactions.staging import Peek, Staging
 
-#: A commit file up to this length is offered to the slot above the head that was seen last, without another look where
-#: that takes a request: if somebody has been faster, it is sent again.
-OFFERED_FIRST = 64 << 10
 #: So many paths are remembered at which there is no node.
 _ABSENT = 4096
 
@@ -249,7 +247,7 @@ class Committer:
         checked = self.head
         if self.staging.other_parent is not None and checked.stored is not None:
             self._ancestry.reach(checked.stored)  # here, and not when others wait for us
-        is_small = self.publisher.end <= OFFERED_FIRST
+        is_small = self.publisher.end <= OFFERED
         found = self.commits.head_to_follow(self.branch) if is_small else self.commits.head(self.branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             return checked
@@ -340,7 +338,21 @@ class Committer:
             constraints=kept,
             merged=other,
             reach={} if other is None or head.stored is None else self._ancestry.joined(head.stored, other),
+            joins=not kept and self._joins(),
         )
+
+    def _joins(self) -> bool:
+        """Tell whether all that this is about are chunks that are set, so that only others of the same keys matter."""
+        staging, own = self.staging, self.own
+        if self.commits.takes_turns or own is None or own.offset + own.length > OFFERED or self.packs:
+            return False
+        is_more = staging.other_parent is not None or staging.constraints or staging.grafts.any or staging.sources
+        if is_more or any(staging.prefixes):
+            return False
+        self.writes = self.writes or self._writes()
+        if any(True for _ in self.writes.deleted) or self.writes.documents or any(self.writes.reads):
+            return False
+        return not any(map(is_document, self.writes.set))
 
 
 class _Keys(Iterable[str]):

@@ -1,0 +1,378 @@
+"""Commits that several make together on an object store: each once, whoever dies at whichever step."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.waiting import TIMEOUT, wait_until
+from txstore.format import names
+from txstore.format.commitfile import SECTION_TRAIN
+from txstore.history import remote_commits, trains
+from txstore.history.trains import Trains
+from txstore.storage.objects.client import ObjectClient
+
+CREW = 5
+
+
+class Killed(BaseException):
+    """A process that ends right here: nothing catches it."""
+
+
+@pytest.fixture
+def url(far: None) -> Iterator[str]:
+    url = f"memory://{uuid.uuid4().hex}"
+    with txstore.Repository(url).begin("first") as mapping:
+        mapping["a"] = b"0"
+    yield url
+    repo = txstore.Repository(url)
+    assert repo.verify().faults == []
+    log = list(repo.log())
+    assert [each.slot for each in log] == list(range(len(log)))[::-1]
+    assert len({each.id for each in log}) == len(log)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trains, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(remote_commits, "_PATIENCE", 0.1)
+
+
+def staged(url: str, name: str, key: str | None = None, value: bytes | None = None) -> Any:
+    """Return a transaction of a process that knows that others commit, too."""
+    repo = txstore.Repository(url)
+    transaction = repo.begin(name)
+    transaction[key or f"{name}/c/0"] = name.encode() if value is None else value
+    commits: Any = repo.engine.commits
+    commits._is_contended["main"] = True
+    return transaction
+
+
+def offers(url: str, slot: int) -> int:
+    objects = txstore.Repository(url).engine.storage.objects
+    listed = [names.parse_offer(each.name) for each in objects.list("commits/main")]
+    return sum(each is not None and each[0] == slot for each in listed)
+
+
+def is_taken(url: str, slot: int) -> bool:
+    return txstore.Repository(url).engine.storage.objects.exists(names.commit_path("main", slot))
+
+
+@pytest.fixture
+def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Let whoever leads wait until so many have offered their commits."""
+
+    def meet(url: str, number: int) -> None:
+        real = Trains._lead
+
+        def lead(self: Trains, content: bytes, mine: Any, trip: float) -> Any:
+            slot = mine.header.slot
+            wait_until(lambda: is_taken(url, slot) or slot > 1 or offers(url, slot) >= number)
+            return real(self, content, mine, trip)
+
+        monkeypatch.setattr(Trains, "_lead", lead)
+
+    return meet
+
+
+def commit_together(transactions: list[Any]) -> list[Future[Any]]:
+    def commit(transaction: Any) -> Any:
+        try:
+            return transaction.commit().commit
+        except Killed:
+            return None
+
+    with ThreadPoolExecutor(len(transactions)) as threads:
+        return [threads.submit(commit, each) for each in transactions]
+
+
+def crew(url: str) -> list[Any]:
+    return [staged(url, f"writer {number}") for number in range(CREW)]
+
+
+def messages(url: str) -> list[str]:
+    return [each.message for each in txstore.Repository(url).log()][::-1]
+
+
+def file_of(url: str, slot: int) -> Any:
+    commits = txstore.Repository(url).engine.commits
+    commits.identity.exists()
+    return commits.read("main", slot)
+
+
+def test_all_that_meet_are_made_by_one_request(url, meet):
+    meet(url, CREW)
+    made = [each.result() for each in commit_together(crew(url))]
+    assert sorted(each.slot for each in made) == list(range(1, CREW + 1))
+    assert {each.id: each.message for each in made} == {
+        each.id: each.message for each in txstore.Repository(url).log() if each.message != "first"
+    }
+    assert [file_of(url, slot).header.train for slot in range(1, CREW + 1)] == [(n, CREW) for n in range(CREW)]
+    head = dict(txstore.Repository(url).mapping())
+    assert head == {"a": b"0"} | {f"writer {n}/c/0": f"writer {n}".encode() for n in range(CREW)}
+    for commit in made:
+        assert txstore.Repository(url).mapping(at=commit.slot)[f"{commit.message}/c/0"] == commit.message.encode()
+
+
+def test_the_next_one_goes_on_behind_a_train(url, meet):
+    meet(url, CREW)
+    commit_together(crew(url))
+    for name in ("plain", "again"):
+        with txstore.Repository(url).begin(name) as mapping:
+            mapping["b"] = name.encode()
+    assert messages(url)[-2:] == ["plain", "again"]
+
+
+def test_of_those_who_want_the_same_key_one_wins(url, meet):
+    meet(url, CREW)
+    rivals = [staged(url, f"writer {number}", "x/c/0") for number in range(CREW)]
+    found = commit_together(rivals)
+    won = [each.result() for each in found if each.exception() is None]
+    assert len(won) == 1
+    assert all(isinstance(each.exception(), txstore.ConflictError) for each in found if each.exception() is not None)
+    assert txstore.Repository(url).mapping()["x/c/0"] == won[0].message.encode()
+    for each in rivals:
+        each.rollback()
+
+
+@pytest.mark.parametrize("key", ["b/zarr.json", "a"])
+def test_what_is_more_than_chunks_or_the_key_of_another_waits_its_turn(url, meet, key):
+    meet(url, CREW)
+    value = b'{"zarr_format": 3, "node_type": "group"}' if key.endswith("json") else None
+    other = staged(url, "other", key, value)
+    found = commit_together([*crew(url), other])
+    assert all(each.exception() is None for each in found)
+    assert sorted(messages(url)) == sorted(["first", "other", *(f"writer {n}" for n in range(CREW))])
+
+
+def test_what_is_no_offer_is_left_out(url, meet):
+    """Anybody may put anything there who may write: it is nobody's commit, and holds up nobody."""
+    objects = txstore.Repository(url).engine.storage.objects
+    stored = file_of(url, 0)
+    whole = objects.get(stored.path)
+    strange = [b"junk", bytes(64), whole, whole[:-1], whole[:-70] + bytes(70), bytes(1 << 20)]
+    for number, content in enumerate(strange):
+        objects.put(names.offer_path("main", 1, bytes([number]) * 16), [content])
+    meet(url, CREW + len(strange))
+    made = [each.result() for each in commit_together(crew(url))]
+    assert sorted(each.slot for each in made) == list(range(1, CREW + 1))
+    assert file_of(url, 1).header.train == (0, CREW)
+
+
+def test_an_offer_that_nobody_waits_for_any_more_is_left_out(url, meet, monkeypatch):
+    """Whoever has made it was told that nothing is known of it, and may have done its work again."""
+    monkeypatch.setattr(trains, "_YOUNG", -1.0)
+    meet(url, CREW)
+    made = [each.result() for each in commit_together(crew(url))]
+    assert len({each.id for each in made}) == CREW
+    assert file_of(url, 1).header.train is None
+
+
+def test_whoever_leads_dies_when_the_train_is_decided(url, meet, impatient, monkeypatch):
+    """Those who are in it put what is missing in its place; the commit of the dead one is made, too."""
+    meet(url, CREW)
+    left = [Killed]
+
+    def dies(self: Trains, train: Any) -> Any:
+        if left:
+            raise left.pop()
+        return real(self, train)
+
+    real = Trains._follow
+    monkeypatch.setattr(Trains, "_follow", dies)
+    made = [each.result() for each in commit_together(crew(url))]
+    assert not left
+    assert made.count(None) == 1
+    assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
+
+
+def test_whoever_leads_dies_before_it_has_taken_the_slot(url, meet, impatient, monkeypatch):
+    left = [Killed]
+    meet(url, CREW)
+    real = Trains._lead
+
+    def dies(self: Trains, content: bytes, mine: Any, trip: float) -> Any:
+        if left:
+            raise left.pop()
+        return real(self, content, mine, trip)
+
+    monkeypatch.setattr(Trains, "_lead", dies)
+    made = [each.result() for each in commit_together(crew(url))]
+    assert made.count(None) == 1
+    done = [each.message for each in made if each is not None]
+    assert sorted(messages(url)) in (
+        sorted(["first", *done]),  # it was left out, and nobody offers it again
+        sorted(["first", *(f"writer {n}" for n in range(CREW))]),
+    )
+
+
+def test_all_die_when_the_train_is_decided(url, meet, impatient, monkeypatch):
+    """It is made all the same: by whoever comes next, be it a reader."""
+    meet(url, CREW)
+
+    def dies(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trains, "_follow", dies)
+        patched.setattr(Trains, "_await", dies)
+        made = [each.result() for each in commit_together(crew(url))]
+    assert made == [None] * CREW
+    assert not is_taken(url, 2)
+    assert len(dict(txstore.Repository(url).mapping())) == CREW + 1
+    assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
+    with txstore.Repository(url).begin("next") as mapping:
+        mapping["a"] = b"1"
+    assert messages(url)[-1] == "next"
+
+
+def test_who_may_only_read_comes_to_what_is_in_its_place(url, meet, impatient, monkeypatch):
+    meet(url, CREW)
+
+    def dies(*_: Any) -> None:
+        raise Killed
+
+    def refuses(*_: Any) -> None:
+        raise PermissionError("read-only")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trains, "_follow", dies)
+        patched.setattr(Trains, "_await", dies)
+        commit_together(crew(url))
+        patched.setattr(ObjectClient, "create", refuses)
+        assert len(dict(txstore.Repository(url).mapping())) == 2
+    assert len(dict(txstore.Repository(url).mapping())) == CREW + 1
+
+
+@pytest.mark.parametrize("what", ["slot", "offer", "everything"])
+def test_answers_are_lost(url, meet, impatient, monkeypatch, what):
+    """The server has done it, and is asked again, or not at all."""
+    meet(url, CREW)
+    create, put, lock, lost = ObjectClient.create, ObjectClient.put, threading.Lock(), set[str]()
+
+    def is_first(path: str) -> bool:
+        with lock:
+            is_new = path not in lost and path.startswith("commits/")
+            lost.add(path)
+        return is_new
+
+    def create_and_lose(self: ObjectClient, path: str, parts: Any) -> None:
+        create(self, path, parts)
+        if what != "offer" and is_first(path):
+            raise FileExistsError(path)  # to the request that was sent again
+
+    def put_and_lose(self: ObjectClient, path: str, parts: Any) -> None:
+        put(self, path, parts)
+        if what != "slot" and is_first(path):
+            raise TimeoutError(path)
+
+    monkeypatch.setattr(ObjectClient, "create", create_and_lose)
+    monkeypatch.setattr(ObjectClient, "put", put_and_lose)
+    made = [each.result() for each in commit_together(crew(url))]
+    assert sorted(each.message for each in made) == sorted(f"writer {n}" for n in range(CREW))
+    assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
+
+
+def test_requests_come_twice_and_late(url, meet, monkeypatch):
+    """Each write of an offer or a slot is carried out once more when all is over."""
+    meet(url, CREW)
+    create, put, again, lock = ObjectClient.create, ObjectClient.put, list[Callable[[], None]](), threading.Lock()
+
+    def note(function: Any, self: ObjectClient, path: str, parts: Any) -> None:
+        copied = [bytes(part) for part in parts]
+        with lock:
+            if path.startswith("commits/"):
+                again.append(lambda: function(self, path, copied))
+        function(self, path, parts)
+
+    monkeypatch.setattr(ObjectClient, "create", lambda self, path, parts: note(create, self, path, parts))
+    monkeypatch.setattr(ObjectClient, "put", lambda self, path, parts: note(put, self, path, parts))
+    made = [each.result() for each in commit_together(crew(url))]
+    for late in again:
+        with contextlib.suppress(FileExistsError):
+            late()
+    assert {each.id for each in made} | {each.id for each in list(txstore.Repository(url).log())[-1:]} == {
+        each.id for each in txstore.Repository(url).log()
+    }
+    for number in range(3):  # what lies about is nobody's commit
+        commit_together([staged(url, f"later {number} {n}") for n in range(2)])
+    assert len(messages(url)) == 1 + CREW + 6
+
+
+def test_a_listing_that_is_late(url, meet, impatient, monkeypatch):
+    """What was created last is not listed for a while."""
+    meet(url, CREW)
+    list_after, hidden, lock = ObjectClient.list_after, dict[str, int](), threading.Lock()
+
+    def late(self: ObjectClient, directory: str, name: str, limit: int) -> Any:
+        found = list_after(self, directory, name, limit)
+        with lock:
+            for each in found or ():
+                hidden[each.name] = hidden.get(each.name, 0) + 1
+            return [each for each in found or () if hidden[each.name] > 3]
+
+    monkeypatch.setattr(ObjectClient, "list_after", late)
+    made = [each.result() for each in commit_together(crew(url))]
+    assert len({each.id for each in made}) == CREW
+    assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
+
+
+def test_nothing_is_offered_where_nobody_else_commits(url):
+    repo = txstore.Repository(url)
+    for number in range(3):
+        with repo.begin(f"{number}") as mapping:
+            mapping["a"] = b"%d" % number
+    assert all(names.parse_slot(each.name) is not None for each in repo.engine.storage.objects.list("commits/main"))
+
+
+def test_a_vacuum_deletes_what_was_offered_in_vain(url, meet):
+    meet(url, CREW)
+    commit_together(crew(url))
+    commits: Any = txstore.Repository(url).engine.commits
+    commits.storage.objects.put(names.offer_path("main", 1, bytes(16)), [b"nothing"])
+    txstore.Repository(url).vacuum()
+    listed = commits.storage.objects.list("commits/main")
+    assert all(names.parse_slot(each.name) is not None for each in listed)
+
+
+def test_what_is_erased_is_in_no_train(url, meet):
+    meet(url, CREW)
+    commit_together([staged(url, f"writer {n}", f"secret/c/{n}", b"hidden words " * 9) for n in range(CREW)])
+    repo = txstore.Repository(url)
+    repo.erase("secret")
+    objects = repo.engine.storage.objects
+    for each in objects.list("commits/main"):
+        assert b"hidden words" not in objects.get(f"commits/main/{each.name}")
+
+
+def test_a_train_has_a_section_that_others_pass_over(url, meet):
+    meet(url, CREW)
+    commit_together(crew(url))
+    assert [each.kind for each in file_of(url, 1).header.sections].count(SECTION_TRAIN) == 1
+    assert [each.kind for each in file_of(url, 2).header.sections].count(SECTION_TRAIN) == 0
+
+
+def test_commits_by_many_again_and_again(url):
+    """Nobody waits for anybody here but by the protocol."""
+    together = threading.Barrier(CREW)
+
+    def work(number: int) -> list[str]:
+        repo, made = txstore.Repository(url), []
+        together.wait(TIMEOUT)
+        for nth in range(10):
+            with repo.transaction(f"{number} {nth}") as store:
+                store[f"{number}/c/{nth}"] = b"%d" % nth
+            made.append(f"{number} {nth}")
+        return made
+
+    with ThreadPoolExecutor(CREW) as threads:
+        made = [message for each in threads.map(work, range(CREW)) for message in each]
+    assert sorted(messages(url)) == sorted(["first", *made])
+    assert len(dict(txstore.Repository(url).mapping())) == 1 + len(made)

@@ -1,0 +1,463 @@
+"""Several commits in one trip, on an object store: the train.
+
+A slot is taken by one request, so of those who meet at a slot all but one would have to try again. Those who have lost
+one put their files beside one another instead: *offers*, which are good for one slot. One of them takes it for all: the
+file that it creates there holds the offers, and so decides the commits of the slots that follow, too. Whoever reads it
+can tell each byte of theirs, and put them in their places: nobody puts anything else there.
+
+`docs/understand/remote-design.md`, "Trains", says why each commit is made exactly once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from txstore._native import index
+from txstore.errors import CommitUnknownError, CorruptionError
+from txstore.format import commitfile, encoding, names, packfile
+from txstore.format.commitfile import Footer, Header, RunName, Section, Train
+from txstore.format.keys import is_document
+from txstore.history.commit import Stored
+from txstore.history.runs import names_of
+from txstore.storage.objects.errors import was_unanswered
+from txstore.storage.objects.interface import Object, ObjectStore
+from txstore.storage.request_threads import each_in_thread, executor
+
+#: A commit file up to this length can be offered: more is not collected by one who works for all.
+OFFERED = 64 << 10
+#: The offers of one train have so many bytes together, at most.
+_TRAIN_BYTES = 1 << 20
+#: A header lists so many runs, at most, behind a train: what is left is for those who can't merge.
+_MOST_RUNS = commitfile.MAX_RUNS // 2
+#: How many round trips whoever leads waits for offers, and others for the train.
+_GATHERING, _UNDER_WAY = 1.0, (3.0, 4.0)
+#: So often, at most, whoever leads looks whether those have come who have wanted the slot below.
+_YIELDS = 3
+#: Seconds after which an offer is left out: whoever has made it has died, or was told that nothing is known of it.
+_YOUNG = 30.0
+#: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
+_LONGEST_TRIP = 0.5
+#: So many seconds, and round trips, pass before somebody else leads, or puts what is missing in its place.
+_PATIENCE_SECONDS, _PATIENCE_TRIPS = 1.0, 20
+
+
+class Member(NamedTuple):
+    """One commit of a train, with its file."""
+
+    stored: Stored
+    content: bytes
+
+
+class NoTrainError(Exception):
+    """What is offered, or is in a slot, is not what makes a train."""
+
+
+# --- bytes
+
+
+def join(content: bytes, leader: Stored, offers: Sequence[bytes]) -> tuple[bytes, Stored]:
+    """Return the file that decides the commits of some offers behind a commit that has a file of its own."""
+    start = leader.footer.header_offset
+    section = b"".join(encoding.encode_varint(len(offer)) + offer for offer in offers)
+    section = encoding.encode_varint(len(offers)) + section
+    padded = section + bytes(-len(section) % 8)
+    header = replace(
+        leader.header,
+        sections=(*leader.header.sections, Section(commitfile.SECTION_TRAIN, start, len(section))),
+        train=Train(0, len(offers) + 1),
+    )
+    return _file(content[:start] + padded, header, leader)
+
+
+def offer_of(content: bytes, mine: Stored) -> bytes:
+    """Return as much of a commit file as its commit needs behind any other one: its own frames and its own run."""
+    header = mine.header
+    own = header.sections[0]
+    end = own.offset + own.length + -own.length % 8
+    return _file(content[:end], replace(header, sections=(own,), runs=header.runs[:1]), mine)[0]
+
+
+def members(content: bytes, leader: Stored) -> list[Member]:
+    """Return the commits that a file has decided, its own first. Raises `NoTrainError`."""
+    found = [Member(leader, content)]
+    for offer in _offers_in(content, leader):
+        found.append(couple(found[-1].stored, offer, Train(len(found), leader.header.train.length)))  # type: ignore[union-attr]
+    return found
+
+
+def _offers_in(content: bytes, leader: Stored) -> Iterator[bytes]:
+    train = leader.header.train
+    if train is None:
+        return
+    sections = [each for each in leader.header.sections if each.kind == commitfile.SECTION_TRAIN]
+    if train.place or len(sections) != 1:
+        raise NoTrainError("this file does not decide what follows")
+    reader = encoding.Reader(content[sections[0].offset : sections[0].offset + sections[0].length])
+    try:
+        if reader.varint() != train.length - 1:
+            raise NoTrainError("the file has not as many offers as it says")
+        for _ in range(train.length - 1):
+            yield reader.take(reader.varint())
+    except encoding.MalformedError as error:
+        raise NoTrainError(error.reason) from error
+
+
+def couple(before: Stored, offer: bytes, train: Train) -> Member:
+    """Return the commit that an offer becomes behind another one: the same for everybody who works it out.
+
+    Raises `NoTrainError` if the offer is none.
+    """
+    header, end = _header_of(offer)
+    own = header.sections[0]
+    parent = before.header
+    slot, seq, floor = before.next
+    runs = (
+        RunName(None, seq, own.offset, own.length, header.runs[0].entries, seq),
+        *names_of(parent.runs, parent.name),
+    )
+    new = replace(
+        header,
+        parent_id=parent.id,
+        parent_hash=before.hash,
+        slot=slot,
+        seq=seq,
+        floor=floor,
+        time=max(header.time, parent.time + 1),
+        required=header.required | parent.required,
+        sections=(own,),
+        runs=runs,
+        train=train,
+    )
+    content, stored = _file(offer[:end], new, before)
+    return Member(stored, content)
+
+
+def _file(content: bytes, header: Header, like: Stored) -> tuple[bytes, Stored]:
+    """Return a commit file, given what it has before its header."""
+    encoded = header.encode()
+    total = len(content) + len(encoded) + commitfile.FOOTER_SIZE
+    footer = Footer(len(encoded), len(content), total, header.id, encoding.crc32c(encoded))
+    stored = Stored(header, footer, commitfile.header_hash(encoded), like.branch_name)
+    return content + encoded + footer.encode(), stored
+
+
+def _header_of(offer: bytes) -> tuple[Header, int]:
+    """Return the header of an offer, and where its own run ends. Raises `NoTrainError`."""
+    try:
+        footer = Footer.decode(offer[-commitfile.FOOTER_SIZE :])
+        encoded = offer[footer.header_offset : footer.header_offset + footer.header_length]
+        if footer.file_length != len(offer) or encoding.crc32c(encoded) != footer.header_checksum:
+            raise NoTrainError("this is no commit file")
+        header = Header.decode(encoded)
+        header.check_placed(footer.header_offset)
+    except encoding.MalformedError as error:
+        raise NoTrainError(error.reason) from error
+    own = next(iter(header.sections), None)
+    run = next(iter(header.runs), None)
+    if (
+        own is None
+        or run is None
+        or run.pack is not None
+        or (run.offset, run.length) != (own.offset, own.length)
+        or own.kind != commitfile.SECTION_RUN
+    ):
+        raise NoTrainError("it has no run of its own")
+    # Of data packs that nobody waits for any more, a vacuum may have deleted some.
+    is_bound = header.constraints or header.merged or header.fork or header.reach or header.train or header.packs
+    if is_bound or header.id != footer.pack_id:
+        raise NoTrainError("it can't follow another commit than its own parent")
+    return header, min(own.offset + own.length + -own.length % 8, footer.header_offset)
+
+
+def keys_of(offer: bytes) -> set[bytes]:
+    """Return the keys that an offer sets. Raises `NoTrainError` if it changes anything but chunks."""
+    header, _ = _header_of(offer)
+    own = header.sections[0]
+    try:
+        run = index.Run(offer[own.offset : own.offset + own.length], header.seq)
+        found = run.scan(b"", None, -1, 0)
+        is_plain = not run.prefixes and all(kind in packfile.FRAME_OF_REF for _, kind, *_ in found)
+        keys = {entry[0] for entry in found}
+        if not is_plain or any(is_document(key.decode()) for key in keys):
+            raise NoTrainError("it changes more than chunks")
+    except ValueError as error:
+        raise NoTrainError(str(error)) from error
+    return keys
+
+
+def fitting(mine: bytes, leader: Stored, offers: Sequence[bytes]) -> list[bytes]:
+    """Return those offers that were made for a leader's slot and touch nothing that another one touches."""
+    taken, ids, chosen = keys_of(mine), {leader.header.id}, list[bytes]()
+    room = _TRAIN_BYTES
+    for offer in offers:
+        try:
+            header, _ = _header_of(offer)
+            keys = keys_of(offer)
+        except NoTrainError:
+            continue
+        is_for_it = (
+            header.repository_id == leader.header.repository_id
+            and header.branch == leader.header.branch
+            and header.slot == leader.header.slot
+            and (header.parent_id, header.parent_hash) == (leader.header.parent_id, leader.header.parent_hash)
+        )
+        is_full = (
+            len(chosen) + 2 > commitfile.MAX_TRAIN
+            or len(offer) > room
+            or len(leader.header.runs) + len(chosen) + 1 > _MOST_RUNS
+        )
+        if not is_for_it or is_full or header.id in ids or keys & taken:
+            continue
+        chosen.append(offer)
+        taken |= keys
+        ids.add(header.id)
+        room -= len(offer)
+    return chosen
+
+
+# --- requests
+
+
+class Listed(NamedTuple):
+    """What a listing of a branch from some slot on has shown."""
+
+    slots: dict[int, Object]
+    offers: dict[tuple[int, bytes], Object]  # by slot and commit
+    leads: dict[int, Object]
+
+    @classmethod
+    def of(cls, found: Collection[Object]) -> Listed:
+        listed = cls({}, {}, {})
+        for each in found:
+            if (slot := names.parse_slot(each.name)) is not None:
+                listed.slots[slot] = each
+            elif (offer := names.parse_offer(each.name)) is not None:
+                listed.offers[offer] = each
+            elif (led := names.parse_lead(each.name)) is not None:
+                listed.leads[led] = each
+        return listed
+
+
+class Line(Protocol):
+    """The history that trains are put into: `RemoteCommits`."""
+
+    def list_from(self, branch: str, slot: int) -> Listed:
+        """Return what there is of a branch from a slot on."""
+
+    def read_file(self, branch: str, slot: int) -> Member | None:
+        """Return the commit in a slot and its whole file."""
+
+    def decided(self, found: Sequence[Member]) -> None:
+        """Note the commits of a train, which follow those that are known."""
+
+    def missing(self, branch: str, upto: int, there: Collection[int]) -> list[Member]:
+        """Return the commits up to a slot that were decided, and are not in their places as far as is known."""
+
+    def first_unseen(self, branch: str) -> int:
+        """Return the first slot that is not known to be in its place."""
+
+
+class Trains:
+    """Makes commits together with others."""
+
+    def __init__(self, line: Line, objects: ObjectStore) -> None:
+        self._line = line
+        self._objects = objects
+        self._last: dict[str, int] = {}  # by branch: the last slot that was fought for, whose offers may lie about
+
+    def commit(self, content: bytes, mine: Stored, *, is_led: bool) -> Stored | None:
+        """Make a commit together with others; return it as it was made, None if its slot is another's.
+
+        Raises `CommitUnknownError`; any other `OSError` says that nothing was made.
+        """
+        header = mine.header
+        branch, slot = header.branch, header.slot
+        began = time.monotonic()
+        leads = self._offer(offer_of(content, mine), mine, is_led=is_led)
+        trip = min(time.monotonic() - began, _LONGEST_TRIP)
+        try:
+            time.sleep(trip * (_GATHERING if leads else random.uniform(*_UNDER_WAY)))
+            if leads and (made := self._lead(content, mine, trip)) is not None:
+                return made
+            patience = _patience(trip)
+            while slot not in (listed := self._look(branch, slot)).slots:
+                if time.monotonic() > patience:  # whoever leads has died, or can't get on
+                    if (made := self._lead(content, mine, trip)) is not None:
+                        return made
+                    patience = _patience(trip)
+                else:
+                    time.sleep(trip * random.uniform(0.3, 1.0))
+            return self._settle(mine, listed, trip)
+        except CommitUnknownError:
+            raise
+        except (OSError, CorruptionError) as error:
+            # I3: the offer may be in a train that this process has not seen.
+            reason = f"it was offered to whoever takes slot {slot}, and what came of it can't be read ({error})"
+            raise CommitUnknownError(header.id.hex(), reason=reason) from error
+
+    def _offer(self, offered: bytes, mine: Stored, *, is_led: bool) -> bool:
+        """Put a file where whoever leads finds it; return whether that is this process."""
+        branch, slot, commit_id = mine.header.branch, mine.header.slot, mine.header.id
+
+        def offer() -> OSError | None:
+            try:
+                self._objects.put(names.offer_path(branch, slot, commit_id), [offered])
+            except OSError as error:
+                return error
+            return None
+
+        def lead() -> bool:
+            try:
+                self._objects.create(names.lead_path(branch, slot), [commit_id])
+            except OSError:
+                return False
+            return True
+
+        requests: list[Callable[[], OSError | bool | None]] = [offer] if is_led else [offer, lead]
+        refused, *leads = each_in_thread(_call, requests)
+        if isinstance(refused, PermissionError) and not was_unanswered(refused):
+            raise refused
+        return leads == [True]  # an offer whose answer was lost may be there: its slot will say
+
+    def _lead(self, content: bytes, mine: Stored, trip: float) -> Stored | None:
+        """Take the slot for all; None if another has it."""
+        branch, slot = mine.header.branch, mine.header.slot
+        low = min(self._line.first_unseen(branch), self._last.get(branch, slot))
+        self._last[branch] = slot
+        for _ in range(_YIELDS):
+            listed = self._line.list_from(branch, low)
+            if slot in listed.slots:
+                return None
+            offered = {who for at, who in listed.offers if at == slot}
+            # Those who have wanted the slot below in vain are about to offer again: else one could win for ever who is
+            # a little faster than they are.
+            if {who for at, who in listed.offers if at < slot} <= offered:
+                break
+            time.sleep(trip * 0.5)
+        own = listed.offers.get((slot, mine.header.id))
+        wanted = [
+            offer.name
+            for (at, who), offer in listed.offers.items()
+            if at == slot and who != mine.header.id and offer.size <= 2 * OFFERED and _is_young(offer, own)
+        ]
+        random.shuffle(wanted)
+        directory = names.commits_directory(branch)
+        found = each_in_thread(self._get, [f"{directory}/{name}" for name in wanted[: commitfile.MAX_TRAIN]])
+        chosen = fitting(content, mine, [offer for offer in found if offer is not None])
+        file, leader = join(content, mine, chosen) if chosen else (content, mine)
+        train = members(file, leader)
+        try:
+            self._objects.create(leader.path, [file])
+        except PermissionError:
+            raise
+        except OSError:
+            return None  # it may be there: the slot is read, or offered again, which is to create it or not
+        self._line.decided(train)
+        there = self._follow(train) | listed.slots.keys() | {slot}
+        self._await(branch, slot, there, trip)
+        executor("sweep", 2).submit(self._sweep, branch, slot, listed)
+        return leader
+
+    def _follow(self, train: Sequence[Member]) -> set[int]:
+        """Put what follows a leader in its place; return what is there then."""
+        with contextlib.suppress(OSError):  # those whose commits they are do so, too
+            self._put(train[1:])
+            return {each.stored.header.slot for each in train}
+        return set()
+
+    def _get(self, path: str) -> bytes | None:
+        with contextlib.suppress(OSError):  # it went meanwhile: whoever has made it will see that it was left out
+            return self._objects.get(path)
+        return None
+
+    def _settle(self, mine: Stored, listed: Listed, trip: float) -> Stored | None:
+        """Read what has taken the slot, which says whether a commit was made."""
+        branch, slot = mine.header.branch, mine.header.slot
+        train = self.read(branch, slot)
+        if not train:
+            raise FileNotFoundError(f"slot {slot} was taken, and is empty again")
+        if train[0].stored.header.parent_id != mine.header.parent_id:
+            raise CorruptionError(train[0].stored.path, reason="it does not follow the commit below it")
+        self._line.decided(train)
+        made = next((each.stored for each in train if each.stored.header.id == mine.header.id), None)
+        if made is not None:
+            # The answer to the one who leads may have been lost.
+            there = self._follow(train) if made is train[0].stored else set()
+            self._await(branch, made.header.slot, there | listed.slots.keys(), trip)
+        return made
+
+    def read(self, branch: str, slot: int) -> list[Member]:
+        """Return the commits that the file in a slot has decided, its own first; none if the slot is free.
+
+        Raises `CorruptionError`, `OSError`.
+        """
+        first = self._line.read_file(branch, slot)
+        if first is None:
+            return []
+        try:
+            return members(first.content, first.stored)
+        except NoTrainError as error:
+            raise CorruptionError(first.stored.path, reason=str(error)) from error
+
+    def _put(self, train: Sequence[Member]) -> None:
+        """Put commits that were decided in their places, where they are not there yet."""
+        for _ in each_in_thread(self._put_one, train):
+            pass
+
+    def _put_one(self, member: Member) -> None:
+        with contextlib.suppress(FileExistsError):  # nobody puts anything else there
+            self._objects.create(member.stored.path, [member.content])
+
+    def _await(self, branch: str, upto: int, there: Collection[int], trip: float) -> None:
+        """Return when all commits up to a slot are in their places, where others look for them."""
+        patience = _patience(trip)
+        while missing := self._line.missing(branch, upto, there):
+            if time.monotonic() > patience:
+                self._put(missing)
+                patience = _patience(trip)
+            else:
+                time.sleep(trip * random.uniform(0.3, 1.0))
+            there = self._look(branch, upto).slots.keys()
+
+    def _look(self, branch: str, slot: int) -> Listed:
+        """List a branch from the first slot on that is not known to be in its place, or from a lower one."""
+        return self._line.list_from(branch, min(self._line.first_unseen(branch), slot))
+
+    def _sweep(self, branch: str, slot: int, listed: Listed) -> None:
+        """Delete the offers for a slot that was taken, and for those below."""
+        directory = names.commits_directory(branch)
+        done = [offer.name for (at, _), offer in listed.offers.items() if at <= slot]
+        done += [lead.name for at, lead in listed.leads.items() if at <= slot]
+        with contextlib.suppress(OSError):  # a vacuum does so, too
+            self._objects.delete([f"{directory}/{name}" for name in done])
+
+    def wait_for(self, branch: str, upto: int) -> None:
+        """Return when all commits up to a slot that were decided are in their places. Raises `OSError`."""
+        began = time.monotonic()
+        there = self._look(branch, upto).slots.keys()
+        self._await(branch, upto, there, time.monotonic() - began)
+
+    def complete(self, branch: str, first: int) -> None:
+        """Put the commits of a train in their places whose leader has died before it has done so."""
+        self._put(self.read(branch, first)[1:])
+
+
+def _is_young(offer: Object, own: Object | None) -> bool:
+    """Tell whether whoever has made an offer may still wait for what comes of it, by the server's clock."""
+    if own is None or own.modified is None or offer.modified is None:
+        return True
+    return own.modified - offer.modified <= _YOUNG
+
+
+def _patience(trip: float) -> float:
+    """Return until when others are waited for: not all lose their patience at once."""
+    return time.monotonic() + max(_PATIENCE_SECONDS, _PATIENCE_TRIPS * trip) * random.uniform(1.0, 2.0)
+
+
+def _call(function: Callable[[], OSError | bool | None]) -> OSError | bool | None:
+    return function()
