@@ -245,7 +245,8 @@ class Publisher:
 
         Raises `LostPlaceError` if the parent did not get it, and where `plan` would not have followed it.
         """
-        if not self.durable or self.end > SYNC_BEFORE_LOCK:  # nothing takes long, or too much is to be read by others
+        # Nothing takes long, or too much is to be read by others, or nobody takes turns: they meet at the slot.
+        if not self.durable or self.end > SYNC_BEFORE_LOCK or not self.commits.takes_turns:
             return self.publish(plan)
         with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, in_line=True) as line:
             ahead = None if line is None else self._last_in(line)
