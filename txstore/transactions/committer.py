@@ -349,10 +349,10 @@ class Committer:
         is_more = staging.other_parent is not None or staging.constraints or staging.grafts.any or staging.sources
         if is_more or any(staging.prefixes):
             return False
-        self.writes = self.writes or self._writes()
-        if any(True for _ in self.writes.deleted) or self.writes.documents or any(self.writes.reads):
+        writes = self.writes or self._writes()
+        if any(True for _ in writes.deleted) or writes.documents or any(writes.reads):
             return False
-        return not any(map(is_document, self.writes.set))
+        return not any(map(is_document, writes.set))
 
 
 class _Keys(Iterable[str]):
