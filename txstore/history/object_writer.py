@@ -13,7 +13,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -227,9 +229,13 @@ class ObjectWriter:
             raise
         self._upload(pack)
 
-    def _store_all(self) -> None:
-        """Return when all packs are stored. Raises `OSError`."""
-        deque(in_parallel(self._store, [pack for pack in self._packs if not pack.is_uploaded]), maxlen=0)
+    def _store_all(self, *also: Callable[[], object]) -> None:
+        """Return when all packs are stored, and something else is done meanwhile. Raises `OSError`."""
+        works: list[Callable[[], object]] = [
+            *also,
+            *[partial(self._store, pack) for pack in self._packs if not pack.is_uploaded],
+        ]
+        deque(in_parallel(_call, works), maxlen=0)
         wait(list(self._uploads))
         self._check()
 
@@ -249,8 +255,8 @@ class ObjectWriter:
             else:
                 self._storage.objects.put(self.path, [self._own_content()])
             self._is_published = True
-        if not self._participant:
-            self._store_all()
+        if not self._participant and self._lease is not None:
+            self._store_all(self._lease.say_committing)  # from now on, another writer's file becomes the commit
 
     # --- reading
 
@@ -278,7 +284,10 @@ class ObjectWriter:
         with self._lock:
             self._check()
             self._is_filling = False
-        self._store_all()
+        if self._lease is None or self._participant:
+            self._store_all()
+        else:
+            self._store_all(self._lease.say_committing)
         if not self._participant:
             self._own_file.finish(length)
 
@@ -324,6 +333,10 @@ class ObjectWriter:
         if self.close():
             self._storage.forget_staged(self.path)
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
+
+
+def _call(work: Callable[[], object]) -> None:
+    work()
 
 
 class _Room:

@@ -99,9 +99,11 @@ class RemoteCommits(Commits):
 
     def __init__(self, storage: RemoteStorage) -> None:
         super().__init__(storage)
-        self.is_tidy = True  # what dead processes have left there is the vacuum's: to look for it takes requests
+        self.is_tidy = True  # to look for what dead processes have left takes a request: that is done by the way
         self.identity = _RemoteIdentity(storage, self._expect_hint)
         self._expected: _Expected | None = None
+        self.opened_at = time.monotonic()
+        self.looked_at: float | None = None  # for what dead processes have uploaded
         self._hints = _HintWriter(self)
         # Of each branch, the commit last met in a listing, and its time there.
         self._listed: dict[str, tuple[bytes, float | None]] = {}
