@@ -46,7 +46,7 @@ def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[
 
 
 #: So many calls are under way at first, for whoever looks at a few results only, and so many more with each of them.
-_FIRST = 4
+_FIRST = 8
 
 
 def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int) -> Generator[T]:
@@ -78,6 +78,14 @@ def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int) ->
     finally:
         for each in pending:
             each.cancel()
+
+
+def in_background(request: Callable[[S], T], argument: S) -> Callable[[], T]:
+    """Begin a single request, which waits for nothing else; return what returns its answer, or raises its error."""
+    try:
+        return executor("single request", REQUESTS).submit(request, argument).result
+    except RuntimeError:  # the interpreter ends, and starts no more threads
+        return partial(request, argument)
 
 
 def each_in_thread(request: Callable[[S], T], arguments: Sequence[S]) -> Iterator[T]:
