@@ -33,7 +33,9 @@ class Requests:
         self._lock = threading.Lock()
         self._begun = {names.commit_path("main", slot): threading.Event() for slot in range(COMMITS)}
         self._waits: dict[str, str] = {}
-        self._meetings: dict[tuple[str, int], threading.Barrier] = {}  # by a path, and how often it was asked for before
+        self._meetings: dict[
+            tuple[str, int], threading.Barrier
+        ] = {}  # by a path, and how often it was asked for before
 
     def wait(self, slot: int, other: int) -> None:
         self._waits[names.commit_path("main", slot)] = names.commit_path("main", other)
@@ -89,8 +91,9 @@ def forget(requests: Requests) -> None:
 def test_commits_are_read_in_advance_by_who_goes_through_all(url: str, requests: Requests) -> None:
     forget(requests)
     requests.wait(30, 29)
-    log = txstore.Repository(url).log()
-    assert [commit.message for commit in log] == [str(number) for number in reversed(range(COMMITS))]
+    commits = txstore.Repository(url).engine.commits
+    line = commits.ancestors(commits.head())
+    assert [stored.header.message for stored in line] == [str(number) for number in reversed(range(COMMITS))]
     assert all(requests.counts[names.commit_path("main", slot)] == 1 for slot in range(COMMITS - 1))
 
 

@@ -323,14 +323,16 @@ class Commits:
             return True
         return self._is_held(stored) or self._is_merged(stored)
 
-    def ancestors(self, stored: Stored | None, *, wanted: int | None = None) -> Iterator[Stored]:
+    def ancestors(self, stored: Stored | None, *, wanted: int | None = None, as_told: bool = False) -> Iterator[Stored]:
         """Yield a commit and those before it that are kept, newest first. `wanted`: how many, if that is known.
 
-        Raises `CorruptionError` where the chain is broken.
+        `as_told`: what later commits tell of them is enough, be their files there or not. Raises `CorruptionError`
+        where the chain is broken.
         """
         if stored is None:
             return
-        line, floor = self._down(stored, stored.header.floor, wanted), stored.header.floor
+        down = self._carried if as_told else self._down
+        line, floor = down(stored, stored.header.floor, wanted), stored.header.floor
         # While that is asked for, those below are read.
         asked: Callable[[], int] | None = self.begin(self.floor, stored.header.branch)
         while True:
@@ -339,7 +341,7 @@ class Commits:
             if header.slot <= floor:
                 return
             if header.fork:
-                line = self._down(stored, 0, wanted)
+                line = down(stored, 0, wanted)
             error: Exception | None = None
             try:
                 stored = next(line, None)
@@ -365,6 +367,14 @@ class Commits:
         """Yield what is in the slot that a commit's parent had, and below it in the same branch, down to the floor."""
         branch = stored.header.fork or stored.header.branch
         return self.each(partial(self.read, branch), range(stored.header.slot - 1, floor - 1, -1), wanted=wanted)
+
+    def _carried(self, stored: Stored, floor: int, wanted: int | None) -> Iterator[Stored | None]:
+        """As `_down`; where it takes requests, a commit may be told by one above it, and be gone."""
+        return self._down(stored, floor, wanted)
+
+    def carried_by_child(self, parent: Stored | None, branch: str) -> bytes:
+        """Return what the commit after a parent tells of those before it, if it would take requests to read them."""
+        return b""
 
     # --- tags, and the floor
 
