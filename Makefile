@@ -62,7 +62,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: bench-keys help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-published bench-history bench-processes bench-remote bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
+.PHONY: bench-keys help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-published bench-history bench-processes bench-remote simulate-commits bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
 .DEFAULT_GOAL := help
 
 help:
@@ -82,6 +82,7 @@ help:
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-serve   txstore serve beside http.server and nginx'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
+	@echo 'make simulate-commits  many committers far away, simulated: what the protocol can do'
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
 	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
@@ -218,6 +219,9 @@ bench-processes: $(BENCH)/stamp
 # A repository on S3, beside zarr's FsspecStore and Icechunk on the same server; and on one that is 30 ms away.
 bench-remote: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only remote --only distance
+
+simulate-commits: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks.simulate_commits
 
 # Against `python -m http.server` and nginx: on Debian, apt-get install nginx-light wrk.
 bench-serve: $(BENCH)/stamp

@@ -1,0 +1,377 @@
+"""Many committers at one branch of an object store, simulated: commits/s, fairness, the slowest, requests.
+
+    python -m benchmarks.simulate_commits [--seconds 60] [--quick]
+
+Nothing is measured here but the protocols themselves: a request takes half of its time to get to the server and half to
+come back, the server does what it is asked in no time and one thing after the other, and a committer needs a few
+milliseconds of its own for each commit. So it tells what a protocol can do with 1,000 committers 100 ms away, which no
+machine at hand could run, and which of two protocols is better before either is built.
+
+`alone` is what a commit does that meets nobody: begin by a listing, offer the file to the slot, and after a lost slot
+read the next ones and try again. In `trains`, those who have lost a slot put their
+files beside one another, and one of them takes the next slot for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from benchmarks.harness import percentile
+
+#: What a committer does: it yields how long it waits, or what it waits for.
+Steps = Generator[Any, Any, Any]
+
+#: Seconds that a committer needs by itself to stage and to build its file, and to read a file and judge it.
+BUILDING, READING = 0.004, 0.001
+LOOKED_AT = 4
+MOST_IN_A_TRAIN = 128
+GATHERING, YIELDS = 1.0, 3
+UNDER_WAY = 3.0, 4.0
+
+
+class Clock:
+    """Lets generators run in simulated time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._waiting: list[tuple[float, int, Steps, Any]] = []
+        self._numbers = itertools.count()
+
+    def start(self, steps: Steps, delay: float = 0.0, value: Any = None) -> None:
+        heapq.heappush(self._waiting, (self.now + delay, next(self._numbers), steps, value))
+
+    def run(self, until: float) -> None:
+        while self._waiting and self._waiting[0][0] <= until:
+            self.now, _, steps, value = heapq.heappop(self._waiting)
+            try:
+                wait = steps.send(value)
+            except StopIteration:
+                continue
+            if isinstance(wait, Together):
+                wait.waiter = steps
+                wait.look()
+            else:
+                self.start(steps, wait)
+
+
+class Together:
+    """Several requests that are sent at once."""
+
+    def __init__(self, clock: Clock, all_steps: list[Steps]) -> None:
+        self._clock, self._left = clock, len(all_steps)
+        self.found: list[Any] = [None] * len(all_steps)
+        self.waiter: Steps | None = None
+        for number, steps in enumerate(all_steps):
+            clock.start(self._run(number, steps))
+
+    def _run(self, number: int, steps: Steps) -> Steps:
+        self.found[number] = yield from steps
+        self._left -= 1
+        self.look()
+
+    def look(self) -> None:
+        if not self._left and self.waiter is not None:
+            waiter, self.waiter = self.waiter, None
+            self._clock.start(waiter, 0.0, self.found)
+
+
+class Train(NamedTuple):
+    """What is in a slot: who has it, and what the commit that was put there has decided with it."""
+
+    who: int
+    first: int  # the slot of the first commit that was decided together with this one
+    members: tuple[int, ...]  # who has that slot and those that follow
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.members) - 1
+
+
+@dataclass
+class Server:
+    """The objects of one branch."""
+
+    clock: Clock
+    seconds: float
+    jitter: float
+    slots: dict[int, Train] = field(default_factory=dict)
+    offers: dict[int, set[int]] = field(default_factory=dict)  # by slot: who
+    leads: dict[int, int] = field(default_factory=dict)  # by slot: who
+    requests: int = 0
+    top: int = -1
+
+    def ask(self, question: Callable[[], Any]) -> Steps:
+        self.requests += 1
+        yield self._way()
+        answer = question()
+        yield self._way()
+        return answer
+
+    def _way(self) -> float:
+        return self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
+
+    def create(self, slot: int, train: Train) -> bool:
+        if slot in self.slots:
+            return False
+        self.slots[slot] = train
+        self.top = max(self.top, slot)
+        return True
+
+    def offer(self, slot: int, who: int) -> None:
+        self.offers.setdefault(slot, set()).add(who)
+
+    def lead(self, slot: int, who: int) -> bool:
+        return self.leads.setdefault(slot, who) == who
+
+    def list_from(self, slot: int) -> tuple[int, frozenset[int], bool]:
+        """Return up to where the slots are taken from one on, who wants the next one, and whether one leads there."""
+        above = slot
+        while above in self.slots:
+            above += 1
+        return above - 1, frozenset(self.offers.get(above, ())), above in self.leads
+
+    def left_over(self, slot: int) -> set[int]:
+        """Return who has wanted the slot of the last train in vain, and has not been swept away."""
+        below = self.slots.get(slot - 1)
+        return set() if below is None else self.offers.get(below.first, set()) - set(below.members)
+
+    def is_wanted(self, slot: int) -> bool:
+        """Tell whether several wanted the slot below, or somebody wants this one."""
+        below = self.slots.get(slot - 1)
+        return bool(self.offers.get(slot)) or (
+            below is not None and (below.last > below.first or bool(self.offers.get(below.first)))
+        )
+
+
+@dataclass
+class Committer:
+    """One that commits again and again; what it has measured."""
+
+    server: Server
+    clock: Clock
+    number: int
+    head: int = -1  # up to there it knows what was committed
+    is_contended: bool = False
+    is_led: bool = False  # whether another leads at the next slot
+    times: list[float] = field(default_factory=list)
+
+    def work(self, commit: Callable[[Committer], Steps]) -> Steps:
+        yield random.uniform(0, 0.1)
+        while True:
+            began = self.clock.now
+            yield from self.begin()
+            yield BUILDING * random.uniform(0.5, 1.5)
+            yield from commit(self)
+            self.times.append(self.clock.now - began)
+
+    def begin(self) -> Steps:
+        slot = self.head + 1
+        (top, _, self.is_led), self.is_contended = yield from self.ask(
+            lambda: (self.server.list_from(slot), self.server.is_wanted(self.server.list_from(slot)[0] + 1))
+        )
+        if top > self.head:
+            yield from self.read(top)
+
+    def read(self, top: int) -> Steps:
+        """Get to know what was committed up to a slot."""
+        slot = self.head + 1
+        first = yield from self.ask(lambda: self.server.slots[slot])
+        yield READING
+        if first.last < top:
+            last = yield from self.ask(lambda: self.server.slots[top])
+            if last.first != top:
+                yield from self.ask(lambda: self.server.slots[last.first])
+            top = last.last
+        self.head = max(top, first.last)
+
+    def ask(self, question: Callable[[], Any]) -> Steps:
+        return self.server.ask(question)
+
+    def together(self, questions: list[Callable[[], Any]]) -> Together:
+        return Together(self.clock, [self.ask(question) for question in questions])
+
+
+# --- the protocols
+
+
+def alone(self: Committer) -> Steps:
+    """Offer the file to the next slot; after a lost one, read those that follow, and pause for a part of a trip."""
+    server = self.server
+    while True:
+        slot = self.head + 1
+        asked = self.clock.now
+        if (yield from self.ask(partial(server.create, slot, Train(self.number, slot, (self.number,))))):
+            self.head = slot
+            return
+        yield random.uniform(0, self.clock.now - asked)
+        found = yield self.together([partial(server.slots.__contains__, at) for at in range(slot, slot + LOOKED_AT)])
+        yield READING
+        self.head = slot + (found.index(False) if False in found else LOOKED_AT) - 1
+
+
+def trains(self: Committer) -> Steps:
+    """Offer the file to the slot; after a lost one, to whoever takes the next slot for all."""
+    server, has_lost = self.server, False
+    while not self.is_contended:
+        slot = self.head + 1
+        if (yield from self.ask(partial(server.create, slot, Train(self.number, slot, (self.number,))))):
+            self.head = slot
+            return
+        found = yield self.together([partial(server.slots.get, at) for at in range(slot, slot + LOOKED_AT)])
+        yield READING
+        last = max((each for each in found if each is not None), key=lambda each: each.last)
+        # Who has met one other, once, tries again alone.
+        self.is_contended = has_lost or last.last > slot
+        has_lost, self.head = True, last.last
+    while True:
+        slot = self.head + 1
+        asked = self.clock.now
+        questions: list[Callable[[], Any]] = [partial(server.offer, slot, self.number)]
+        if not self.is_led:
+            questions.append(partial(server.lead, slot, self.number))
+        leads = (yield self.together(questions))[1:] == [True]
+        trip = self.clock.now - asked
+        if leads:
+            yield trip * GATHERING
+            if (yield from _lead(self, slot, trip)):
+                return
+        self.is_led = False
+        if not leads:
+            yield trip * random.uniform(*UNDER_WAY)
+        tries = 0
+        while True:
+            top, _, led = yield from self.ask(partial(server.list_from, slot))
+            if top >= slot:
+                break
+            yield trip * random.uniform(0.3, 1.0)
+            tries += 1
+            if tries > 20 * random.uniform(1, 2) and (yield from _lead(self, slot, trip)):
+                return
+        train = yield from self.ask(partial(server.slots.__getitem__, slot))
+        yield READING
+        self.head = train.last
+        self.is_contended, self.is_led = True, led and top == train.last
+        if self.number in train.members:
+            mine = slot + train.members.index(self.number)
+            while top < mine:
+                yield trip * random.uniform(0.3, 1.0)
+                top, _, _ = yield from self.ask(partial(server.list_from, slot))
+            return
+        if top > self.head:
+            yield from self.read(top)
+
+
+def _lead(self: Committer, slot: int, trip: float) -> Steps:
+    server = self.server
+    for _ in range(YIELDS):
+        top, offers, _ = yield from self.ask(partial(server.list_from, slot))
+        if top >= slot:
+            return False
+        if server.left_over(slot) <= offers:
+            break
+        yield trip / 2
+    others = [who for who in sorted(offers, key=lambda who: hash((who, slot))) if who != self.number]
+    others = others[: MOST_IN_A_TRAIN - 1]
+    if others:
+        yield self.together([lambda: None for _ in others])
+        yield READING * len(others) / 4
+    train = Train(self.number, slot, (self.number, *others))
+    if not (yield from self.ask(partial(server.create, slot, train))):
+        return False
+    self.head, self.is_contended, self.is_led = train.last, bool(others), False
+    if others:
+        yield self.together(
+            [
+                lambda at=at: server.create(at, Train(train.members[at - slot], slot, train.members))
+                for at in range(slot + 1, train.last + 1)
+            ]
+        )
+    server.requests += 1  # deletes the offers, when nobody waits for it
+    return True
+
+
+PROTOCOLS: dict[str, Callable[[Committer], Steps]] = {"alone": alone, "trains": trains}
+
+
+# --- what is told
+
+
+class Told(NamedTuple):
+    rate: float
+    share: float
+    p99: float
+    requests: float
+
+
+def simulate(
+    protocol: Callable[[Committer], Steps], committers: int, distance: float, jitter: float, seconds: float
+) -> Told:
+    random.seed(17)
+    clock = Clock()
+    server = Server(clock, distance, jitter)
+    crew = [Committer(server, clock, number) for number in range(committers)]
+    for each in crew:
+        clock.start(each.work(protocol))
+    clock.run(seconds)
+    made = [len(each.times) for each in crew]
+    times = sorted(time for each in crew for time in each.times)
+    _check(server, made)
+    return Told(
+        sum(made) / seconds, min(made) / max(1, *made), percentile(times, 99), server.requests / max(1, sum(made))
+    )
+
+
+def _check(server: Server, made: list[int]) -> None:
+    """Each commit that somebody was told of is there, and no slot was left out."""
+    there: dict[int, int] = {}
+    for slot in range(server.top + 1):
+        if slot in server.slots:
+            there[server.slots[slot].who] = there.get(server.slots[slot].who, 0) + 1
+    for who, number in enumerate(made):
+        if not 0 <= there.get(who, 0) - number <= 1:
+            raise AssertionError(f"{who} was told of {number} commits, and {there.get(who, 0)} are there")
+
+
+def table(seconds: float, cases: list[tuple[int, float, float]]) -> Iterator[str]:
+    heads = {
+        "": 9,
+        "committers": 11,
+        "distance": 10,
+        "jitter": 8,
+        "commits/s": 11,
+        "share": 7,
+        "p99": 9,
+        "requests": 10,
+    }
+    yield "".join(f"{head:>{width}}" for head, width in heads.items())
+    for name, protocol in PROTOCOLS.items():
+        for committers, distance, jitter in cases:
+            told = simulate(protocol, committers, distance, jitter, seconds)
+            yield (
+                f"{name:9}{committers:11}{distance * 1e3:7.0f} ms{jitter:8.1f}{told.rate:11.1f}{told.share:7.2f}"
+                f"{told.p99:7.2f} s{told.requests:10.1f}"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--quick", action="store_true", help="32 committers only, for ten seconds")
+    told = parser.parse_args()
+    cases = [(32, 0.03, 0.0), (32, 0.03, 0.5)]
+    if not told.quick:
+        cases = [(1, 0.03, 0.5), (8, 0.03, 0.5), *cases, (32, 0.1, 0.5), (200, 0.03, 0.5), (1000, 0.03, 0.5)]
+        cases.append((1000, 0.1, 0.5))
+    for line in table(10.0 if told.quick else told.seconds, cases):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
