@@ -20,6 +20,7 @@ from benchmarks import (
     arrays,
     commits,
     distance,
+    distance_picture,
     following,
     group,
     history,
@@ -41,6 +42,7 @@ from benchmarks.pages import amount, bound, publish
 
 RESULTS = Path("benchmark-results.json")
 PICTURE = RESULTS.with_name("benchmark-processes.png")
+FAR_AWAY = RESULTS.with_name("benchmark-distance.svg")
 BENCHMARKS = {
     **arrays.BENCHMARKS,
     **commits.BENCHMARKS,
@@ -90,6 +92,8 @@ def main() -> int:
         console.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
         _write_results(rows, machine, quick=arguments.quick)  # each time: what was measured outlives an interrupt
     Console(highlight=False).print(_table(rows, quick=arguments.quick))
+    if any(row.name in distance_picture.PANELS for row in rows):
+        console.print(distance_picture.draw([row.as_dict() for row in rows], FAR_AWAY))
     return 0 if all(row.ok for row in rows) else 1
 
 

@@ -8,6 +8,7 @@ work; of the fastest peer TxStore must be as fast.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import statistics
 import threading
@@ -22,16 +23,19 @@ import numpy as np
 import zarr
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, percentile, timed
-from benchmarks.peers.fresh import Process, Values, ask
-from benchmarks.s3_stub import BUCKET, S3Stub, move_away, requests_in, take_counts
+from benchmarks.harness import OURS, Row, Setting, medians, percentile, timed
+from benchmarks.peers.fresh import Process, ask
+from benchmarks.s3_stub import BUCKET, S3Stub, move_away, requests_in, take_counts, take_seen, under_way
+
+Values = dict[str, Any]
 
 DISTANCE = 0.03  # seconds
 JITTER = 0.5
 VARIABLES = 500
 COMMITTERS = 32
 COMMITS = 300
-KEYS = 1_000_000
+KEYS, LOADS = 1_000_000, 4
+SAMPLES = 100
 LARGE, LARGE_CHUNK = 8, 64 << 20
 MANY, MANY_CHUNK, AT_ONCE = 2000, 128 << 10, 64
 RANDOM, RANDOM_CHUNK = 200, 16 << 10
@@ -124,6 +128,12 @@ def _reading(who: str, place: Place) -> Any:
 
 
 PACKAGES = {OURS: "obstore", "Icechunk": "icechunk", "obstore": "obstore", "s3fs": "s3fs"}
+MODULES = {
+    OURS: ["txstore.repository", "obstore.store"],
+    "Icechunk": ["icechunk"],
+    "obstore": ["obstore.store"],
+    "s3fs": ["s3fs"],
+}
 
 
 def installed() -> list[str]:
@@ -144,7 +154,9 @@ def opening(setting: Setting) -> Iterator[Row]:
         others = _told({who: f"{each['requests']:.0f}, {each['seconds']:.2f} s" for who, each in found.items()})
         what = f"xr.open_zarr of {variables} variables"
         yield Row("distance open requests", f"{what}: requests{others}", int(found[OURS]["requests"]), 10, "")
-        yield Row("distance open", f"{what}: time", found[OURS]["seconds"], 0.5, "s")
+        seconds = {who: each["seconds"] for who, each in found.items()}
+        traffic = _traffic_of(found, "seconds")
+        yield Row("distance open", f"{what}: time", seconds[OURS], 0.5, "s", medians=seconds, figures=traffic)
     with S3Stub() as stub:
         ask(write_variables, who=OURS, port=stub.port, variables=variables, commits=variables)
         before = ask(open_variables, who=OURS, port=stub.port, variables=variables)
@@ -190,16 +202,18 @@ def _add_variables(group: Any, numbers: range, values: np.ndarray) -> None:
 def open_variables(who: str, port: int, variables: int) -> Values:
     import xarray
 
+    for module in MODULES[who]:  # to import them is no part of it
+        importlib.import_module(module)
     move_away(port, DISTANCE)
     with timed() as seconds:
         opened = xarray.open_zarr(
             _reading(who, Place(port, f"open-{who.lower()}")), consolidated=who in ("obstore", "s3fs"), chunks=None
         )
-    counts = take_counts(port)
+    counts, traffic = take_counts(port), _traffic(port)
     move_away(port, 0)
     if len(opened) != variables:
         raise AssertionError(f"{len(opened)} variables instead of {variables}")
-    return {"requests": requests_in(counts), "seconds": seconds()}
+    return {"requests": requests_in(counts), "seconds": seconds(), "seconds traffic": traffic}
 
 
 def optimize_variables(port: int) -> Values:
@@ -327,24 +341,53 @@ def append_for(port: int, number: int, seconds: float, meet: Callable[[], None])
 
 
 def values(setting: Setting) -> Iterator[Row]:
+    found = _in_turns(large_values, setting)
+    for verb in ("write", "read"):
+        yield _beside(f"{LARGE} × 64 MiB, {verb}", f"distance large {verb}", found, verb)
+    found = _in_turns(many_values, setting)
+    yield _beside(f"{MANY:,} × 128 KiB, {AT_ONCE} at once, read", "distance many", found, "read")
+    found = _in_turns(random_values, setting)
+    yield _beside(f"{RANDOM} random of 16 KiB, {AT_ONCE} threads", "distance random", found, "read")
+
+
+def _in_turns(task: Callable[..., Values], setting: Setting) -> dict[str, list[Values]]:
+    """Let each store do the same, in turns, since who is the first to use memory pays for it; s3fs only once."""
     who_all = [who for who in installed() if who != "s3fs" or not setting.quick]
-    with S3Stub() as stub:
-        found = {who: ask(large_values, who=who, port=stub.port) for who in who_all}
-        for verb in ("write", "read"):
-            yield _beside(f"{LARGE} × 64 MiB, {verb}", f"distance large {verb}", found, verb)
-    with S3Stub() as stub:
-        found = {who: ask(many_values, who=who, port=stub.port) for who in who_all}
-        yield _beside(f"{MANY:,} × 128 KiB, {AT_ONCE} at once, read", "distance many", found, "read")
-    with S3Stub() as stub:
-        found = {who: ask(random_values, who=who, port=stub.port) for who in who_all}
-        yield _beside(f"{RANDOM} random of 16 KiB, {AT_ONCE} threads", "distance random", found, "read")
+    found: dict[str, list[Values]] = {who: [] for who in who_all}
+    for number in range(setting.rounds(3, 1)):
+        for who in who_all if number % 2 else reversed(who_all):
+            if who != "s3fs" or not number:
+                with S3Stub() as stub:
+                    found[who].append(ask(task, who=who, port=stub.port))
+    return found
 
 
-def _beside(what: str, name: str, found: dict[str, Values], verb: str) -> Row:
-    took = {who: each[verb] for who, each in found.items()}
-    best = min((seconds for who, seconds in took.items() if who != OURS), default=float("nan"))
+def _beside(what: str, name: str, found: dict[str, list[Values]], verb: str) -> Row:
+    samples = {who: [each[verb] for each in values] for who, values in found.items()}
+    took = medians(samples)
+    peers = {who: seconds for who, seconds in took.items() if who != OURS}
+    best = min(peers, key=lambda who: peers[who], default=OURS)
     others = _told({who: f"{seconds:.2f} s" for who, seconds in took.items()})
-    return Row(name, f"{what}, times as fast as the best peer{others}", best / took[OURS], 1, at_least=True)
+    ratios = [theirs / ours for theirs, ours in zip(samples[best], samples[OURS], strict=False)]
+    return Row(
+        name,
+        f"{what}, times as fast as the best peer{others}",
+        statistics.median(ratios),
+        1,
+        at_least=True,
+        medians=took,
+        samples=samples,
+        figures=_traffic_of({who: values[-1] for who, values in found.items()}, verb),
+    )
+
+
+def _traffic(port: int) -> list[float]:
+    """Return how many requests were under way while somebody was far from a stub, in equal parts of that time."""
+    return under_way(take_seen(port), SAMPLES)
+
+
+def _traffic_of(found: dict[str, Values], what: str) -> list[dict[str, Any]]:
+    return [{"who": who, "seconds": each[what], "under way": each[f"{what} traffic"]} for who, each in found.items()]
 
 
 def _told(each: dict[str, str]) -> str:
@@ -360,13 +403,15 @@ def large_values(who: str, port: int) -> Values:
     with timed() as writing:
         array[:] = data
         commit()
+    wrote = _traffic(port)
     _forget()
     with timed() as reading:
         found = zarr.open_array(_reading(who, place), path="x", mode="r")[:]
+    read = _traffic(port)
     move_away(port, 0)
     if not np.array_equal(found, data):
         raise AssertionError(f"{who} has not read what was written")
-    return {"write": writing(), "read": reading()}
+    return {"write": writing(), "read": reading(), "write traffic": wrote, "read traffic": read}
 
 
 def many_values(who: str, port: int) -> Values:
@@ -396,12 +441,14 @@ def _read_chunks(
     _forget()
     move_away(port, DISTANCE)
     array = zarr.open_array(_reading(who, place), path="x", mode="r")
+    take_seen(port)
     with timed() as seconds:
         found = read(array)
+    traffic = _traffic(port)
     move_away(port, 0)
     if not np.array_equal(found, data[chosen].reshape(-1)):
         raise AssertionError(f"{who} has not read what was written")
-    return {"read": seconds()}
+    return {"read": seconds(), "read traffic": traffic}
 
 
 def _forget() -> None:
@@ -421,7 +468,9 @@ def upkeep(setting: Setting) -> Iterator[Row]:
         for what, must in (("verify", 4.0), ("backup", 3.0), ("log", 0.3), ("usage", 4.0)):
             took = ask(keep_up, port=stub.port, what=what, directory=str(scratch))
             told = f"{what} of {made} commits ({took['requests']:.0f} requests)"
-            yield Row(f"distance {what}", told, took["seconds"], must, "s")
+            yield Row(
+                f"distance {what}", told, took["seconds"], must, "s", figures=_traffic_of({OURS: took}, "seconds")
+            )
 
 
 def make_commits(port: int, commits: int) -> Values:
@@ -443,9 +492,9 @@ def keep_up(port: int, what: str, directory: str) -> Values:
     move_away(port, DISTANCE)
     with timed() as seconds:
         works[what]()
-    counts = take_counts(port)
+    counts, traffic = take_counts(port), _traffic(port)
     move_away(port, 0)
-    return {"seconds": seconds(), "requests": requests_in(counts)}
+    return {"seconds": seconds(), "requests": requests_in(counts), "seconds traffic": traffic}
 
 
 # --- growth
@@ -455,7 +504,7 @@ def growth(setting: Setting) -> Iterator[Row]:
     keys = KEYS // 20 if setting.quick else KEYS
     with S3Stub() as stub:
         found = ask(commit_after_many, port=stub.port, keys=keys)
-    what = f"the first small commit after {keys:,} keys, in a process of its own"
+    what = f"the first small commit after {keys:,} keys in {LOADS} commits, in a process of its own"
     yield Row("distance growth", f"{what}: moved", found["moved"] / 1000, 100, "KB")
     yield Row("distance growth time", f"{what}, to a later one ({found['first']:.2f} s)", found["ratio"], 1.2)
 
@@ -464,9 +513,11 @@ def commit_after_many(port: int, keys: int) -> Values:
     repo = Place(port, "commits").repository()
     with repo.transaction() as store:
         zarr.create_array(store, name="x", shape=(16 * keys,), chunks=(16,), fill_value=0, **RAW)
-        for number in range(keys):
-            store[f"x/c/{number}"] = number.to_bytes(16, "little")
-    del store, repo
+    for part in range(LOADS):  # each brings a run as large as the others, which should be one
+        with repo.begin() as mapping:
+            for number in range(part * keys // LOADS, (part + 1) * keys // LOADS):
+                mapping[f"x/c/{number}"] = number.to_bytes(16, "little")
+    del store, mapping, repo
     for thread in threading.enumerate():
         if thread.name == "txstore hint":
             thread.join(60)

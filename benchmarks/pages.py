@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.distance_picture import draw
+
 ROOT = Path(__file__).parents[1]
 #: Where the results lie that the pages show.
 KEPT = "docs/understand/benchmarks"
 END = "<!-- measured: end -->"
+BENCH, FAR_AWAY = "make bench", "make bench-remote"
 
 
 def filled(text: str, between: str, command: str) -> str:
@@ -31,11 +34,11 @@ def bound(value: float, unit: str, *, at_least: bool) -> str:
     return f"{'≥' if at_least else '≤'} {value:,g} {unit}"
 
 
-def table(results: dict[str, Any]) -> str:
-    """Return the results of a run of `make bench` as a part of a page."""
+def table(results: dict[str, Any], command: str = BENCH) -> str:
+    """Return the results of a run as a part of a page."""
     machine, versions = results["machine"], results["versions"]
     lines = [
-        f"`make bench` on {results['time'][:10]}: {machine['processors']} × {machine['processor']}, "
+        f"`{command}` on {results['time'][:10]}: {machine['processors']} × {machine['processor']}, "
         f"{machine['file_system']}, {machine['system']}, load average {machine['load_before'][0]:.1f} before it; "
         f"Python {versions['python']}, zarr {versions['zarr']}, "
         f"numpy {versions['numpy']}, fasteners {versions['fasteners']}, filelock {versions['filelock']}, "
@@ -58,6 +61,24 @@ def table(results: dict[str, Any]) -> str:
 
 
 def publish(results: dict[str, Any]) -> None:
-    (ROOT / KEPT / "bench.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    """Put a run into the page: one of what is far away has a table, and a picture, of its own."""
+    kept = "bench.json"
+    if _is_far_away(results):
+        draw(results["rows"], ROOT / KEPT / "far-away.svg")
+        rows = [{**row, "figures": []} for row in results["rows"]]  # hundreds of samples, which the picture shows
+        kept, results = "bench-remote.json", {**results, "rows": rows}
+    (ROOT / KEPT / kept).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     page = ROOT / "docs/understand/performance.md"
-    page.write_text(filled(page.read_text(encoding="utf-8"), table(results), "make bench"), encoding="utf-8")
+    page.write_text(with_results(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+def with_results(page: str, results: dict[str, Any]) -> str:
+    """Return the page with what a run has found in place of what an earlier one has."""
+    if not _is_far_away(results):
+        return filled(page, table(results), BENCH)
+    picture = "![How many requests each store has under way, in the course of time](benchmarks/far-away.svg)"
+    return filled(page, f"{table(results, FAR_AWAY)}\n\n{picture}", FAR_AWAY)
+
+
+def _is_far_away(results: dict[str, Any]) -> bool:
+    return all(row["name"].startswith(("remote ", "distance ")) for row in results["rows"])

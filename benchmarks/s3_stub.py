@@ -18,6 +18,7 @@ import time
 import uuid
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import formatdate
@@ -116,8 +117,8 @@ class Stub:
     def _control(self, what: str, request: Request) -> Answer:
         if what == "distance":
             self.distance = Distance(**{name: float(value) for name, value in request.query.items()})
-        seen, self.seen = self.seen, []
         if what == "seen":
+            seen, self.seen = self.seen, []
             return Answer(200, json.dumps(seen).encode())
         counts, self.counts = self.counts, Counter()
         return Answer(200, json.dumps(counts).encode())
@@ -293,7 +294,7 @@ async def _serve(stub: Stub, reader: asyncio.StreamReader, writer: asyncio.Strea
             if request.method != "HEAD":
                 writer.write(answer.body)
             await writer.drain()
-            if is_far:
+            if is_far and stub.distance.seconds:
                 stub.saw(request, answer, began)
     except (ConnectionError, asyncio.IncompleteReadError):
         pass  # a client that has gone away
@@ -369,8 +370,23 @@ def take_counts(port: int) -> Counter[str]:
 
 
 def take_seen(port: int) -> list[Seen]:
-    """Return the requests since the last time, or since the counts were taken, in the order of their ends."""
+    """Return the requests that were far away, since the last time, in the order of their ends."""
     return [Seen(*each) for each in _post(port, "/-/seen")]
+
+
+def under_way(seen: Iterable[Seen], samples: int) -> list[float]:
+    """Return how many requests were under way, on average in each of so many parts of the time from first to last."""
+    seen = list(seen)
+    if not seen:
+        return [0.0] * samples
+    began, ended = min(each.began for each in seen), max(each.ended for each in seen)
+    step = (ended - began) / samples
+    found = [0.0] * samples
+    for each in seen:
+        first, last = (each.began - began) / step, (each.ended - began) / step
+        for sample in range(int(first), min(int(last) + 1, samples)):
+            found[sample] += min(last, sample + 1) - max(first, sample)
+    return found
 
 
 def requests_in(counts: Counter[str]) -> int:

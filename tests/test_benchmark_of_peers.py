@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import zarr.storage
 
-from benchmarks.pages import KEPT, filled, table
+from benchmarks import distance_picture
+from benchmarks.pages import KEPT, filled, with_results
 from benchmarks.peers import figures, report, targets
 from benchmarks.peers.appends import append
 from benchmarks.peers.bystanders import BESIDE, WITHOUT, pipelines_of
@@ -33,7 +34,7 @@ from benchmarks.peers.rounds import take_rounds
 from benchmarks.peers.rows import make_rows
 from benchmarks.peers.targets import AIMS, AtMost, Faster, Near, NoMore, judge
 from benchmarks.peers.works import Work
-from benchmarks.s3_stub import BUCKET, Answer, Distance, Request, Stub
+from benchmarks.s3_stub import BUCKET, Answer, Distance, Request, Seen, Stub, under_way
 
 ROOT = Path(__file__).parents[1]
 ABOUT = {
@@ -355,6 +356,27 @@ def test_a_way_is_half_of_the_distance_and_what_the_bytes_take() -> None:
     assert all(0.0075 <= Distance(0.03, jitter=0.5).way(0) <= 0.0225 for _ in range(100))
 
 
+def test_how_many_requests_were_under_way_in_each_part_of_the_time() -> None:
+    def seen(began: float, ended: float) -> Seen:
+        return Seen("get", "a", began, ended, 0, 0)
+
+    assert under_way([], 3) == [0, 0, 0]
+    assert under_way([seen(7, 9)], 4) == [1, 1, 1, 1]
+    assert under_way([seen(10, 12), seen(11, 14)], 4) == [1, 2, 1, 1]
+    assert under_way([seen(0, 0.5), seen(1, 4)], 4) == [0.5, 1, 1, 1]
+
+
+def test_what_was_far_away_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figures = [{"who": who, "seconds": 2.0, "under way": [1.0, 2.0, 0.5]} for who in ("TxStore", "obstore")]
+    rows = [{"name": "distance many", "figures": figures}, {"name": "distance open requests", "figures": []}]
+    path = tmp_path / "far-away.svg"
+    assert distance_picture.draw(rows, path) == f"drawn: {path}"
+    texts = {text.text for text in ET.fromstring(path.read_text()).iter("{http://www.w3.org/2000/svg}text")}
+    assert {distance_picture.TITLE, distance_picture.PANELS["distance many"], "TxStore", "obstore"} <= texts
+    assert "nothing was measured" in distance_picture.draw(rows[1:], path)
+
+
 # --- what is made of it
 
 
@@ -404,5 +426,6 @@ def test_no_figure_was_typed_by_hand() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         assert text == (filled(text, content, COMMAND) if name.endswith(".md") else content), name
     text = (ROOT / "docs/understand/performance.md").read_text(encoding="utf-8")
-    run = json.loads((ROOT / KEPT / "bench.json").read_text(encoding="utf-8"))
-    assert text == filled(text, table(run), "make bench")
+    for kept in ("bench.json", "bench-remote.json"):
+        run = json.loads((ROOT / KEPT / kept).read_text(encoding="utf-8"))
+        assert text == with_results(text, run), kept

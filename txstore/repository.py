@@ -371,7 +371,8 @@ class Repository:
         With `path`, only those that have changed something below it.
         """
         commits = self._existing()
-        line = commits.ancestors(commits.head(self.engine.branch(branch)))
+        wanted = limit if path is None else None
+        line = commits.ancestors(commits.head(self.engine.branch(branch)), wanted=wanted, as_told=path is None)
         return Log(line if path is None else changing(line, self.engine.snapshots, path), limit)
 
     def blame(self, path: str, at: At | None = None, *, branch: str = MAIN) -> Blame:

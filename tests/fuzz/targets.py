@@ -20,6 +20,7 @@ from txstore._native import index, index_twin
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format import encoding, names, packfile
+from txstore.format.carried import carry, decode_carried
 from txstore.format.commitfile import (
     FEATURE_CONSTRAINTS,
     CommitName,
@@ -233,12 +234,20 @@ def _is_sound_name(name: PackName) -> bool:
     return ".." not in name.path and name.path.count("/") == 2
 
 
+_CARRIED = b""
+for _header in _HEADERS[:3]:
+    _encoded = _header.encode()
+    _CARRIED = carry(
+        _encoded, Footer(len(_encoded), 64, 128 + len(_encoded), ID, encoding.crc32c(_encoded)).encode(), _CARRIED
+    )
+
 TARGETS = (
     Target(
         "header", tuple(header.encode() for header in _HEADERS), Header.decode, is_sealed=False,
         twin=None if native_header is None else _header_in_python,
     ),
     Target("footer", (Footer(200, 4096, 4360, ID, 77).encode(),), Footer.decode, _reseal_tail),
+    Target("carried", (_CARRIED,), lambda data: list(decode_carried(data)), _reseal_tail),
     Target("head", (packfile.encode_head(ID, OTHER_ID, 3),), packfile.decode_head, _reseal_tail),
     Target("hint", (Hint(7, ID, 4360, 4096, 200, True, 5).encode(),), Hint.decode, _reseal_tail),
     Target("tag", (Tag("main", 7, ID).encode(),), Tag.decode, _reseal_tail),

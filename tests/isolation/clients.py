@@ -225,7 +225,8 @@ def run(
     `without` is a clause of the rules that does not hold in this process.
     """
     conflicts.CLAUSES = tuple(clause for clause in conflicts.CLAUSES if clause.name != without)
-    repo = txstore.Repository(url, durability="none")
+    # Those that sync stand in line behind one another; the other waits until they have left it.
+    repo = txstore.Repository(url, durability="none" if process == 0 else "fsync")
     chance = random.Random(seed)
     storage = watch(repo)
 
@@ -233,7 +234,7 @@ def run(
         if chance.random() < 0.05:
             time.sleep(chance.uniform(0, 0.003))
 
-    for operation in ("create", "rename_noreplace", "lock", "write_in_place", "map"):
+    for operation in ("create", "file.sync", "rename_noreplace", "lock", "write_in_place", "map"):
         storage.before[operation] = storage.after[operation] = delay
     for number in range(count):
         txn = _run_one(repo, chance, process, seed * 100_000 + number, isolation, workload, pipe)

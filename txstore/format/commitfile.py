@@ -29,7 +29,7 @@ from txstore.format.encoding import (
 from txstore.format.packfile import CHECKSUM_CRC32C, HEAD_SIZE, PackName
 
 HEADER_COMMIT = 1
-SECTION_RUN, SECTION_TRAIN = 1, 2
+SECTION_RUN, SECTION_CARRIED, SECTION_TRAIN = 1, 2, 3
 
 FEATURE_FOREIGN = 1 << 0  # required: a run may hold refs of kind `REF_FOREIGN`
 FEATURE_CONSTRAINTS = 1 << 1  # required: whoever commits has to check the constraints of the parent

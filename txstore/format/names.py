@@ -165,6 +165,11 @@ def parse_record(name: str) -> bytes | None:
     return bytes.fromhex(transaction)
 
 
+def parse_leased_record(name: str) -> bytes | None:
+    """Return the transaction of whose record this is what a lease is on; None for any other name."""
+    return bytes.fromhex(name) if _ID.fullmatch(name) else None
+
+
 def named_path(name: str) -> str:
     """Which transaction has a name."""
     return f"{STAGING}/{_NAMED}{name}"

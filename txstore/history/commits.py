@@ -17,6 +17,7 @@ from txstore.errors import (
     CommitUnknownError,
     CorruptionError,
     SnapshotExpiredError,
+    TxStoreError,
     UnsupportedFormatError,
     WrongFileTypeError,
 )
@@ -29,7 +30,7 @@ from txstore.history.commit import MAIN, Stored
 from txstore.history.identity import Identity
 from txstore.history.packs import PackWriter, Writer
 from txstore.storage.interface import Storage
-from txstore.storage.request_threads import in_advance
+from txstore.storage.request_threads import in_advance, in_background
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -84,12 +85,17 @@ class Commits:
 
     def read(self, branch: str, slot: int) -> Stored | None:
         """Return the commit in a slot, None if the slot is free. Raises `CorruptionError`."""
+        found = self.read_with_end(branch, slot)
+        return None if found is None else found[0]
+
+    def read_with_end(self, branch: str, slot: int) -> tuple[Stored, bytes] | None:
+        """As `read`; also return the bytes at the end of the file that were read: of a short one all there are."""
         path = names.commit_path(branch, slot)
         try:
             tail, size = self.storage.read_tail(path, self.tail_size)
         except FileNotFoundError:
             return None
-        return self.decode(path, branch, slot, tail, size)
+        return self.decode(path, branch, slot, tail, size), tail
 
     def read_staged(self, commit_id: bytes, branch: str, slot: int) -> Stored | None:
         """Return a commit that is on its way to a slot, or has just taken it; None if it is neither."""
@@ -109,11 +115,20 @@ class Commits:
         header = stored.header
         return self.read(header.fork or header.branch, header.slot - 1) if header.slot else None
 
-    def each(self, function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
-        """Yield what a function that reads commits makes of its arguments, in their order, some in advance."""
+    def each(self, function: Callable[[S], T], arguments: Iterable[S], *, wanted: int | None = None) -> Iterator[T]:
+        """Yield what a function that reads commits makes of its arguments, in their order, some in advance.
+
+        No more than are `wanted`, if it is known how many that are.
+        """
         if self.read_at_once == 1:
             return map(function, arguments)
-        return in_advance(function, arguments, self.read_at_once)
+        return in_advance(function, arguments, min(wanted or self.read_at_once, self.read_at_once))
+
+    def begin(self, function: Callable[[S], T], argument: S) -> Callable[[], T]:
+        """Begin a request, if it takes one; return what returns its answer."""
+        if self.read_at_once == 1:
+            return partial(function, argument)
+        return in_background(function, argument)
 
     def named(self, name: CommitName) -> Stored | None:
         """Return the commit that a branch or a merge names, None if it is not there."""
@@ -315,23 +330,36 @@ class Commits:
             return True
         return self._is_held(stored) or self._is_merged(stored)
 
-    def ancestors(self, stored: Stored | None) -> Iterator[Stored]:
-        """Yield a commit and those before it that are kept, newest first.
+    def ancestors(self, stored: Stored | None, *, wanted: int | None = None, as_told: bool = False) -> Iterator[Stored]:
+        """Yield a commit and those before it that are kept, newest first. `wanted`: how many, if that is known.
 
-        Raises `CorruptionError` where the chain is broken.
+        `as_told`: what later commits tell of them is enough, be their files there or not. Raises `CorruptionError`
+        where the chain is broken.
         """
         if stored is None:
             return
-        floor = max(stored.header.floor, self.floor(stored.header.branch))
-        line = self._down(stored, floor)
+        down = self._carried if as_told else self._down
+        line, floor = down(stored, stored.header.floor, wanted), stored.header.floor
+        # While that is asked for, those below are read.
+        asked: Callable[[], int] | None = self.begin(self.floor, stored.header.branch)
         while True:
             yield stored
             header = stored.header
             if header.slot <= floor:
                 return
             if header.fork:
-                line = self._down(stored, 0)
-            stored = next(line, None)
+                line = down(stored, 0, wanted)
+            error: Exception | None = None
+            try:
+                stored = next(line, None)
+            except (TxStoreError, OSError) as raised:
+                error = raised
+            if asked is not None:
+                floor, asked = max(floor, asked()), None
+                if header.slot <= floor:
+                    return  # what is below may be anything
+            if error is not None:
+                raise error
             if stored is None and (floor := self.floor(header.branch)) >= header.slot:
                 return  # a vacuum has overtaken us
             if stored is None and not self.branches.is_living(header.branch):
@@ -342,10 +370,18 @@ class Commits:
                 path = names.commit_path(header.fork or header.branch, header.slot - 1)
                 raise CorruptionError(path, reason=f"this is not the parent that slot {header.slot} names")
 
-    def _down(self, stored: Stored, floor: int) -> Iterator[Stored | None]:
+    def _down(self, stored: Stored, floor: int, wanted: int | None) -> Iterator[Stored | None]:
         """Yield what is in the slot that a commit's parent had, and below it in the same branch, down to the floor."""
         branch = stored.header.fork or stored.header.branch
-        return self.each(partial(self.read, branch), range(stored.header.slot - 1, floor - 1, -1))
+        return self.each(partial(self.read, branch), range(stored.header.slot - 1, floor - 1, -1), wanted=wanted)
+
+    def _carried(self, stored: Stored, floor: int, wanted: int | None) -> Iterator[Stored | None]:
+        """As `_down`; where it takes requests, a commit may be told by one above it, and be gone."""
+        return self._down(stored, floor, wanted)
+
+    def carried_by_child(self, parent: Stored | None, branch: str) -> bytes:
+        """Return what the commit after a parent tells of those before it, if it would take requests to read them."""
+        return b""
 
     # --- tags, and the floor
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,11 +115,10 @@ class ObjectWriter:
                 self._is_filling = False
         if full is not None:
             self._upload(full)
-        if self._is_published or (is_long and not self._room.take_now(pack.end)):
-            self._store_from_caller(pack)
-        elif is_long:
-            pack.keep_last()
-            self._upload(pack)
+        if is_long:
+            self._upload_long(pack)
+        elif self._is_published:
+            self._store(pack)
         return staged
 
     def _noted(self, key: bytes, view: memoryview, staged: Staged) -> Staged:
@@ -212,17 +213,29 @@ class ObjectWriter:
                     self._error = self._error or error
                     raise
 
-    def _store_from_caller(self, pack: _Pack) -> None:
-        """Store a pack, which may have a value only where the caller has it: never after this."""
+    def _upload_long(self, pack: _Pack) -> None:
+        """Upload a pack that ends with a value which the caller has: in the background, if there is room for a copy."""
         try:
-            self._store(pack)
-        except BaseException as error:
+            if self._is_published or not self._room.take_now(pack.end):
+                self._store(pack)
+                return
+            try:
+                pack.keep_last()
+            except BaseException:
+                self._room.give_back(pack.end)
+                raise
+        except BaseException as error:  # never after this: the value may be another by then
             self._error = self._error or OSError(f"an upload was interrupted ({type(error).__name__})")
             raise
+        self._upload(pack)
 
-    def _store_all(self) -> None:
-        """Return when all packs are stored. Raises `OSError`."""
-        deque(in_parallel(self._store, [pack for pack in self._packs if not pack.is_uploaded]), maxlen=0)
+    def _store_all(self, *also: Callable[[], object]) -> None:
+        """Return when all packs are stored, and something else is done meanwhile. Raises `OSError`."""
+        works: list[Callable[[], object]] = [
+            *also,
+            *[partial(self._store, pack) for pack in self._packs if not pack.is_uploaded],
+        ]
+        deque(in_parallel(_call, works), maxlen=0)
         wait(list(self._uploads))
         self._check()
 
@@ -242,8 +255,8 @@ class ObjectWriter:
             else:
                 self._storage.objects.put(self.path, [self._own_content()])
             self._is_published = True
-        if not self._participant:
-            self._store_all()
+        if not self._participant and self._lease is not None:
+            self._store_all(self._lease.say_committing)  # from now on, another writer's file becomes the commit
 
     # --- reading
 
@@ -271,7 +284,10 @@ class ObjectWriter:
         with self._lock:
             self._check()
             self._is_filling = False
-        self._store_all()
+        if self._lease is None or self._participant:
+            self._store_all()
+        else:
+            self._store_all(self._lease.say_committing)
         if not self._participant:
             self._own_file.finish(length)
 
@@ -317,6 +333,10 @@ class ObjectWriter:
         if self.close():
             self._storage.forget_staged(self.path)
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
+
+
+def _call(work: Callable[[], object]) -> None:
+    work()
 
 
 class _Room:
@@ -412,12 +432,13 @@ class _Pack:
 
     def keep_last(self) -> None:
         """Copy the value that ends the pack: the caller goes on."""
-        if self._last is not None:
-            offset, value = self._last
-            kept = bytearray(memoryview(value).nbytes)
-            # Without the interpreter's lock, which `bytearray(value)` would keep for as long as that takes.
-            np.copyto(np.frombuffer(kept, np.uint8), np.frombuffer(value, np.uint8))
-            self._last = offset, kept
+        with self.uploading:
+            if self._last is not None:  # else somebody has uploaded it meanwhile
+                offset, value = self._last
+                kept = bytearray(memoryview(value).nbytes)
+                # Without the interpreter's lock, which `bytearray(value)` would keep for as long as that takes.
+                np.copyto(np.frombuffer(kept, np.uint8), np.frombuffer(value, np.uint8))
+                self._last = offset, kept
 
     def upload(self, storage: RemoteStorage, *, is_published: bool) -> None:
         """Write the object; the caller holds `uploading`, and nobody appends. Raises `OSError`."""

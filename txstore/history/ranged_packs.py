@@ -48,7 +48,7 @@ BESIDE = 128 << 10
 #: Windows that are fetched in the background, of all packs, at once.
 AHEAD = 8
 #: Pieces of long ranges that are fetched at once, in memory besides what they are copied to.
-PIECES = 32
+PIECES = 16
 
 
 class _Read(NamedTuple):

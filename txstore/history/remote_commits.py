@@ -15,14 +15,14 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
 from txstore import processes
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
-from txstore.format import commitfile, encoding, names, packfile
+from txstore.format import carried, commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header
 from txstore.format.records import HINT_SIZE, Hint
 from txstore.history.commit import MAIN, Stored
@@ -33,7 +33,7 @@ from txstore.history.trains import Listed, Member, Trains
 from txstore.storage.objects.errors import was_unanswered
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
-from txstore.storage.request_threads import REQUESTS, executor
+from txstore.storage.request_threads import REQUESTS, executor, in_advance, in_parallel
 
 #: Seconds between two hints of one process.
 HINT_PERIOD = 1.0
@@ -42,6 +42,8 @@ EXIT_SECONDS = 2.0
 #: So many bytes at the end of a commit file are read at once, and kept by the hint.
 _TAIL = 64 << 10
 _LISTED = 1000
+#: Of so many groups of commits the last is read for whoever looks at the newest.
+_GROUPS_FIRST = 8
 #: For so many seconds a head that was seen is followed without another look: the slot says whether it is still that.
 _STAYS = 1.0
 #: A vacuum deletes no commit until it has stood for so many seconds, by the server's clock. So a slot that was free so
@@ -103,16 +105,18 @@ class RemoteCommits(Commits):
     storage: RemoteStorage
     tail_size = _TAIL
     merged_at_once = 16 << 10  # they go to the server, and may have to come from there first
-    read_at_once = 64
+    read_at_once = 128
     takes_turns = False
     may_come_late = True
     pins_are_seen = False
 
     def __init__(self, storage: RemoteStorage) -> None:
         super().__init__(storage)
-        self.is_tidy = True  # what dead processes have left there is the vacuum's: to look for it takes requests
+        self.is_tidy = True  # to look for what dead processes have left takes a request: that is done by the way
         self.identity = _RemoteIdentity(storage, self._expect_hint)
         self._expected: _Expected | None = None
+        self.opened_at = time.monotonic()
+        self.looked_at: float | None = None  # for what dead processes have uploaded
         self._hints = _HintWriter(self)
         # Of each branch, the commit last met in a listing, and its time there.
         self._listed: dict[str, tuple[bytes, float | None]] = {}
@@ -378,6 +382,61 @@ class RemoteCommits(Commits):
         else:
             content = self.storage.objects.get(names.hint_path(branch))
         return Hint.decode(content[:HINT_SIZE]), content[HINT_SIZE:]
+
+    # --- what commits tell of those before them
+
+    def carried_by_child(self, parent: Stored | None, branch: str) -> bytes:
+        if parent is None or parent.header.branch != branch or not (parent.header.slot + 1) % carried.GROUP:
+            return b""
+        encoded = parent.header.encode()
+        if commitfile.header_hash(encoded) != parent.hash:
+            return b""  # there is more in it than is known here
+        return carried.carry(encoded, parent.footer.encode(), self._carried_by(parent) or b"")
+
+    def _carried_by(self, stored: Stored) -> bytes | None:
+        """Return what a commit carries, if it does, and that is at hand."""
+        for kind, offset, length in stored.header.sections:
+            if kind == commitfile.SECTION_CARRIED:
+                found = self.storage.cache.find(stored.header.id, offset, length)
+                return None if found is None else bytes(found)
+        return None
+
+    def _carried(self, stored: Stored, floor: int, wanted: int | None) -> Iterator[Stored | None]:
+        branch = stored.header.fork or stored.header.branch
+        top = stored.header.slot - 1
+        if wanted is not None:
+            floor = max(floor, stored.header.slot - wanted)
+        if stored.header.fork is None:
+            begin = stored.header.slot - stored.header.slot % carried.GROUP
+            yield from self._told_by(stored, max(begin, floor))
+        else:
+            begin = top - top % carried.GROUP
+            yield from self._group(branch, floor, top)
+        ends = range(begin - 1, floor - 1, -carried.GROUP)
+        for group in in_advance(partial(self._group, branch, floor), ends, self.read_at_once, first=_GROUPS_FIRST):
+            yield from group
+
+    def _group(self, branch: str, floor: int, end: int) -> list[Stored | None]:
+        """Return what is in a slot, and below it down to where its group begins."""
+        last = self.read(branch, end)
+        return [None] if last is None else [last, *self._told_by(last, max(end - end % carried.GROUP, floor))]
+
+    def _told_by(self, last: Stored, first: int) -> list[Stored | None]:
+        """Return the commits before one, of its branch and down to a slot: as it tells of them, or else as they are."""
+        branch = last.header.branch
+        found: list[Stored | None] = []
+        with contextlib.suppress(encoding.MalformedError):
+            for header, footer, hash_ in carried.decode_carried(self._carried_by(last) or b""):
+                told = Stored(header, footer, hash_, self.branches.name_of)
+                place = header.repository_id, header.branch, header.slot
+                if place != (self.identity.id, branch, last.header.slot - 1) or not last.follows(told):
+                    break
+                if header.slot < first:
+                    break
+                found.append(told)
+                last = told
+        rest = range(last.header.slot - 1, first - 1, -1)
+        return [*found, *in_parallel(partial(self.read, branch), rest)]
 
     # --- durability: the server's
 

@@ -378,6 +378,13 @@ class Publisher:
         constraints = contents.constraints
         if constraints is None:
             constraints = {} if parent is None else parent.header.constraints
+        sections = contents.sections
+        offset = max((align(section.offset + section.length) for section in sections), default=self.end)
+        carried = self.commits.carried_by_child(parent, self.branch)
+        if carried:
+            sections = (*sections, Section(commitfile.SECTION_CARRIED, offset, len(carried)))
+            self.writer.write_at(offset, carried + bytes(-len(carried) % 8))
+            offset = align(offset + len(carried))
         header = Header(
             repository_id=self.commits.identity.id,
             id=self.writer.id,
@@ -391,7 +398,7 @@ class Publisher:
             message=self.message,
             properties=self.properties,
             statistics=contents.statistics,
-            sections=contents.sections,
+            sections=sections,
             runs=contents.runs,
             packs=tuple([pack for pack, _ in self.packs]),
             pending=self.commits.pending(self.branch, parent) if self.durable else 0,
@@ -409,7 +416,6 @@ class Publisher:
             path = names.commit_path(self.branch, slot - 1)
             raise CorruptionError(path, reason=f"no commit can follow this one: {error.reason}") from error
         encoded = header.encode()
-        offset = max((align(section.offset + section.length) for section in contents.sections), default=self.end)
         total = offset + len(encoded) + commitfile.FOOTER_SIZE
         footer = Footer(len(encoded), offset, total, header.id, encoding.crc32c(encoded))
         self.writer.write_at(offset, encoded + footer.encode())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,18 +29,19 @@ from txstore.history.erasures import read_records
 from txstore.history.opening import open_commits, open_storage
 from txstore.history.runs import names_of
 from txstore.locks.pins import Pins
-from txstore.maintenance.check_file import check_frames, check_sections, frames_end, open_run
+from txstore.maintenance.check_file import Files, check_frames, check_sections, frames_end, open_run
 from txstore.maintenance.erase import scrub, write_record
 from txstore.maintenance.fetching import Fetched
 from txstore.maintenance.reachable import data_packs, hold_all
 from txstore.maintenance.report import Fault
 from txstore.maintenance.scrub import survey
 from txstore.storage.interface import StagedFile, Storage
+from txstore.storage.request_threads import in_parallel
 
 _COPIED = 1 << 20
 #: Files that are written before they are synced: together they cost little more than one.
 _BATCH = 64
-Check = Callable[[str], list[Fault]]  # of a file at another place
+Check = Callable[[Files, str], list[Fault]]  # of a file at another place
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,6 +73,16 @@ class _Copy:
     path: str
     length: int
     check: Check
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """One file, as it was read."""
+
+    content: bytes
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        return self.content[offset : offset + length]
 
 
 def back_up(
@@ -292,18 +304,27 @@ class _BackUp:
             if branch in last:
                 first = max(first, last[branch].header.slot)
             # One by one: how many slots there are is what a header says, until the first is found missing.
-            for stored in self.commits.each(partial(self._read, branch), range(first, head.header.slot + 1)):
+            slots = range(first, head.header.slot + 1)
+            for stored in map(self._kept, self.commits.each(partial(self._read, branch), slots)):
                 met.add((branch, stored.header.slot))
                 there = (each for each in self.commits.kept_with(stored, related) if each not in named)
                 named.update(each for each in there if self.commits.read(*each) is not None)
                 yield stored
         for branch, slot in sorted(named - met):
-            yield self._read(branch, slot)
+            yield self._kept(self._read(branch, slot))
 
-    def _read(self, branch: str, slot: int) -> Stored:
-        stored = self.commits.read(branch, slot)
-        if stored is None:
+    def _read(self, branch: str, slot: int) -> tuple[Stored, bytes]:
+        """Return a commit, and the end of its file."""
+        found = self.commits.read_with_end(branch, slot)
+        if found is None:
             raise CorruptionError(names.commit_path(branch, slot), reason="the file is missing, or went meanwhile")
+        return found
+
+    def _kept(self, found: tuple[Stored, bytes]) -> Stored:
+        """Return a commit; if its file was read to the beginning, that is enough to copy it."""
+        stored, end = found
+        if len(end) == stored.footer.file_length:
+            self._fetched.keep(stored.path, end)
         return stored
 
     def _packs_of(self, stored: Stored) -> Iterator[tuple[PackName, int | None]]:
@@ -344,8 +365,8 @@ class _BackUp:
     def _of_pack(self, path: str, end: int | None) -> _Copy:
         length = self.source.read_tail(path, 0)[1] if end is None else end
 
-        def check(temporary: str) -> list[Fault]:
-            pack_id = packfile.decode_head(self.target.read_range(temporary, 0, packfile.HEAD_SIZE))[0]
+        def check(files: Files, temporary: str) -> list[Fault]:
+            pack_id = packfile.decode_head(files.read_range(temporary, 0, packfile.HEAD_SIZE))[0]
             name = (
                 PackName(pack_id)
                 if path.startswith(names.PACKS)
@@ -353,22 +374,22 @@ class _BackUp:
             )
             if end is None:
                 return []  # where its frames end was known to a commit that is gone
-            return check_frames(self.target, name, self._id, end, path=temporary).faults
+            return check_frames(files, name, self._id, end, path=temporary).faults
 
         return _Copy(path, length, check)
 
     def _of_commit(self, stored: Stored) -> _Copy:
-        def check(temporary: str) -> list[Fault]:
+        def check(files: Files, temporary: str) -> list[Fault]:
             name = stored.header.name
-            faults = check_frames(self.target, name, self._id, frames_end(stored), path=temporary).faults
-            faults += check_sections(self.target, stored, temporary)
+            faults = check_frames(files, name, self._id, frames_end(stored), path=temporary).faults
+            faults += check_sections(files, stored, temporary)
             footer = stored.footer
-            encoded = self.target.read_range(temporary, footer.header_offset, footer.header_length)
+            encoded = files.read_range(temporary, footer.header_offset, footer.header_length)
             if commitfile.header_hash(encoded) != stored.hash:
                 faults.append(Fault(stored.path, "the header is another than was read", footer.header_offset))
             for run in stored.header.runs:
                 if run.pack is None:
-                    open_run(self.target, run, temporary)
+                    open_run(files, run, temporary)
             return faults
 
         return _Copy(stored.path, stored.footer.file_length, check)
@@ -385,8 +406,8 @@ class _BackUp:
                 file = self.target.create(temporary, at_most=self._at_most(copy.path))
                 written.append((copy, temporary, file))
                 self._copy(copy, file)
-            for _, _, file in written:
-                file.sync()
+            # At once: what a disk writes to sync one, it writes for the others, too.
+            deque(in_parallel(lambda each: each[2].sync(), written), maxlen=0)
             for copy, temporary, _ in written:
                 self._check(copy, temporary)
                 directory = os.path.dirname(copy.path)
@@ -424,10 +445,13 @@ class _BackUp:
     def _check(self, copy: _Copy, temporary: str) -> None:
         """Checked or not, it is a pack of this repository: somebody may have given its name to another's file."""
         try:
-            head = packfile.decode_head(self.target.read_range(temporary, 0, packfile.HEAD_SIZE))
+            files: Files = self.target
+            if copy.length <= _COPIED:  # it is opened once
+                files = _Content(self.target.read_range(temporary, 0, copy.length))
+            head = packfile.decode_head(files.read_range(temporary, 0, packfile.HEAD_SIZE))
             if head[1] != self._id:
                 raise CorruptionError(copy.path, offset=0, reason="this is no pack of this repository")
-            faults = copy.check(temporary) if self._verify else []
+            faults = copy.check(files, temporary) if self._verify else []
         except ValueError as error:
             raise CorruptionError(copy.path, reason=str(error)) from error
         for fault in faults:

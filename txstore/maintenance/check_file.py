@@ -9,12 +9,14 @@ import mmap
 import tempfile
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from txstore._native import index
 from txstore.format import commitfile, encoding, packfile
+from txstore.format.carried import decode_carried
 from txstore.format.commitfile import RunName
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import Frame, PackName
@@ -313,6 +315,11 @@ def check_sections(storage: Files, stored: Stored, path: str = "") -> list[Fault
     for section in header.sections:
         if section.kind == commitfile.SECTION_RUN and (section.offset, section.length) not in runs:
             faults.append(Fault(stored.path, "the header does not list this run", section.offset))
+        if section.kind == commitfile.SECTION_CARRIED:
+            try:
+                deque(decode_carried(bytes(window.at(section.offset, section.length))), maxlen=0)
+            except encoding.MalformedError as error:
+                faults.append(Fault(stored.path, error.reason, section.offset, part="carried"))
     return faults
 
 

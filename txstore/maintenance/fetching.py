@@ -40,6 +40,18 @@ class Fetched:
         for offset, length in [(0, size)] if ranges is None else ranges:
             self._expected += [(path, n) for n in range(offset // PIECE, -(-min(offset + length, size) // PIECE))]
 
+    def keep(self, path: str, content: bytes) -> None:
+        """Take all of a file that was read for something else, if there is room: it need not be fetched again."""
+        piece = (path, 0)
+        if not self._storage.is_remote or self._bytes + len(content) > 2 * BYTES or len(content) > PIECE:
+            return
+        if piece not in self._pieces:
+            self._sizes[path] = len(content)
+            there: Future[bytes] = Future()
+            there.set_result(content)
+            self._pieces[piece] = there
+            self._bytes += len(content)
+
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Return a range of a file, shorter only where that ends. Raises `OSError`."""
         end = min(offset + length, self._sizes.get(path, 0))
@@ -73,7 +85,7 @@ class Fetched:
             if piece not in self._pieces:
                 self._ahead[piece] = None
                 self._submit(piece)
-        for piece in list(self._pieces):
+        for piece in list(self._pieces) if self._bytes > 2 * BYTES else ():
             if self._bytes <= 2 * BYTES:
                 break
             if piece not in self._ahead and self._pieces[piece].done():

@@ -90,6 +90,8 @@ def hold_all(commits: Commits, pins: Callable[[str], Pins], holder: object) -> d
     """Pin what is kept of every branch for as long as `holder` lives; return their floors."""
     while True:
         floors = {branch: commits.floor(branch) for branch in living_branches(commits)}
+        if not commits.pins_are_seen:
+            return floors
         for branch, floor in floors.items():
             if (stored := commits.at(branch, floor)) is not None:
                 pins(branch).hold(holder, stored.header.seq)

@@ -11,12 +11,13 @@ import contextlib
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
 from txstore._native import index as native
 from txstore.errors import TxStoreError
-from txstore.format import commitfile, encoding, names, packfile
+from txstore.format import carried, commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header, RunName, Statistics
 from txstore.format.encoding import crc32c
 from txstore.format.keys import after_prefix, decode_key, decode_prefix, is_document
@@ -205,6 +206,20 @@ def as_merged(section: bytes, name: RunName) -> bytes:
         raise ValueError("the run was not placed in a file")
     run = native.Run(section, name.seq)
     return native.merge((run,), [[name.pack.encode(), *run.packs]])
+
+
+def carried_headers(commits: Commits, stored: Stored, length: int) -> bytes | None:
+    """Return what a commit carries of those before it; None if they can't be read: how many is what its length says."""
+    entries: list[tuple[bytes, bytes]] = []
+    with contextlib.suppress(TxStoreError, OSError):
+        for before in islice(commits.ancestors(stored), 1, carried.GROUP):
+            entries.append((before.header.encode(), before.footer.encode()))
+            content = b""
+            for header, footer in reversed(entries):
+                content = carried.carry(header, footer, content)
+            if len(content) >= length:
+                return content if len(content) == length else None
+    return None
 
 
 # --- frames

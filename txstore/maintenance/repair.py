@@ -233,6 +233,7 @@ class _Repairer:
             if stored.path in faults:
                 self._repair_pack(commits, stored, stored.header.name, frames_end(stored), faults[stored.path])
                 self._repair_runs(commits, stored, parent, faults[stored.path])
+                self._repair_carried(commits, stored, faults[stored.path])
 
     def _repair_pack(self, commits: Commits, stored: Stored, name: PackName, end: int, faults: list[Fault]) -> None:
         """Repair head, padding and the beginnings of frames."""
@@ -279,6 +280,16 @@ class _Repairer:
             fits = rebuilt.is_sure and _is_like(rebuilt.section, name)
             if not fits or not self._put_run(stored, run, rebuilt.section, "own" if is_own else "merged"):
                 self._lost[(stored.header.id, run.offset)] = name, rebuilt
+
+    def _repair_carried(self, commits: Commits, stored: Stored, faults: list[Fault]) -> None:
+        for section in stored.header.sections:
+            if not any(fault.part == "carried" and fault.offset == section.offset for fault in faults):
+                continue
+            content = rebuild.carried_headers(commits, stored, section.length)
+            if content is not None:
+                size, parts = stored.footer.file_length, [Part(section.offset, content)]
+                with contextlib.suppress(TxStoreError, OSError, ValueError):
+                    self._files.rewrite(stored.path, parts, size, lambda _: True, "carried headers restored")
 
     def _put_run(self, stored: Stored, run: RunName, section: bytes, kind: str) -> bool:
         def is_whole(path: str) -> bool:

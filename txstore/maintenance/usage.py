@@ -54,7 +54,7 @@ class Usage:
         or given up with their commits. `optimize`, then a vacuum that gives up what was before it, frees them. At least
         so many bytes: of each value that is there, the frame is taken to be as large as it can be.
     staged : int
-        Below `.staging/`: transactions that are going on, or that were.
+        Transactions that are going on, or that were: below `.staging/`, and what they have uploaded.
     orphan : int
         What nothing needs: a vacuum deletes it.
     arrays : dict
@@ -121,10 +121,12 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     for path, size in sizes.items():
         if path in needed.paths:
             found.history += size
-        elif path not in committing:  # another name of what is staged
+        elif path not in committing:
             found.orphan += size
+        elif storage.is_remote:  # elsewhere it is another name of what lies below `.staging/`
+            found.staged += size
     found.history -= found.live + found.overwritten
-    found.staged = sum(sizes_of(commits, [f"{names.STAGING}/{file}" for file in staged]).values())
+    found.staged += sum(sizes_of(commits, [f"{names.STAGING}/{file}" for file in staged]).values())
     return found
 
 

@@ -130,6 +130,7 @@ class _Vacuum:
         self.branch = branch
         self.dry_run = dry_run
         self.floor = 0  # how far it is to be raised
+        self._reclaimed: frozenset[str] = frozenset()  # files of `.staging/`
         self._ancestry = Ancestry(commits)
 
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
@@ -138,6 +139,7 @@ class _Vacuum:
         sizes = self.storage.sizes(names.STAGING)
         staged = reclaim_staging(self.commits, dry_run=self.dry_run)
         files = [path.removeprefix(f"{names.STAGING}/") for path in staged]
+        self._reclaimed = frozenset(files)
         staged_size = sum(sizes.get(file, 0) for file in files if not self._is_committed(file))
         head = self.commits.head(self.branch)
         if head is None:
@@ -156,7 +158,9 @@ class _Vacuum:
                 self.commits.make_durable(head)  # one that was interrupted may not have come to that
                 self.commits.write_floor(head)
         doomed, empty = self._doomed(floor)
-        size = sum(sizes_of(self.commits, doomed).values())
+        lengths, uploaded = sizes_of(self.commits, doomed), StagedPacks(files)
+        size = sum(lengths.values())
+        uploaded_size = sum(length for path, length in lengths.items() if path in uploaded)
         if not self.dry_run:
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
             self.commits.let_stand(doomed)
@@ -173,7 +177,7 @@ class _Vacuum:
         kept = sum(branch == self.branch and first <= slot < floor for branch, slot in named)
         expired = max(0, floor - first) - kept
         count, size = len(doomed) + len(staged), size + staged_size
-        return VacuumReport(floor, expired, count, size, staged_size, self.dry_run)
+        return VacuumReport(floor, expired, count, size, staged_size + uploaded_size, self.dry_run)
 
     def _is_committed(self, staged: str) -> bool:
         """Tell whether a file below `.staging/` is another name of a pack: its transaction died after its commit."""
@@ -260,7 +264,8 @@ class _Vacuum:
         is listed before the branches: what is there of none has been deleted.
         """
         candidates = list(data_packs(self.commits))
-        staged = StagedPacks(self.storage.list(names.STAGING))
+        # `dry_run` has not deleted what it would have.
+        staged = StagedPacks(set(self.storage.list(names.STAGING)) - self._reclaimed)
         directories = self.commits.branch_directories()
         pinned = {branch: self.snapshots.pins(branch).lowest(SPAN) for branch in {MAIN, *directories}}
         bases = list(self.commits.recorded())

@@ -6,8 +6,10 @@ Two passes: the frames of all packs, then the runs, whose refs must lead to them
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import TypeVar
 
 from txstore.errors import CorruptionError, SourceError, TxStoreError, UnsupportedFormatError, WrongFileTypeError
 from txstore.format import encoding, names, packfile, records
@@ -44,20 +46,22 @@ from txstore.storage.sources import Sources
 #: Of so many missing files one after the other, each is told.
 _MISSING_TOLD = 1000
 
+S = TypeVar("S")
+T = TypeVar("T")
+
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 def verify(commits: Commits, progress: Progress | None = None) -> Report:
     """Check every commit from the floor on, with all that it refers to. See `Repository.verify`."""
-    floor = _floor(commits)
     while True:
-        report = Verifier(commits, progress).run()
-        before, floor = floor, _floor(commits)
-        if report.ok or floor == before:
+        verifier = Verifier(commits, progress)
+        report = verifier.run()
+        if report.ok or verifier.floors == _floors(commits):
             return report  # else a vacuum went on meanwhile, and what was missed may be what it has deleted
 
 
-def _floor(commits: Commits) -> dict[str, int] | None:
+def _floors(commits: Commits) -> dict[str, int] | None:
     """Return the floors of the branches that there are: where one moves, or goes, a vacuum may delete something."""
     commits, found = open_commits(commits.storage), {}
     try:
@@ -88,6 +92,8 @@ class Verifier:
         self._known: set[str] = set()  # files that are accounted for
         self._brought: dict[str, Place] = {}  # what a pack came with
         self._floors: dict[str, int] = {}  # of the branches that there are
+        #: Of the same, as their heads had them when they were found; None where that could not be told.
+        self.floors: dict[str, int] | None = {}
         self._named: set[Place] = set()  # what is kept below a floor: tagged, begun behind, or merged
         self._oldest: dict[Place, Snapshot] = {}  # of those looked into
         self._erasures: list[Erasure] = []
@@ -101,9 +107,15 @@ class Verifier:
         except (TxStoreError, OSError) as error:
             self._add_error(error, names.FORMAT, part="format")
             return self.report
-        self._check_tags()
-        self._check_erasures()
-        for branch in self._check_branches():
+        branches: list[str] = []
+        checks: list[Callable[[], None]] = [
+            self._check_tags,
+            self._check_floors,
+            self._check_erasures,
+            partial(self._check_branches, branches),
+        ]
+        deque(self._each(_call, checks), maxlen=0)
+        for branch in branches:
             self._check_chain(branch)
         for place in self._named - self._ids.keys():
             if (stored := self._read_quietly(place)) is not None:
@@ -140,15 +152,16 @@ class Verifier:
 
     # --- the history
 
-    def _check_branches(self) -> list[str]:
-        """Return the ids of the branches that there are; report damaged records, and lost fork points."""
-        living = [MAIN]
+    def _check_branches(self, living: list[str]) -> None:
+        """Add the ids of the branches that there are; report damaged records, and lost fork points."""
+        living.append(MAIN)
         for file in self.commits.branches.files():
             path = names.branch_path(file)
             try:
                 record = self.commits.branches.read(file)
             except (TxStoreError, OSError) as error:
                 self._add_error(error, path, part="branch")
+                self.floors = None
                 continue
             if record is None or record.id in living:
                 continue
@@ -158,7 +171,6 @@ class Verifier:
             except (TxStoreError, OSError) as error:
                 self._add_error(error, path, part="branch")
             self._named.add((record.fork.branch, record.fork.slot))
-        return living
 
     def _check_chain(self, branch: str) -> None:
         """Find the commits that can be read, and report those that can't, and links that do not hold."""
@@ -168,10 +180,13 @@ class Verifier:
         first = 0 if fork is None else fork.slot + 1
         try:
             head = self.commits.head(branch)
+            if self.floors is not None:
+                self.floors[branch] = -1 if head is None else head.header.floor
             has_own = head is not None and head.header.branch == branch
             floor, top = (head.header.floor, head.header.slot) if head is not None and has_own else (0, first - 1)
         except (TxStoreError, OSError) as error:
             self._add_error(error, names.commits_directory(branch))
+            self.floors = None
             read = (self._read_quietly((branch, slot)) for slot in there)
             floor = max((s.header.floor for s in read if s is not None), default=floor)
         floor = self._floors[branch] = max(floor, first)
@@ -179,16 +194,18 @@ class Verifier:
             if slot > top:
                 path = names.commit_path(branch, slot)
                 self._add(Fault(path, "this commit does not follow the one in the slot before it", part="orphan"))
-        self._check_hint(branch, floor)
+        checked = self.commits.begin(partial(self._check_hint, branch), floor)
         child: Stored | None = None
-        slots = self._slots_down(branch, top, floor)
-        for slot, stored, refused in self.commits.each(partial(self._read_or_error, branch), slots):
+        slots = self._slots_down(branch, there, top, floor)
+        for slot, stored, end, refused in self.commits.each(partial(self._read_or_error, branch), slots):
             path = names.commit_path(branch, slot)
             if refused is not None:
                 self._add_error(refused, path)
             elif stored is None:
                 self._add(Fault(path, "the file is missing", part="missing"))
             if stored is not None:
+                if len(end) == stored.footer.file_length:
+                    self._fetched.keep(path, end)
                 self._ids[branch, slot] = stored.header.id
                 self._files_of[branch, slot] = [(stored.path, stored.footer.file_length)]
                 self._files_of[branch, slot] += [(pack.name.path, pack.end) for pack in stored.header.packs]
@@ -199,6 +216,7 @@ class Verifier:
                 if named not in (None, (stored.header.id, stored.hash)):
                     self._add(Fault(path, f"this is not the parent that slot {slot + 1} names", part="link"))
             child = stored
+        checked()
         if fork is not None and child is not None and child.header.slot == first == floor:
             named = (child.header.parent_id, child.header.parent_hash)
             if (child.header.fork, *named) != (fork.branch, fork.id, fork.hash):
@@ -221,12 +239,12 @@ class Verifier:
             return  # it is reported where it lies
         self._add(Fault(stored.path, f"the commit that it has merged is not there: {merged.id.hex()}", part="link"))
 
-    def _slots_down(self, branch: str, top: int, floor: int) -> Iterator[int]:
+    def _slots_down(self, branch: str, listed: Iterable[int], top: int, floor: int) -> Iterator[int]:
         """Yield the slots from the top down to the floor. Where a great many in a row are missing, report them as one.
 
         How many there are is what the names of files say, and what a header says of the floor.
         """
-        there = sorted({slot for slot in self.commits.slots(branch) if floor <= slot <= top}, reverse=True)
+        there = sorted({slot for slot in listed if floor <= slot <= top}, reverse=True)
         above = top + 1
         for slot in [*there, floor - 1]:
             missing = range(above - 1, slot, -1)
@@ -239,11 +257,12 @@ class Verifier:
                 yield slot
             above = slot
 
-    def _read_or_error(self, branch: str, slot: int) -> tuple[int, Stored | None, TxStoreError | OSError | None]:
+    def _read_or_error(self, branch: str, slot: int) -> tuple[int, Stored | None, bytes, TxStoreError | OSError | None]:
         try:
-            return slot, self.commits.read(branch, slot), None
+            stored, end = self.commits.read_with_end(branch, slot) or (None, b"")
         except (TxStoreError, OSError) as error:
-            return slot, None, error
+            return slot, None, b"", error
+        return slot, stored, end, None
 
     def _read_quietly(self, place: Place) -> Stored | None:
         try:
@@ -441,14 +460,18 @@ class Verifier:
             self._add_error(error, names.GUARD, part="guard")
 
     def _check_tags(self) -> None:
-        for name in sorted(self.commits.tag_names()):
-            try:
-                header = find_tagged(self.commits, name).header
-                self._named.add((header.branch, header.slot))
-            except UnsupportedFormatError as error:
-                self._add_error(error, error.path)
-            except (TxStoreError, OSError) as error:
-                self._add_error(error, names.tag_path(name), part="tag")
+        deque(self._each(self._check_tag, sorted(self.commits.tag_names())), maxlen=0)
+
+    def _check_tag(self, name: str) -> None:
+        try:
+            header = find_tagged(self.commits, name).header
+            self._named.add((header.branch, header.slot))
+        except UnsupportedFormatError as error:
+            self._add_error(error, error.path)
+        except (TxStoreError, OSError) as error:
+            self._add_error(error, names.tag_path(name), part="tag")
+
+    def _check_floors(self) -> None:
         floors = [names.floor_directory(branch) for branch in self.storage.list(names.FLOOR)]
         for path in sorted(path for floor in floors if names.belongs(floor) for path in self.commits.paths_in(floor)):
             try:
@@ -501,24 +524,35 @@ class Verifier:
     def _check_names(self) -> bool:
         """Tell what was left by others, and whether each directory is one: else nothing in it can be looked at."""
         directories = ["", *names.DIRECTORIES, names.BRANCHES, names.ERASED]
-        are_directories = True
-        for directory in directories:
-            try:
-                found = sorted(self.storage.list(directory))
-            except PermissionError:  # `.staging` is none of the business of who may only read
-                continue
-            except WrongFileTypeError as error:
-                self._add_error(error, directory)
-                are_directories = False
-                continue
-            for path in (f"{directory}/{name}" if directory else name for name in found):
-                if not names.belongs(path):
-                    self.report.strays.append(path)
-                elif directory == names.PACKS or (directory in ("commits", names.FLOOR) and path not in directories):
-                    directories.append(path)
-                elif directory == names.LOCKS:
-                    self._check_type(path)
+        known, are_directories = set(directories), True
+        while directories:
+            listed, below = zip(directories, self._each(self._names_in, directories), strict=True), []
+            for directory, found in listed:
+                if isinstance(found, WrongFileTypeError):
+                    self._add_error(found, directory)
+                    are_directories = False
+                    continue
+                for path in (f"{directory}/{name}" if directory else name for name in found):
+                    if not names.belongs(path):
+                        self.report.strays.append(path)
+                    elif directory == names.PACKS or (directory in ("commits", names.FLOOR) and path not in known):
+                        below.append(path)
+                    elif directory == names.LOCKS:
+                        self._check_type(path)
+            directories = below
         return are_directories
+
+    def _names_in(self, directory: str) -> list[str] | WrongFileTypeError:
+        try:
+            return sorted(self.storage.list(directory))
+        except PermissionError:  # `.staging` is none of the business of who may only read
+            return []
+        except WrongFileTypeError as error:
+            return error
+
+    def _each(self, check: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
+        """Yield what checks return that make requests: far away, in parallel."""
+        return in_parallel(check, arguments) if self.storage.is_remote else map(check, arguments)
 
     def _check_type(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -543,6 +577,10 @@ class Verifier:
         if fault not in self._told:  # a damaged head is met twice
             self._told.add(fault)
             self.report.faults.append(fault)
+
+
+def _call(check: Callable[[], None]) -> None:
+    check()
 
 
 def check_sources(storage: Storage, sources: Sources) -> list[Fault]:

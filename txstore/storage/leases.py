@@ -3,7 +3,8 @@
 A lease is an object beside what it is about. Whoever holds it renews it every `BEAT` seconds. After `TERM` seconds
 without, by the server's clock (I10), others take its holder for dead, and one of them may take its place; what it has
 stored is deleted after `KEPT` seconds at the earliest. Whoever could not renew its own for half as long is told that it
-has lost it.
+has lost it. A lease says so when what it is about may be referred to by a commit: only who looks through all that is
+kept may delete that.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ from txstore.storage.objects.interface import ObjectStore
 BEAT, TERM, KEPT = 3.0, 30.0, 3600.0
 
 _SUFFIX = names.LEASE
+_PLAIN, _COMMITTING = 32, b" committing"  # the length of a lease; and what stands behind it then
+
+
+def is_plain(length: int) -> bool:
+    """Tell from the length of a lease whether no commit refers yet to what it is about."""
+    return length == _PLAIN
 
 
 class Leases:
@@ -63,14 +70,18 @@ class Leases:
         renewed = self._renewals([path]).get(path)
         return None if renewed is None else max(0.0, self._objects.now() - renewed)
 
+    def holds(self, leased: str) -> bool:
+        """Tell whether this process holds a path."""
+        with self._lock:
+            return any(lease.leased == leased for lease in self._held)
+
     def may_go(self, path: str, leased: str) -> bool:
         """Tell whether an object is to be taken for abandoned: it and the lease on it were written long ago.
 
         Never what this process holds, nor where the server does not say when it was written.
         """
-        with self._lock:
-            if any(lease.leased == leased for lease in self._held):
-                return False
+        if self.holds(leased):
+            return False
         written = self._written([path, leased + _SUFFIX]).values()
         return bool(written) and self._objects.now() - max(written) > KEPT
 
@@ -196,6 +207,16 @@ class Lease:
             if not self._is_closed and began - self._renewed <= KEPT / 2:
                 self._objects.put(self._path, [self._content])
                 self._renewed = began
+
+    def say_committing(self) -> None:
+        """Say that a commit may refer to what was stored. Raises `OSError`."""
+        with self._closing:
+            if self._is_closed or self._content.endswith(_COMMITTING):
+                return
+            self.check()
+            began, content = _now(), self._content + _COMMITTING
+            self._objects.put(self._path, [content])
+            self._content, self._renewed = content, began
 
     def check(self) -> None:
         """Raise `OSError` if the lease was not renewed for so long that others may delete what it is about."""

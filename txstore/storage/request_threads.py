@@ -16,6 +16,8 @@ S = TypeVar("S")
 
 #: So many requests of one process are under way at once: more than zarr asks for at a time.
 THREADS = 64
+#: So many are for whoever goes through much: short ones, of which the wait is the cost.
+IN_ADVANCE = 128
 #: So many single requests, which wait for nothing else, are under way for those who ask for many at once.
 REQUESTS = 64
 
@@ -46,16 +48,16 @@ def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[
 
 
 #: So many calls are under way at first, for whoever looks at a few results only, and so many more with each of them.
-_FIRST = 4
+_FIRST = 16
 
 
-def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int) -> Generator[T]:
+def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int, *, first: int = _FIRST) -> Generator[T]:
     """Yield the results of calls in the order of their arguments, while the next ones, `most` of them, are under way.
 
     They are called in the context of the caller. A call must not use this itself.
     """
     pending: deque[Future[T]] = deque()
-    under_way, taken = min(_FIRST, most), 0
+    under_way, taken = min(first, most), 0
 
     def call(argument: S) -> T:
         return function(argument)
@@ -64,7 +66,7 @@ def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int) ->
         for argument in arguments:
             try:
                 context = contextvars.copy_context()
-                pending.append(executor("in advance", THREADS).submit(context.run, call, argument))
+                pending.append(executor("in advance", IN_ADVANCE).submit(context.run, call, argument))
             except RuntimeError:  # the interpreter ends, and starts no more threads
                 while pending:
                     yield pending.popleft().result()
@@ -72,12 +74,20 @@ def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int) ->
             if len(pending) > under_way:
                 yield pending.popleft().result()
                 taken += 1
-                under_way = min(most, _FIRST * (1 + taken))
+                under_way = min(most, first * (1 + taken))
         while pending:
             yield pending.popleft().result()
     finally:
         for each in pending:
             each.cancel()
+
+
+def in_background(request: Callable[[S], T], argument: S) -> Callable[[], T]:
+    """Begin a single request, which waits for nothing else; return what returns its answer, or raises its error."""
+    try:
+        return executor("single request", REQUESTS).submit(request, argument).result
+    except RuntimeError:  # the interpreter ends, and starts no more threads
+        return partial(request, argument)
 
 
 def each_in_thread(request: Callable[[S], T], arguments: Sequence[S]) -> Iterator[T]:

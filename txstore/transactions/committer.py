@@ -27,6 +27,7 @@ from txstore.transactions.grafts import HeldSources
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.merges import Merges
 from txstore.transactions.outcome import CommitOutcome
+from txstore.transactions.reclaim import look_by_the_way
 from txstore.transactions.staging import Peek, Staging
 
 #: So many paths are remembered at which there is no node.
@@ -131,6 +132,8 @@ class Committer:
 
         # 3. Every now and then, runs of the head are merged: as much as is little beside what this commit brings.
         self._append_merged_run(self.head)
+
+        look_by_the_way(self.commits, is_large=bool(self.packs))
 
         # 4. All that is large is made durable. Then this plan catches up and says what the header holds (`contents`),
         #    once for each slot that is tried, until the file takes one.

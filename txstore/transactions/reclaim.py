@@ -2,18 +2,32 @@
 
 A staged file is held by its writer for as long as that lives (see `storage`), and the record of a shared transaction by
 its owner. What has a name outlives them all, and stays.
+
+On an object store, large transactions are uploaded to `packs/`, where commits refer to them. A vacuum looks through all
+that is kept, and deletes what nothing refers to. What was never about to be committed, nothing can refer to: that goes
+without it, whoever finds it first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import posixpath
+import threading
+import time
+from collections.abc import Sequence
 
-from txstore.format import names
+from txstore.format import names, packfile
 from txstore.format.encoding import MalformedError
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
+from txstore.history.remote_commits import RemoteCommits
+from txstore.storage import leases
 from txstore.storage.interface import Storage
+from txstore.storage.objects.interface import Object
+
+#: Seconds from when a process has opened a repository on an object store until it looks for what the dead have
+#: uploaded, unless it uploads much itself: then it looks at once. And until it looks again.
+FIRST_LOOK, NEXT_LOOK = 30.0, 600.0
 
 
 def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
@@ -76,3 +90,95 @@ def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) ->
             except MalformedError:
                 return False  # its owner died before it was written
     return if_gone
+
+
+# --- what was uploaded
+
+
+def look_by_the_way(commits: Commits, *, is_large: bool) -> None:
+    """Delete what dead processes have uploaded, in the background: a request that nobody waits for, now and then.
+
+    `is_large`: the caller uploads so much itself that one more request is nothing.
+    """
+    if not isinstance(commits, RemoteCommits):
+        return
+    now = time.monotonic()
+    if commits.looked_at is None:
+        is_due = is_large or now - commits.opened_at >= FIRST_LOOK
+    else:
+        is_due = now - commits.looked_at >= NEXT_LOOK
+    if not is_due:
+        return
+    commits.looked_at = now
+
+    def look() -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # this serves tidiness; a later writer tries again
+            reclaim_uploads(commits)
+
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending, or there can be no more threads
+        threading.Thread(target=look, name="txstore reclaim", daemon=True).start()
+
+
+def reclaim_uploads(commits: RemoteCommits) -> list[str]:
+    """Delete what dead processes have uploaded that no commit can refer to; return the paths. Raises `OSError`.
+
+    All that tells of a transaction was written longer ago than any of its processes goes on for without renewing its
+    lease, by the server's clock; what tells of the commit, which comes first, is not there.
+    """
+    objects = commits.storage.objects
+    deleted: list[str] = []
+    staged: dict[bytes, list[Object]] = {}
+    for each in objects.list(names.STAGING):
+        transaction = _transaction_of(each.name)
+        if transaction is not None:
+            staged.setdefault(transaction, []).append(each)
+    if not staged:
+        return deleted
+    now = objects.now()
+    for transaction, files in staged.items():
+        if not _are_old(files, now) or not _is_never_committed(commits, transaction, files):
+            continue
+        directory = names.data_pack_directory(transaction)
+        found = [each for each in objects.list(directory) if _is_pack_of(transaction, directory, each.name)]
+        if found and _are_old(found, now):
+            paths = [f"{directory}/{each.name}" for each in found]
+            # These first: what is left of them when this is interrupted is found by what is below `.staging/`.
+            for group in (paths, [f"{names.STAGING}/{each.name}" for each in files]):
+                for first in range(0, len(group), commits.storage.deleted_together):
+                    objects.delete(group[first : first + commits.storage.deleted_together])
+            deleted += paths
+    return deleted
+
+
+def _transaction_of(file: str) -> bytes | None:
+    """Return the transaction that a file of `.staging/` is of: a staged pack, a record, or a lease on one of them."""
+    leased = file.removesuffix(names.LEASE)
+    staged = names.parse_staging(leased)
+    return staged[0] if staged is not None else names.parse_record(file) or names.parse_leased_record(leased)
+
+
+def _is_pack_of(transaction: bytes, directory: str, name: str) -> bool:
+    pack_id = names.parse_data_pack(posixpath.basename(directory), name)
+    return pack_id is not None and packfile.packs_begin(pack_id) == packfile.packs_begin(transaction)
+
+
+def _are_old(found: Sequence[Object], now: float) -> bool:
+    return all(each.modified is not None and now - each.modified > leases.KEPT for each in found)
+
+
+def _is_never_committed(commits: RemoteCommits, transaction: bytes, files: Sequence[Object]) -> bool:
+    """Tell whether nobody has begun to commit a transaction, or is about to: it has no name, under which to go on."""
+    storage = commits.storage
+    path, record = names.staging_path(transaction, 0), names.open_path(transaction)
+    sizes = {f"{names.STAGING}/{each.name}": each.size for each in files}
+    if names.sealed_path(transaction) in sizes:
+        return False
+    if record not in sizes:  # one process alone: its lease says when it begins to commit
+        is_plain = leases.is_plain(sizes.get(path + names.LEASE, 0))
+        return sizes.keys() == {path, path + names.LEASE} and is_plain and not storage.leases.holds(path)
+    if storage.leases.holds(f"{names.STAGING}/{transaction.hex()}"):
+        return False
+    try:  # it is sealed before it is committed
+        return TransactionRecord.decode(storage.read(record)).name is None
+    except (FileNotFoundError, MalformedError):
+        return False

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,23 @@ def ids(repo: txstore.Repository) -> list[str]:
     return [commit.id for commit in repo.log()]
 
 
+def ended(crowd: list[Committer]) -> list[Any]:
+    """Let them sync again, whoever has the turn, until all have told how their commits ended."""
+    told = []
+    under_way = {each.pipe: each for each in crowd}
+    while under_way:
+        ready = wait(list(under_way), TIMEOUT)
+        assert ready
+        for pipe in ready:
+            committer = under_way[pipe]
+            if (answer := committer.hear()) == "syncs":
+                committer.synced()
+            else:
+                told.append(answer)
+                del under_way[committer.pipe]
+    return told
+
+
 def whole(repo: txstore.Repository, *keys: str) -> None:
     assert set(repo.mapping()) == {"first", *keys}
     assert repo.verify().faults == []
@@ -146,11 +163,7 @@ def test_one_in_line_does_not_arrive(repo: txstore.Repository, begin: Begin, who
         assert issubclass(lost.hear()[0], OSError)
     for each in crowd:
         each.synced()
-    made = []
-    for each in crowd:
-        while (answer := each.hear()) == "syncs":  # again, behind another one
-            each.synced()
-        made.append(answer)
+    made = ended(crowd)
     assert sorted(ids(repo)[:-1]) == sorted(made)
     whole(repo, *{"0", "1", "2"} - {str(who)})
 

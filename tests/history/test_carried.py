@@ -1,0 +1,207 @@
+"""A log far away: commits tell of those before them, so it takes few requests. Each is checked by a hash."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import txstore
+from txstore.format import carried, commitfile, names
+from txstore.format.encoding import MalformedError
+from txstore.history.commit import Stored
+from txstore.storage import pack_cache
+from txstore.storage.objects import client
+
+COMMITS = 75
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    found: Counter[str] = Counter()
+    send = client.ObjectClient._request
+
+    def counted(self: Any, path: str, request: Callable[[Any], Any]) -> Any:
+        found[path] += 1
+        return send(self, path, request)
+
+    monkeypatch.setattr(client.ObjectClient, "_request", counted)
+    return found
+
+
+def made(count: int = COMMITS, message: str = "") -> str:
+    url = f"memory://{uuid.uuid4().hex}"
+    repo = txstore.Repository(url)
+    for number in range(count):
+        commit(repo, f"{number}{message}")
+    return url
+
+
+def commit(repo: txstore.Repository, message: str, branch: str = "main") -> None:
+    with repo.begin(branch=branch, message=message) as mapping:
+        mapping["x/c/0"] = message[:20].encode()
+
+
+def opened(url: str) -> txstore.Repository:
+    """Open a repository as in a process that has read nothing."""
+    pack_cache._shared._empty()
+    return txstore.Repository(url)
+
+
+def messages(repo: txstore.Repository, branch: str = "main") -> list[str]:
+    return [each.message for each in repo.log(branch)]
+
+
+def test_a_log_takes_few_requests(requests: Counter[str]) -> None:
+    url = made()
+    repo = opened(url)
+    requests.clear()
+    assert messages(repo) == [str(number) for number in reversed(range(COMMITS))]
+    assert requests.total() <= 4 + 1 + COMMITS // carried.GROUP
+    # What is told is what is there.
+    whole = list(repo.engine.commits.ancestors(repo.engine.commits.head()))
+    told = list(repo.engine.commits.ancestors(repo.engine.commits.head(), as_told=True))
+    assert told == whole
+    assert len(told) == COMMITS
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 11, 12, 17, 40, 100])
+def test_a_limit(requests: Counter[str], limit: int) -> None:
+    url = made()
+    repo = opened(url)
+    requests.clear()
+    found = [each.slot for each in repo.log(limit=limit)]
+    assert found == list(range(COMMITS - 1, max(-1, COMMITS - 1 - limit), -1))
+    assert requests.total() <= 5 + -(-limit // carried.GROUP)
+
+
+def test_by_processes_that_take_turns(requests: Counter[str]) -> None:
+    url = made(1)
+    repos = [txstore.Repository(url) for _ in range(3)]
+    for number in range(1, 60):
+        commit(repos[number % 3], f"{number}")
+    repo = opened(url)
+    requests.clear()
+    assert len(repo.log()) == 60
+    assert requests.total() <= 10
+
+
+def test_without_what_is_carried_the_files_are_read(requests: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ends of commits were not at hand when others followed, or nobody has carried anything."""
+    url = f"memory://{uuid.uuid4().hex}"
+    repo = txstore.Repository(url)
+    for number in range(COMMITS):
+        if number % 5 == 0:
+            pack_cache._shared._empty()
+        commit(repo, f"{number}")
+    assert messages(opened(url)) == [str(number) for number in reversed(range(COMMITS))]
+    for slot in range(COMMITS):
+        stored = repo.engine.commits.read("main", slot)
+        assert stored is not None
+    pack_cache._shared.limit, limit = 0, pack_cache._shared.limit
+    try:
+        assert messages(txstore.Repository(url)) == [str(number) for number in reversed(range(COMMITS))]
+    finally:
+        pack_cache._shared.limit = limit
+
+
+def test_long_messages_are_carried_as_far_as_there_is_room() -> None:
+    url = made(20, message=" and so on" * 200)
+    objects = txstore.Repository(url).engine.storage.objects
+    sizes = [each.size for each in objects.list(names.commits_directory("main"))]
+    assert max(sizes) < 2 * carried.MOST
+    assert len(messages(opened(url))) == 20
+
+
+def test_branches(requests: Counter[str]) -> None:
+    url = made(40)
+    repo = txstore.Repository(url)
+    repo.branches["dev"] = 20
+    for number in range(30):
+        commit(repo, f"dev {number}", "dev")
+    expected = [f"dev {number}" for number in reversed(range(30))] + [str(number) for number in reversed(range(21))]
+    assert messages(opened(url), "dev") == expected
+    repo = opened(url)
+    requests.clear()
+    assert len(repo.log("dev")) == 51
+    assert requests.total() <= 16
+
+
+def test_below_the_floor_nothing_is_told() -> None:
+    url = made()
+    repo = txstore.Repository(url)
+    repo.vacuum(keep=30)
+    commit(repo, "after")
+    found = [each.slot for each in opened(url).log()]
+    assert found == list(range(COMMITS + 1, COMMITS - 31, -1))
+    repo.vacuum(keep=3)
+    assert [each.slot for each in opened(url).log()] == list(range(COMMITS + 2, COMMITS - 2, -1))
+    assert repo.verify().ok
+
+
+@pytest.mark.parametrize("at", [0, 5, 40, -5])
+def test_what_is_damaged_is_not_believed(requests: Counter[str], at: int) -> None:
+    """One byte of what a commit carries has changed: its log is read from the files, and `verify` tells."""
+    url = made()
+    repo = txstore.Repository(url)
+    slot = 3 * carried.GROUP - 1
+    stored = repo.engine.commits.read("main", slot)
+    section = carries(stored)
+    objects = repo.engine.storage.objects
+    content = bytearray(objects.get(stored.path))
+    content[section.offset + at % section.length] ^= 1
+    objects.put(stored.path, [bytes(content)])
+    assert messages(opened(url)) == [str(number) for number in reversed(range(COMMITS))]
+    [fault] = opened(url).verify().faults
+    assert (fault.path, fault.part) == (stored.path, "carried")
+    assert opened(url).verify(repair=True).ok
+    assert opened(url).verify().ok
+    requests.clear()
+    assert len(opened(url).log()) == COMMITS
+    assert requests.total() <= 5 + COMMITS // carried.GROUP
+
+
+def test_what_another_history_carries_is_not_believed() -> None:
+    """Its checksums are right, and it is well-formed: the hashes are those of other commits."""
+    url, other = made(), made()
+    slot = 2 * carried.GROUP - 1
+    stored = txstore.Repository(url).engine.commits.read("main", slot)
+    theirs = txstore.Repository(other).engine.commits.read("main", slot)
+    objects, others = (txstore.Repository(each).engine.storage.objects for each in (url, other))
+    ours, foreign = carries(stored), carries(theirs)
+    assert ours.length == foreign.length
+    content = bytearray(objects.get(stored.path))
+    content[ours.offset : ours.offset + ours.length] = others.get_range(theirs.path, foreign.offset, foreign.length)
+    objects.put(stored.path, [bytes(content)])
+    repo = opened(url)
+    ids = [each.id for each in repo.log()]
+    assert ids == [stored.header.id.hex() for stored in repo.engine.commits.ancestors(repo.engine.commits.head())]
+
+
+def carries(stored: Stored | None) -> commitfile.Section:
+    assert stored is not None
+    return next(each for each in stored.header.sections if each.kind == commitfile.SECTION_CARRIED)
+
+
+def test_local_commits_carry_nothing(repo: txstore.Repository) -> None:
+    for number in range(3):
+        commit(repo, f"{number}")
+    stored = repo.engine.commits.read("main", 2)
+    assert stored is not None
+    assert [each.kind for each in stored.header.sections] == [commitfile.SECTION_RUN] * len(stored.header.sections)
+
+
+def test_bytes() -> None:
+    header, footer = b"header", bytes(commitfile.FOOTER_SIZE)
+    one = carried.carry(header, footer, b"")
+    assert len(one) == 4 + 4 + len(header) + commitfile.FOOTER_SIZE + 4
+    two = carried.carry(b"another", footer, one)
+    assert [each[0] for each in carried._entries(two)] == [b"another", header]
+    assert carried.carry(b"another", footer, one[:-1]) == carried.carry(b"another", footer, b"")
+    assert carried.carry(bytes(carried.MOST), footer, one) == b""
+    for cut in range(len(two)):
+        with pytest.raises(MalformedError):
+            list(carried._entries(two[:cut]))
