@@ -378,7 +378,11 @@ class RemoteCommits(Commits):
         """Return the hint, and the end of the commit's file that stands behind it."""
         expected, self._expected = self._expected, None
         if branch == MAIN and expected is not None and expected.is_fresh:
-            content = expected.content.result()
+            try:
+                content = expected.content.result()
+            finally:
+                # Else an error, this frame and all that have called it would hold one another, and a commit's snapshot.
+                del expected
         else:
             content = self.storage.objects.get(names.hint_path(branch))
         return Hint.decode(content[:HINT_SIZE]), content[HINT_SIZE:]
