@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -218,7 +220,8 @@ def test_all_die_when_the_train_is_decided(url, meet, impatient, monkeypatch):
     meet(url, CREW)
 
     def dies(*_: Any) -> None:
-        raise Killed
+        if is_taken(url, 1):
+            raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr(Trains, "_follow", dies)
@@ -233,11 +236,98 @@ def test_all_die_when_the_train_is_decided(url, meet, impatient, monkeypatch):
     assert messages(url)[-1] == "next"
 
 
+def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
+    """Else nobody could read the head when all those have died whose commits lie in the gap, and know of it."""
+    later = staged(url, "later")
+    commits = later._commits
+    meet(url, CREW)
+
+    def dies(*_: Any) -> None:
+        if is_taken(url, 1):
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trains, "_follow", dies)
+        patched.setattr(Trains, "_await", dies)
+        commit_together(crew(url))
+    train = commits._trains.read("main", 1)
+    assert [is_taken(url, slot) for slot in range(1, CREW + 1)] == [True] + [False] * (CREW - 1)
+    # It has seen what was decided, goes on behind that, and dies when it has the slot.
+    commits._newest["main"], commits._looks["main"] = train[0].stored, remote_commits._Look.now()
+    commits.decided(train)
+    monkeypatch.setattr(Trains, "_follow", lambda *_: dies())
+    assert [each.result() for each in commit_together([later])] == [None]
+    assert all(is_taken(url, slot) for slot in range(CREW + 2))
+    monkeypatch.undo()
+    assert messages(url)[-1] == "later"
+
+
+def test_what_is_kept_and_hinted_of_a_commit_is_the_file_as_it_was_made(url, meet, monkeypatch):
+    hinted = list[tuple[str, bytes]]()
+    monkeypatch.setattr(
+        remote_commits._HintWriter, "offer", lambda self, stored, tail: hinted.append((stored.path, tail))
+    )
+    meet(url, CREW)
+    transactions = crew(url)
+    commit_together(transactions)
+    objects = txstore.Repository(url).engine.storage.objects
+    assert sorted(path for path, _ in hinted) == [names.commit_path("main", slot) for slot in range(1, CREW + 1)]
+    for path, tail in hinted:
+        assert objects.get(path).endswith(tail)
+
+
+@pytest.mark.parametrize("how", ["interrupted", "unanswered"])
+def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_offer_back(url, monkeypatch, how):
+    """Never that nothing was committed: whoever leads may have read the offer."""
+    transaction = staged(url, "gives up")
+    leader = Trains._lead
+    error = KeyboardInterrupt() if how == "interrupted" else TimeoutError("no answer")
+
+    def gives_up(*_: Any) -> None:
+        assert offers(url, 1) == 1
+        raise error
+
+    monkeypatch.setattr(Trains, "_lead", gives_up)
+    with pytest.raises(KeyboardInterrupt if how == "interrupted" else txstore.CommitUnknownError):
+        transaction.commit()
+    assert transaction.state == "of unknown outcome"
+    assert offers(url, 1) == 0
+    monkeypatch.setattr(Trains, "_lead", leader)
+    staged(url, "again", "another/c/0").commit()
+    assert messages(url) == ["first", "again"]
+
+
+def test_a_train_of_those_who_have_slept_is_not_taken_for_history(far, meet, monkeypatch):
+    """All were asleep while others committed and a vacuum freed the slots: what follows there is of the train itself."""
+    url = f"memory://{uuid.uuid4().hex}"
+    with txstore.Repository(url).begin("first") as mapping:
+        mapping["a"] = b"0"
+    slept = [staged(url, f"slept {number}") for number in range(CREW)]
+    slots, floor = 3, 3  # so the last of the train want slots that are not free, and above the floor
+    awake = txstore.Repository(url)
+    for number in range(slots):
+        with awake.begin(f"awake {number}") as mapping:
+            mapping["a"] = b"%d" % number
+    del mapping
+    gc.collect()
+    for slot in range(floor):
+        awake.engine.storage.objects.delete([names.commit_path("main", slot)])
+    for each in slept:  # it has looked right before the others have
+        each._commits._looks["main"] = remote_commits._Look(time.monotonic() - 60, time.time() - 60)
+        monkeypatch.setattr(each._commits, "head_to_follow", lambda branch, c=each._commits: c._newest[branch])
+        monkeypatch.setattr(each._commits, "floor", lambda branch: floor)
+    meet(url, CREW)
+    found = commit_together(slept)
+    for each in found:
+        assert isinstance(each.exception(), txstore.SnapshotExpiredError | txstore.CommitUnknownError), each.result()
+
+
 def test_who_may_only_read_comes_to_what_is_in_its_place(url, meet, impatient, monkeypatch):
     meet(url, CREW)
 
     def dies(*_: Any) -> None:
-        raise Killed
+        if is_taken(url, 1):
+            raise Killed
 
     def refuses(*_: Any) -> None:
         raise PermissionError("read-only")

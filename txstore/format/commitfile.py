@@ -168,6 +168,11 @@ class Header:
         return PackName(self.id, self.branch, self.slot)
 
     @property
+    def decided_in(self) -> int:
+        """The slot whose file has decided this commit: its own, but in a train."""
+        return self.slot if self.train is None else self.slot - self.train.place
+
+    @property
     def synced(self) -> bool:
         return not self.optional & FEATURE_NOT_SYNCED
 

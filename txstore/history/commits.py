@@ -314,7 +314,7 @@ class Commits:
 
     def is_passed(self, stored: Stored) -> bool:
         """Tell whether a commit that was just made may have taken a slot that a vacuum had freed (I10)."""
-        return self.is_below_floor(stored.header.branch, stored.header.slot)
+        return self.is_below_floor(stored.header.branch, stored.header.decided_in)
 
     def let_stand(self, paths: Collection[str]) -> None:
         """Wait, before files are deleted, until nobody can take them for slots that were never taken (I10)."""

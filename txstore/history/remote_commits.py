@@ -127,6 +127,7 @@ class RemoteCommits(Commits):
         self._led: dict[str, int] = {}
         # Of each branch, what was decided behind the head, and is not known to be in its place.
         self._loose: dict[str, list[Member]] = {}
+        self._loose_lock = processes.new_lock()
         self._trains = Trains(self, storage.objects)
         self._can_list_on = True
         self._has_lost = False  # a slot, by whoever is about to commit
@@ -277,24 +278,26 @@ class RemoteCommits(Commits):
         return Member(super().decode(path, branch, slot, content, len(content)), content)
 
     def decided(self, found: Sequence[Member]) -> None:
-        for each in found:
-            branch = each.stored.header.branch
-            loose, newest = self._loose.setdefault(branch, []), self._newest.get(branch)
-            last = loose[-1].stored if loose else newest
-            if last is None or each.stored.header.slot > last.header.slot:
-                loose.append(each)
-                self.storage.cache.keep(each.stored.header.id, 0, each.content)
+        with self._loose_lock:
+            for each in found:
+                branch = each.stored.header.branch
+                loose, newest = self._loose.setdefault(branch, []), self._newest.get(branch)
+                last = loose[-1].stored if loose else newest
+                if last is None or each.stored.header.slot > last.header.slot:
+                    loose.append(each)
+                    self.storage.cache.keep(each.stored.header.id, 0, each.content)
 
     def missing(self, branch: str, upto: int, there: Collection[int]) -> list[Member]:
-        loose, newest = self._loose.get(branch, []), self._newest.get(branch)
-        while loose and (
-            loose[0].stored.header.slot in there or (newest and loose[0].stored.header.slot <= newest.header.slot)
-        ):
-            placed = loose.pop(0).stored
-            if newest is None or placed.header.slot > newest.header.slot:
-                newest = self._newest[branch] = placed
-        slots = [(each.stored.header.slot, each) for each in loose]
-        return [each for slot, each in slots if slot <= upto and slot not in there]
+        with self._loose_lock:  # else, of two threads that look at the first, one would take the second off
+            loose, newest = self._loose.get(branch, []), self._newest.get(branch)
+            while loose and (
+                loose[0].stored.header.slot in there or (newest and loose[0].stored.header.slot <= newest.header.slot)
+            ):
+                placed = loose.pop(0).stored
+                if newest is None or placed.header.slot > newest.header.slot:
+                    newest = self._newest[branch] = placed
+            slots = [(each.stored.header.slot, each) for each in loose]
+            return [each for slot, each in slots if slot <= upto and slot not in there]
 
     def first_unseen(self, branch: str) -> int:
         newest = self._newest.get(branch)
@@ -464,11 +467,11 @@ class RemoteCommits(Commits):
         if joins and self._can_list_on and stored.header.fork is None and self._is_contended.get(branch, False):
             is_led = self._led.get(branch) == stored.header.slot
             made = self._trains.commit(content, stored, is_led=is_led)
-            self._is_contended[branch] = made is None or made.header.train is not None
+            self._is_contended[branch] = made is None or made.stored.header.train is not None
             self._has_looked(branch, began, look)
             if made is None:
                 raise SlotTakenError
-            stored = made
+            stored, content = made  # the file as it is now: with others' commits, or behind them
         else:
             if self._loose.get(branch):
                 self._trains.wait_for(branch, stored.header.slot - 1)

@@ -270,7 +270,7 @@ class Trains:
         self._objects = objects
         self._last: dict[str, int] = {}  # by branch: the last slot that was fought for, whose offers may lie about
 
-    def commit(self, content: bytes, mine: Stored, *, is_led: bool) -> Stored | None:
+    def commit(self, content: bytes, mine: Stored, *, is_led: bool) -> Member | None:
         """Make a commit together with others; return it as it was made, None if its slot is another's.
 
         Raises `CommitUnknownError`; any other `OSError` says that nothing was made.
@@ -293,9 +293,11 @@ class Trains:
                 else:
                     time.sleep(trip * random.uniform(0.3, 1.0))
             return self._settle(mine, listed, trip)
-        except CommitUnknownError:
+        except KeyboardInterrupt:
+            self._withdraw(mine)
             raise
         except (OSError, CorruptionError) as error:
+            self._withdraw(mine)
             # I3: the offer may be in a train that this process has not seen.
             reason = f"it was offered to whoever takes slot {slot}, and what came of it can't be read ({error})"
             raise CommitUnknownError(header.id.hex(), reason=reason) from error
@@ -320,11 +322,22 @@ class Trains:
 
         requests: list[Callable[[], OSError | bool | None]] = [offer] if is_led else [offer, lead]
         refused, *leads = each_in_thread(_call, requests)
-        if isinstance(refused, PermissionError) and not was_unanswered(refused):
-            raise refused
+        try:
+            if isinstance(refused, PermissionError) and not was_unanswered(refused):
+                raise refused
+        finally:
+            del refused  # else it and this frame, with all that have called it, would hold one another
         return leads == [True]  # an offer whose answer was lost may be there: its slot will say
 
-    def _lead(self, content: bytes, mine: Stored, trip: float) -> Stored | None:
+    def _withdraw(self, mine: Stored) -> None:
+        """Take back what was offered: who is told that nothing is known may do the work again, and soon.
+
+        A leader that has read the offer may put it into a train all the same.
+        """
+        with contextlib.suppress(OSError):
+            self._objects.delete([names.offer_path(mine.header.branch, mine.header.slot, mine.header.id)])
+
+    def _lead(self, content: bytes, mine: Stored, trip: float) -> Member | None:
         """Take the slot for all; None if another has it."""
         branch, slot = mine.header.branch, mine.header.slot
         low = min(self._line.first_unseen(branch), self._last.get(branch, slot))
@@ -339,6 +352,8 @@ class Trains:
             if {who for at, who in listed.offers if at < slot} <= offered:
                 break
             time.sleep(trip * 0.5)
+        # T5: else, if all died now, there would be a gap below.
+        self._await(branch, slot - 1, listed.slots.keys(), trip)
         own = listed.offers.get((slot, mine.header.id))
         wanted = [
             offer.name
@@ -360,8 +375,9 @@ class Trains:
         self._line.decided(train)
         there = self._follow(train) | listed.slots.keys() | {slot}
         self._await(branch, slot, there, trip)
-        executor("sweep", 2).submit(self._sweep, branch, slot, listed)
-        return leader
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            executor("sweep", 2).submit(self._sweep, branch, slot, listed)
+        return train[0]
 
     def _follow(self, train: Sequence[Member]) -> set[int]:
         """Put what follows a leader in its place; return what is there then."""
@@ -375,7 +391,7 @@ class Trains:
             return self._objects.get(path)
         return None
 
-    def _settle(self, mine: Stored, listed: Listed, trip: float) -> Stored | None:
+    def _settle(self, mine: Stored, listed: Listed, trip: float) -> Member | None:
         """Read what has taken the slot, which says whether a commit was made."""
         branch, slot = mine.header.branch, mine.header.slot
         train = self.read(branch, slot)
@@ -384,11 +400,11 @@ class Trains:
         if train[0].stored.header.parent_id != mine.header.parent_id:
             raise CorruptionError(train[0].stored.path, reason="it does not follow the commit below it")
         self._line.decided(train)
-        made = next((each.stored for each in train if each.stored.header.id == mine.header.id), None)
+        made = next((each for each in train if each.stored.header.id == mine.header.id), None)
         if made is not None:
             # The answer to the one who leads may have been lost.
-            there = self._follow(train) if made is train[0].stored else set()
-            self._await(branch, made.header.slot, there | listed.slots.keys(), trip)
+            there = self._follow(train) if made is train[0] else set()
+            self._await(branch, made.stored.header.slot, there | listed.slots.keys(), trip)
         return made
 
     def read(self, branch: str, slot: int) -> list[Member]:
