@@ -147,7 +147,7 @@ def test_who_sleeps_before_it_takes_the_slot_looks_for_the_floor(url: str, monke
         commit(other, "a", b"%d" % number)
         other.optimize()
         other.vacuum(keep=1)
-    monkeypatch.setattr(remote_commits, "_TRUSTED", -1.0)
+    monkeypatch.setattr(remote_commits, "TRUSTED", -1.0)
     with pytest.raises(txstore.CommitUnknownError) as caught:
         transaction.commit()
     assert repo.resolve(caught.value.commit_id) is None
@@ -169,7 +169,7 @@ def test_a_vacuum_lets_commits_stand_as_long_as_looks_count(url: str, monkeypatc
     repo.vacuum(keep=1)
     waits = [each for each in slept if each > 1]
     assert len(waits) == 1
-    assert remote_commits._TRUSTED < waits[0] <= 11
+    assert remote_commits.TRUSTED < waits[0] <= 11
 
 
 def test_a_small_commit_does_not_look_for_the_floor(url: str, requests: list[str]) -> None:
@@ -240,7 +240,7 @@ def test_who_sleeps_and_loses_a_slot_below_one_that_was_freed(url: str, monkeypa
     other.tags["v1"] = 1
     other.optimize()
     other.vacuum(keep=1)
-    monkeypatch.setattr(remote_commits, "_TRUSTED", -1.0)
+    monkeypatch.setattr(remote_commits, "TRUSTED", -1.0)
     with pytest.raises(txstore.SnapshotExpiredError):
         transaction.commit()
     transaction.rollback()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import time
 import uuid
@@ -18,10 +17,11 @@ from tests.waiting import TIMEOUT, wait_until
 from txstore.format import names
 from txstore.format.commitfile import SECTION_TRAIN
 from txstore.history import remote_commits, trains
-from txstore.history.trains import Trains
+from txstore.history.trains import Look, Trains
 from txstore.storage.objects.client import ObjectClient
 
-CREW = 5
+CREW, AWAKE = 5, 3
+GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {"n": %d}}'
 
 
 class Killed(BaseException):
@@ -47,36 +47,36 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_commits, "_PATIENCE", 0.1)
 
 
-def staged(url: str, name: str, key: str | None = None, value: bytes | None = None) -> Any:
+def staged(url: str, name: str, key: str | None = None, value: bytes | None = None, *, branch: str = "main") -> Any:
     """Return a transaction of a process that knows that others commit, too."""
     repo = txstore.Repository(url)
-    transaction = repo.begin(name)
+    transaction = repo.begin(name, branch=branch)
     transaction[key or f"{name}/c/0"] = name.encode() if value is None else value
     commits: Any = repo.engine.commits
-    commits._is_contended["main"] = True
+    commits._is_contended[repo.engine.branch(branch)] = True
     return transaction
 
 
-def offers(url: str, slot: int) -> int:
+def offers(url: str, slot: int, branch: str = "main") -> int:
     objects = txstore.Repository(url).engine.storage.objects
-    listed = [names.parse_offer(each.name) for each in objects.list("commits/main")]
+    listed = [names.parse_offer(each.name) for each in objects.list(names.commits_directory(branch))]
     return sum(each is not None and each[0] == slot for each in listed)
 
 
-def is_taken(url: str, slot: int) -> bool:
-    return txstore.Repository(url).engine.storage.objects.exists(names.commit_path("main", slot))
+def is_taken(url: str, slot: int, branch: str = "main") -> bool:
+    return txstore.Repository(url).engine.storage.objects.exists(names.commit_path(branch, slot))
 
 
 @pytest.fixture
-def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
-    """Let whoever leads wait until so many have offered their commits."""
+def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let whoever leads wait for a slot until so many have offered their commits."""
 
-    def meet(url: str, number: int) -> None:
+    def meet(url: str, number: int, at: int = 1) -> None:
         real = Trains._lead
 
         def lead(self: Trains, content: bytes, mine: Any, trip: float) -> Any:
-            slot = mine.header.slot
-            wait_until(lambda: is_taken(url, slot) or slot > 1 or offers(url, slot) >= number)
+            slot, branch = mine.header.slot, mine.header.branch
+            wait_until(lambda: slot > at or is_taken(url, slot, branch) or offers(url, slot, branch) >= number)
             return real(self, content, mine, trip)
 
         monkeypatch.setattr(Trains, "_lead", lead)
@@ -253,7 +253,7 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
     train = commits._trains.read("main", 1)
     assert [is_taken(url, slot) for slot in range(1, CREW + 1)] == [True] + [False] * (CREW - 1)
     # It has seen what was decided, goes on behind that, and dies when it has the slot.
-    commits._newest["main"], commits._looks["main"] = train[0].stored, remote_commits._Look.now()
+    commits._newest["main"], commits._looks["main"] = train[0].stored, Look.now()
     commits.decided(train)
     monkeypatch.setattr(Trains, "_follow", lambda *_: dies())
     assert [each.result() for each in commit_together([later])] == [None]
@@ -291,35 +291,131 @@ def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_offer_back(url,
     with pytest.raises(KeyboardInterrupt if how == "interrupted" else txstore.CommitUnknownError):
         transaction.commit()
     assert transaction.state == "of unknown outcome"
-    assert offers(url, 1) == 0
+    wait_until(lambda: offers(url, 1) == 0)
     monkeypatch.setattr(Trains, "_lead", leader)
     staged(url, "again", "another/c/0").commit()
     assert messages(url) == ["first", "again"]
 
 
-def test_a_train_of_those_who_have_slept_is_not_taken_for_history(far, meet, monkeypatch):
-    """All were asleep while others committed and a vacuum freed the slots: what follows there is of the train itself."""
+@pytest.mark.parametrize("floor", [2, 3])
+def test_a_train_of_those_who_have_slept_is_not_taken_for_history(far, meet, impatient, monkeypatch, floor):
+    """While all were asleep, others committed and a vacuum freed slots. Nothing is put behind those that they made."""
     url = f"memory://{uuid.uuid4().hex}"
     with txstore.Repository(url).begin("first") as mapping:
         mapping["a"] = b"0"
-    slept = [staged(url, f"slept {number}") for number in range(CREW)]
-    slots, floor = 3, 3  # so the last of the train want slots that are not free, and above the floor
-    awake = txstore.Repository(url)
-    for number in range(slots):
-        with awake.begin(f"awake {number}") as mapping:
-            mapping["a"] = b"%d" % number
-    del mapping
-    gc.collect()
-    for slot in range(floor):
-        awake.engine.storage.objects.delete([names.commit_path("main", slot)])
-    for each in slept:  # it has looked right before the others have
-        each._commits._looks["main"] = remote_commits._Look(time.monotonic() - 60, time.time() - 60)
-        monkeypatch.setattr(each._commits, "head_to_follow", lambda branch, c=each._commits: c._newest[branch])
-        monkeypatch.setattr(each._commits, "floor", lambda branch: floor)
+    slept, awake, is_taken_by_them = crew(url), txstore.Repository(url), threading.Event()
+    monkeypatch.setattr(trains, "TRUSTED", -1.0)  # it was for long
+    for each in slept:
+        commits = each._commits
+        commits._looks["main"] = Look(time.monotonic() - 60, time.time() - 60)
+        monkeypatch.setattr(commits, "head_to_follow", lambda branch, commits=commits: commits._newest[branch])
+        monkeypatch.setattr(commits, "floor", lambda branch: floor)
+    fitting, look, check = trains.fitting, Trains._look, Trains._check_history
+
+    def falls_asleep(*arguments: Any) -> Any:
+        for number in range(AWAKE):
+            with awake.begin(f"awake {number}") as mapping:
+                mapping["a/zarr.json"] = GROUP % number  # it joins nobody
+        for slot in range(floor):
+            awake.engine.storage.objects.delete([names.commit_path("main", slot)])
+        return fitting(*arguments)
+
+    def looks_later(self: Trains, *arguments: Any) -> Any:
+        assert is_taken_by_them.wait(TIMEOUT)
+        return look(self, *arguments)
+
+    def check_later(self: Trains, *arguments: Any) -> Any:
+        is_taken_by_them.set()
+        return check(self, *arguments)
+
+    monkeypatch.setattr(trains, "fitting", falls_asleep)
+    monkeypatch.setattr(Trains, "_look", looks_later)
+    monkeypatch.setattr(Trains, "_check_history", check_later)
     meet(url, CREW)
     found = commit_together(slept)
+    assert file_of(url, 1).header.train == (0, CREW)
     for each in found:
         assert isinstance(each.exception(), txstore.SnapshotExpiredError | txstore.CommitUnknownError), each.result()
+    assert [is_taken(url, slot) for slot in range(CREW + 2)] == [
+        slot == 1 or floor <= slot <= AWAKE for slot in range(CREW + 2)
+    ]
+    assert awake.mapping()["a/zarr.json"] == GROUP % (AWAKE - 1)
+    for each in slept:
+        if each.state == "open":
+            each.rollback()
+
+
+def test_a_slot_that_is_free_below_others_was_freed(far, impatient):
+    """Who has slept and sees that does not put anything there: what became of the offer is not known."""
+    url = f"memory://{uuid.uuid4().hex}"
+    with txstore.Repository(url).begin("first") as mapping:
+        mapping["a"] = b"0"
+    transaction = staged(url, "slept")
+    for number in range(3):
+        with txstore.Repository(url).begin(f"awake {number}") as mapping:
+            mapping["a/zarr.json"] = GROUP % number
+    for slot in range(3):
+        transaction._commits.storage.objects.delete([names.commit_path("main", slot)])
+    with pytest.raises(txstore.CommitUnknownError):
+        transaction.commit()
+    assert [is_taken(url, slot) for slot in range(5)] == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_branch_is_deleted_beside_a_train(url, meet, monkeypatch, when):
+    """Whoever is told of its commit has made it before the branch was deleted."""
+    repo = txstore.Repository(url)
+    repo.branches["b"] = repo.head()
+    with repo.begin("of the branch", branch="b") as mapping:
+        mapping["b"] = b"0"
+    transactions = [staged(url, f"writer {number}", branch="b") for number in range(CREW)]
+    lock, left = threading.Lock(), [None]
+
+    def delete_once() -> None:
+        with lock:
+            if left:
+                left.pop()
+                del txstore.Repository(url).branches["b"]
+
+    fitting, follow = trains.fitting, Trains._follow
+    if when == "before":
+        monkeypatch.setattr(trains, "fitting", lambda *arguments: (delete_once(), fitting(*arguments))[1])
+    else:
+        monkeypatch.setattr(Trains, "_follow", lambda self, train: (delete_once(), follow(self, train))[1])
+    meet(url, CREW, 2)
+    found = commit_together(transactions)
+    for each in found:
+        assert isinstance(each.exception(), txstore.CommitNotFoundError | txstore.CommitUnknownError), each.result()
+    assert not left
+    for each in transactions:
+        if each.state == "open":
+            each.rollback()
+    assert "b" not in txstore.Repository(url).branches
+
+
+def test_a_branch_is_renamed_beside_a_train(url, meet, monkeypatch):
+    repo = txstore.Repository(url)
+    repo.branches["b"] = repo.head()
+    with repo.begin("of the branch", branch="b") as mapping:
+        mapping["b"] = b"0"
+    transactions = [staged(url, f"writer {number}", branch="b") for number in range(CREW)]
+    fitting, lock, left = trains.fitting, threading.Lock(), [None]
+
+    def rename(*arguments: Any) -> Any:
+        with lock:
+            if left:
+                left.pop()
+                txstore.Repository(url).branches.rename("b", "c")
+        return fitting(*arguments)
+
+    monkeypatch.setattr(trains, "fitting", rename)
+    meet(url, CREW, 2)
+    made = [each.result() for each in commit_together(transactions)]
+    assert not left
+    assert len({each.id for each in made}) == CREW
+    assert {each.message for each in txstore.Repository(url).log(branch="c")} == {
+        "first", "of the branch", *(f"writer {number}" for number in range(CREW))
+    }  # fmt: skip
 
 
 def test_who_may_only_read_comes_to_what_is_in_its_place(url, meet, impatient, monkeypatch):

@@ -640,9 +640,12 @@ class Commits:
             there = self._read_back(header, error)
             if there is None:
                 refused = self.not_taken(header, error)
-                if refused is error:
-                    raise
-                raise refused from error
+                try:
+                    if refused is error:
+                        raise
+                    raise refused from error
+                finally:
+                    del refused  # its traceback has this frame: they would hold one another, and all callers' pins
             if there.hash != stored.hash:
                 if there.has_parent_of(stored):
                     raise SlotTakenError from error

@@ -29,7 +29,7 @@ from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.identity import Identity
 from txstore.history.object_writer import ObjectWriter
-from txstore.history.trains import Listed, Member, Trains
+from txstore.history.trains import TRUSTED, Listed, Look, Member, Trains
 from txstore.storage.objects.errors import was_unanswered
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
@@ -46,9 +46,8 @@ _LISTED = 1000
 _GROUPS_FIRST = 8
 #: For so many seconds a head that was seen is followed without another look: the slot says whether it is still that.
 _STAYS = 1.0
-#: A vacuum deletes no commit until it has stood for so many seconds, by the server's clock. So a slot that was free so
-#: recently, by the committer's clock, is no slot that was freed (I10).
-_STANDS, _TRUSTED = 10.0, 5.0
+#: A vacuum deletes no commit until it has stood for so many seconds, by the server's clock: `TRUSTED` follows from that.
+_STANDS = 10.0
 #: A train this young, in seconds, means that others are about to commit.
 _RECENT = 2.0
 #: Seconds after which somebody else puts the commits of a train in their places.
@@ -57,22 +56,6 @@ _PATIENCE = 2.0
 _LOOKED_AT = 4
 #: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
 _LONGEST_PAUSE = 0.1
-
-
-class _Look(NamedTuple):
-    """When it was looked for the head of a branch."""
-
-    monotonic: float
-    wall: float
-
-    @classmethod
-    def now(cls) -> _Look:
-        return cls(time.monotonic(), time.time())
-
-    @property
-    def age(self) -> float:
-        """Seconds since then: one of the clocks may have stood still, or been set back."""
-        return max(time.monotonic() - self.monotonic, time.time() - self.wall)
 
 
 class _Expected(NamedTuple):
@@ -120,7 +103,7 @@ class RemoteCommits(Commits):
         self._hints = _HintWriter(self)
         # Of each branch, the commit last met in a listing, and its time there.
         self._listed: dict[str, tuple[bytes, float | None]] = {}
-        self._looks: dict[str, _Look] = {}  # of each branch, when it was last looked for its head
+        self._looks: dict[str, Look] = {}  # of each branch, when it was last looked for its head
         self._sure_of: bytes | None = None  # the last commit here, if it can't have taken a slot that was freed
         # Of each branch: whether others are about to commit, too; the slot that one of them is about to take for all.
         self._is_contended: dict[str, bool] = {}
@@ -155,7 +138,7 @@ class RemoteCommits(Commits):
         return last  # the server says whether the next slot is still free
 
     def head(self, branch: str = MAIN) -> Stored | None:
-        newest, look = self._newest.get(branch), _Look.now()
+        newest, look = self._newest.get(branch), Look.now()
         known = newest if newest is not None and newest.header.branch == branch else self._hinted(branch)
         found = self._look_above(branch, known) if known is not None else None
         if found is None:
@@ -380,14 +363,13 @@ class RemoteCommits(Commits):
     def _read_hint(self, branch: str) -> tuple[Hint, bytes]:
         """Return the hint, and the end of the commit's file that stands behind it."""
         expected, self._expected = self._expected, None
-        if branch == MAIN and expected is not None and expected.is_fresh:
-            try:
+        try:
+            if branch == MAIN and expected is not None and expected.is_fresh:
                 content = expected.content.result()
-            finally:
-                # Else an error, this frame and all that have called it would hold one another, and a commit's snapshot.
-                del expected
-        else:
-            content = self.storage.objects.get(names.hint_path(branch))
+            else:
+                content = self.storage.objects.get(names.hint_path(branch))
+        finally:
+            expected = None  # it has the error, whose traceback has this frame, and with it all callers and their pins
         return Hint.decode(content[:HINT_SIZE]), content[HINT_SIZE:]
 
     # --- what commits tell of those before them
@@ -463,10 +445,10 @@ class RemoteCommits(Commits):
 
     def take_slot(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
         branch, content = stored.header.branch, self.storage.read_staged(source)
-        look, began = self._looks.get(branch), _Look.now()
+        look, began = self._looks.get(branch), Look.now()
         if joins and self._can_list_on and stored.header.fork is None and self._is_contended.get(branch, False):
             is_led = self._led.get(branch) == stored.header.slot
-            made = self._trains.commit(content, stored, is_led=is_led)
+            made = self._trains.commit(content, stored, look, is_led=is_led)
             self._is_contended[branch] = made is None or made.stored.header.train is not None
             self._has_looked(branch, began, look)
             if made is None:
@@ -478,7 +460,7 @@ class RemoteCommits(Commits):
             super().take_slot(source, stored)
             self._has_looked(branch, began, look)
         self._has_lost = False
-        is_sure = self.storage.objects.is_remote and look is not None and look.age < _TRUSTED
+        is_sure = self.storage.objects.is_remote and look is not None and look.age < TRUSTED
         self._sure_of = stored.header.id if is_sure else None
         self.storage.forget_staged(source)  # it is still there if the answer was lost
         self._keep(stored, content[-_TAIL:])
@@ -496,7 +478,7 @@ class RemoteCommits(Commits):
         self._has_lost = True
         if asked is not None and not self._can_list_on:  # those who have met at a slot do not meet at the next one, too
             time.sleep(random.uniform(0, min(asked.age, _LONGEST_PAUSE)))
-        look, line = _Look.now(), list[Stored]()
+        look, line = Look.now(), list[Stored]()
         try:
             for each in self.each(partial(self.read, branch), range(header.slot, header.slot + _LOOKED_AT)):
                 if each is None or (line and not each.follows(line[-1])):
@@ -511,18 +493,19 @@ class RemoteCommits(Commits):
             self._has_looked(branch, look, asked)
             train = line[-1].header.train
             self._is_contended[branch] |= len(line) > 1 or train is not None
-            if train is not None and train.place + 1 < train.length:
+            is_sure = asked is not None and asked.age < TRUSTED  # I10: that it is in history
+            if is_sure and train is not None and train.place + 1 < train.length:
                 first = line[-1].header.slot - train.place
                 decided = self._trains.read(branch, first)
                 self.decided([each for each in decided if each.stored.header.slot > line[-1].header.slot])
         return line[0]
 
-    def _has_looked(self, branch: str, look: _Look, before: _Look | None) -> None:
+    def _has_looked(self, branch: str, look: Look, before: Look | None) -> None:
         """Note that the slot above what is known of a branch was free, and, as the look before says, never taken.
 
         If that was too long ago, a vacuum may have freed the slot since: then a listing has to say what is there.
         """
-        if before is not None and before.age < _TRUSTED:
+        if before is not None and before.age < TRUSTED:
             self._looks[branch] = look
         else:
             self._looks.pop(branch, None)

@@ -338,18 +338,11 @@ class Publisher:
             self.commits.give_back(stored)
         else:
             # Others may have built on it, and a vacuum may have passed it then. It stays: what needs it is not known.
-            # What was decided together with it says nothing: it lies where this does.
-            train, last = stored.header.train, stored
-            others = 0 if train is None else train.length - train.place - 1
-            for slot in range(stored.header.slot + 1, stored.header.slot + others + 2):
-                above = self.commits.read(self.branch, slot)
-                if above is None:
-                    reason = "a vacuum has passed it since, or had passed its slot before"
-                    raise CommitUnknownError(stored.header.id.hex(), reason=reason)
-                if not above.follows(last):
-                    break
-                last = above
-            else:
+            above = self.commits.read(self.branch, stored.header.slot + 1)
+            if above is None:
+                reason = "a vacuum has passed it since, or had passed its slot before"
+                raise CommitUnknownError(stored.header.id.hex(), reason=reason)
+            if above.follows(stored):
                 return
             self.offered = False
         raise SnapshotExpiredError(self.commits.label(self.branch, stored.header.slot - 1))

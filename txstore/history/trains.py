@@ -40,6 +40,9 @@ _GATHERING, _UNDER_WAY = 1.0, (3.0, 4.0)
 _YIELDS = 3
 #: Seconds after which an offer is left out: whoever has made it has died, or was told that nothing is known of it.
 _YOUNG = 30.0
+#: A slot that was free so many seconds ago, by the committer's clock, is no slot that a vacuum has freed (I10): that
+#: deletes no commit until it has stood for twice as long.
+TRUSTED = 5.0
 #: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
 _LONGEST_TRIP = 0.5
 #: So many seconds, and round trips, pass before somebody else leads, or puts what is missing in its place.
@@ -223,6 +226,22 @@ def fitting(mine: bytes, leader: Stored, offers: Sequence[bytes]) -> list[bytes]
 # --- requests
 
 
+class Look(NamedTuple):
+    """When it was looked for what there is of a branch."""
+
+    monotonic: float
+    wall: float
+
+    @classmethod
+    def now(cls) -> Look:
+        return cls(time.monotonic(), time.time())
+
+    @property
+    def age(self) -> float:
+        """Seconds since then: one of the clocks may have stood still, or been set back."""
+        return max(time.monotonic() - self.monotonic, time.time() - self.wall)
+
+
 class Listed(NamedTuple):
     """What a listing of a branch from some slot on has shown."""
 
@@ -261,6 +280,9 @@ class Line(Protocol):
     def first_unseen(self, branch: str) -> int:
         """Return the first slot that is not known to be in its place."""
 
+    def is_below_floor(self, branch: str, slot: int) -> bool:
+        """Tell whether a vacuum may have freed a slot."""
+
 
 class Trains:
     """Makes commits together with others."""
@@ -270,8 +292,10 @@ class Trains:
         self._objects = objects
         self._last: dict[str, int] = {}  # by branch: the last slot that was fought for, whose offers may lie about
 
-    def commit(self, content: bytes, mine: Stored, *, is_led: bool) -> Member | None:
+    def commit(self, content: bytes, mine: Stored, look: Look | None, *, is_led: bool) -> Member | None:
         """Make a commit together with others; return it as it was made, None if its slot is another's.
+
+        `look`: when its slot was seen to be free. `is_led`: somebody else is about to take it for all.
 
         Raises `CommitUnknownError`; any other `OSError` says that nothing was made.
         """
@@ -285,19 +309,20 @@ class Trains:
             if leads and (made := self._lead(content, mine, trip)) is not None:
                 return made
             patience = _patience(trip)
-            while slot not in (listed := self._look(branch, slot)).slots:
+            # What lies above says that it was taken, or was taken and freed, where it is not listed itself.
+            while max((listed := self._look(branch, slot)).slots, default=-1) < slot:
                 if time.monotonic() > patience:  # whoever leads has died, or can't get on
                     if (made := self._lead(content, mine, trip)) is not None:
                         return made
                     patience = _patience(trip)
                 else:
                     time.sleep(trip * random.uniform(0.3, 1.0))
-            return self._settle(mine, listed, trip)
+            return self._settle(mine, listed, look, trip)
         except KeyboardInterrupt:
-            self._withdraw(mine)
+            _later(self._withdraw, mine)
             raise
         except (OSError, CorruptionError) as error:
-            self._withdraw(mine)
+            _later(self._withdraw, mine)
             # I3: the offer may be in a train that this process has not seen.
             reason = f"it was offered to whoever takes slot {slot}, and what came of it can't be read ({error})"
             raise CommitUnknownError(header.id.hex(), reason=reason) from error
@@ -343,8 +368,9 @@ class Trains:
         low = min(self._line.first_unseen(branch), self._last.get(branch, slot))
         self._last[branch] = slot
         for _ in range(_YIELDS):
+            look = Look.now()
             listed = self._line.list_from(branch, low)
-            if slot in listed.slots:
+            if max(listed.slots, default=-1) >= slot:
                 return None
             offered = {who for at, who in listed.offers if at == slot}
             # Those who have wanted the slot below in vain are about to offer again: else one could win for ever who is
@@ -372,12 +398,21 @@ class Trains:
             raise
         except OSError:
             return None  # it may be there: the slot is read, or offered again, which is to create it or not
+        self._check_history(branch, slot, look)
         self._line.decided(train)
         there = self._follow(train) | listed.slots.keys() | {slot}
         self._await(branch, slot, there, trip)
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-            executor("sweep", 2).submit(self._sweep, branch, slot, listed)
+        _later(self._sweep, branch, slot, listed)
         return train[0]
+
+    def _check_history(self, branch: str, slot: int, look: Look | None) -> None:
+        """Raise `OSError` if a train is outside of history: in a slot that a vacuum had freed when it was taken.
+
+        Nothing is put behind that: there may be slots that never were taken. `look`: when the slot was free. A train
+        that a vacuum has passed since is complete.
+        """
+        if (look is None or look.age >= TRUSTED) and self._line.is_below_floor(branch, slot):
+            raise FileNotFoundError(f"slot {slot} was freed by a vacuum")
 
     def _follow(self, train: Sequence[Member]) -> set[int]:
         """Put what follows a leader in its place; return what is there then."""
@@ -391,7 +426,7 @@ class Trains:
             return self._objects.get(path)
         return None
 
-    def _settle(self, mine: Stored, listed: Listed, trip: float) -> Member | None:
+    def _settle(self, mine: Stored, listed: Listed, look: Look | None, trip: float) -> Member | None:
         """Read what has taken the slot, which says whether a commit was made."""
         branch, slot = mine.header.branch, mine.header.slot
         train = self.read(branch, slot)
@@ -399,6 +434,7 @@ class Trains:
             raise FileNotFoundError(f"slot {slot} was taken, and is empty again")
         if train[0].stored.header.parent_id != mine.header.parent_id:
             raise CorruptionError(train[0].stored.path, reason="it does not follow the commit below it")
+        self._check_history(branch, slot, look)
         self._line.decided(train)
         made = next((each for each in train if each.stored.header.id == mine.header.id), None)
         if made is not None:
@@ -459,8 +495,10 @@ class Trains:
         self._await(branch, upto, there, time.monotonic() - began)
 
     def complete(self, branch: str, first: int) -> None:
-        """Put the commits of a train in their places whose leader has died before it has done so."""
-        self._put(self.read(branch, first)[1:])
+        """Put the commits of a train in their places whose leader has died before it has done so. Raises `OSError`."""
+        train = self.read(branch, first)
+        if not self._line.is_below_floor(branch, first):  # else it was complete, or is outside of history
+            self._put(train[1:])
 
 
 def _is_young(offer: Object, own: Object | None) -> bool:
@@ -473,6 +511,12 @@ def _is_young(offer: Object, own: Object | None) -> bool:
 def _patience(trip: float) -> float:
     """Return until when others are waited for: not all lose their patience at once."""
     return time.monotonic() + max(_PATIENCE_SECONDS, _PATIENCE_TRIPS * trip) * random.uniform(1.0, 2.0)
+
+
+def _later(function: Callable[..., None], *arguments: object) -> None:
+    """Call a function that nobody waits for."""
+    with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads: a vacuum does it
+        executor("sweep", 2).submit(function, *arguments)
 
 
 def _call(function: Callable[[], OSError | bool | None]) -> OSError | bool | None:
