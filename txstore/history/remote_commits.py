@@ -258,10 +258,13 @@ class RemoteCommits(Commits):
     def _read_hint(self, branch: str) -> tuple[Hint, bytes]:
         """Return the hint, and the end of the commit's file that stands behind it."""
         expected, self._expected = self._expected, None
-        if branch == MAIN and expected is not None and expected.is_fresh:
-            content = expected.content.result()
-        else:
-            content = self.storage.objects.get(names.hint_path(branch))
+        try:
+            if branch == MAIN and expected is not None and expected.is_fresh:
+                content = expected.content.result()
+            else:
+                content = self.storage.objects.get(names.hint_path(branch))
+        finally:
+            expected = None  # it has the error, whose traceback has this frame, and with it all callers and their pins
         return Hint.decode(content[:HINT_SIZE]), content[HINT_SIZE:]
 
     # --- what commits tell of those before them
