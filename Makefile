@@ -62,7 +62,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: bench-keys help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-published bench-history bench-processes bench-remote simulate-commits bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
+.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
 .DEFAULT_GOAL := help
 
 help:
@@ -199,10 +199,6 @@ demo: $(DEMO)/stamp
 
 bench: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks
-
-# Ten million keys on a local disk: memory, and the first commit after.
-bench-keys: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only keys
 
 # Ten million keys on a local disk: memory, and the first commit after.
 bench-keys: $(BENCH)/stamp

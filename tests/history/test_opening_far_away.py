@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import uuid
+import weakref
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ import txstore
 from tests.waiting import TIMEOUT
 from txstore.format import names
 from txstore.storage.objects.client import ObjectClient
+from txstore.storage.request_threads import in_background
 
 
 @pytest.fixture
@@ -84,3 +88,44 @@ def test_what_is_at_hand_and_damaged_is_read_anew(url: str) -> None:
     read = asyncio.run(store.get("x/zarr.json", default_buffer_prototype()))
     assert read is not None
     assert read.to_bytes() == stored
+
+
+class Held:
+    """What somebody has who asks: a snapshot, say, which keeps a vacuum from what it needs."""
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def held_after(ask: Callable[[], object]) -> Held | None:
+    """Return what a caller still holds when its question was answered."""
+    held = Held()
+    reference = weakref.ref(held)
+
+    def call(held: Held) -> Held:
+        ask()
+        return held
+
+    call(held)
+    del held
+    return reference()
+
+
+def test_a_hint_that_is_not_there_lets_go_of_who_has_asked(no_collector: None) -> None:
+    commits = txstore.Repository(f"memory://{uuid.uuid4().hex}").engine.commits
+    commits._expect_hint()
+    assert isinstance(commits._expected.content.exception(TIMEOUT), FileNotFoundError)
+    assert held_after(lambda: commits._hinted("main")) is None
+
+
+def test_an_error_in_the_background_lets_go_of_who_has_asked(no_collector: None) -> None:
+    def ask() -> None:
+        answer = in_background(int, "no number")
+        with pytest.raises(ValueError, match="no number"):
+            answer()
+
+    assert held_after(ask) is None

@@ -54,11 +54,16 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 def verify(commits: Commits, progress: Progress | None = None) -> Report:
     """Check every commit from the floor on, with all that it refers to. See `Repository.verify`."""
+    seen: dict[str, int] | None = {}
     while True:
         verifier = Verifier(commits, progress)
         report = verifier.run()
-        if report.ok or verifier.floors == _floors(commits):
-            return report  # else a vacuum went on meanwhile, and what was missed may be what it has deleted
+        if report.ok:
+            return report
+        floors = _floors(commits)
+        if floors in (verifier.floors, seen):
+            return report
+        seen = floors  # a vacuum may have gone on meanwhile, and what was missed be what it has deleted
 
 
 def _floors(commits: Commits) -> dict[str, int] | None:

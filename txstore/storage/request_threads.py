@@ -83,11 +83,13 @@ def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int, *,
 
 
 def in_background(request: Callable[[S], T], argument: S) -> Callable[[], T]:
-    """Begin a single request, which waits for nothing else; return what returns its answer, or raises its error."""
+    """Begin a single request, which waits for nothing else; return what returns or raises its answer, once."""
     try:
-        return executor("single request", REQUESTS).submit(request, argument).result
+        under_way = [executor("single request", REQUESTS).submit(request, argument)]
     except RuntimeError:  # the interpreter ends, and starts no more threads
         return partial(request, argument)
+    # The caller's frame is in the traceback of an error: it must not have the future, which has the error.
+    return lambda: under_way.pop().result()
 
 
 def each_in_thread(request: Callable[[S], T], arguments: Sequence[S]) -> Iterator[T]:
