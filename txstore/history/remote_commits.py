@@ -130,8 +130,9 @@ class RemoteCommits(Commits):
         if newest is None or look is None or look.age >= _STAYS or not self.storage.objects.is_remote:
             return self.head(branch)
         self.missing(branch, -1, ())  # what has been seen since is loose no more
-        loose = self._loose.get(branch)
-        last = loose[-1].stored if loose else newest
+        with self._loose_lock:
+            loose = self._loose.get(branch)
+            last = loose[-1].stored if loose else newest
         train = last.header.train
         if train is not None and train.place + 1 < train.length:
             return self.head(branch)  # the next slot is decided: nobody else may offer anything to it

@@ -405,13 +405,17 @@ class Trains:
         _later(self._sweep, branch, slot, listed)
         return train[0]
 
-    def _check_history(self, branch: str, slot: int, look: Look | None) -> None:
-        """Raise `OSError` if a train is outside of history: in a slot that a vacuum had freed when it was taken.
+    def _is_history(self, branch: str, slot: int, look: Look | None) -> bool:
+        """Tell whether a train is one that no vacuum has passed. `look`: when its slot was free.
 
-        Nothing is put behind that: there may be slots that never were taken. `look`: when the slot was free. A train
-        that a vacuum has passed since is complete.
+        Else the slot may have been taken when a vacuum had freed it. Nothing is put behind that: there may be slots
+        that never were taken. A train that a vacuum has passed since is complete.
         """
-        if (look is None or look.age >= TRUSTED) and self._line.is_below_floor(branch, slot):
+        return (look is not None and look.age < TRUSTED) or not self._line.is_below_floor(branch, slot)
+
+    def _check_history(self, branch: str, slot: int, look: Look | None) -> None:
+        """Raise `OSError` if a vacuum has passed a train, or had before."""
+        if not self._is_history(branch, slot, look):
             raise FileNotFoundError(f"slot {slot} was freed by a vacuum")
 
     def _follow(self, train: Sequence[Member]) -> set[int]:
@@ -434,13 +438,16 @@ class Trains:
             raise FileNotFoundError(f"slot {slot} was taken, and is empty again")
         if train[0].stored.header.parent_id != mine.header.parent_id:
             raise CorruptionError(train[0].stored.path, reason="it does not follow the commit below it")
+        made = next((each for each in train if each.stored.header.id == mine.header.id), None)
+        if made is None:
+            if self._is_history(branch, slot, look):
+                self._line.decided(train)
+            return None
         self._check_history(branch, slot, look)
         self._line.decided(train)
-        made = next((each for each in train if each.stored.header.id == mine.header.id), None)
-        if made is not None:
-            # The answer to the one who leads may have been lost.
-            there = self._follow(train) if made is train[0] else set()
-            self._await(branch, made.stored.header.slot, there | listed.slots.keys(), trip)
+        # The answer to the one who leads may have been lost.
+        there = self._follow(train) if made is train[0] else set()
+        self._await(branch, made.stored.header.slot, there | listed.slots.keys(), trip)
         return made
 
     def read(self, branch: str, slot: int) -> list[Member]:
