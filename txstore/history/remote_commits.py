@@ -46,7 +46,7 @@ _LISTED = 1000
 _GROUPS_FIRST = 8
 #: For so many seconds a head that was seen is followed without another look: the slot says whether it is still that.
 _STAYS = 1.0
-#: A vacuum deletes no commit until it has stood for so many seconds, by the server's clock: `TRUSTED` follows from that.
+#: A vacuum deletes no commit until it has stood for so many seconds, by the server's clock: see `TRUSTED`.
 _STANDS = 10.0
 #: A train this young, in seconds, means that others are about to commit.
 _RECENT = 2.0
