@@ -10,6 +10,7 @@ Nobody sees a pack that no commit refers to, so each has its last name from the 
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections import deque
@@ -235,7 +236,7 @@ class ObjectWriter:
             *also,
             *[partial(self._store, pack) for pack in self._packs if not pack.is_uploaded],
         ]
-        deque(in_parallel(_call, works), maxlen=0)
+        deque(in_parallel(operator.call, works), maxlen=0)
         wait(list(self._uploads))
         self._check()
 
@@ -299,11 +300,11 @@ class ObjectWriter:
         with self._lock:
             self._hold(b"")
 
-    def close(self) -> bool:
-        """Let others see that this process stages no more; return whether there is anything to be deleted."""
-        return self._close()
+    def close(self, *, deletes: bool = True) -> bool:
+        """Let others see that this process stages no more; return whether there is anything to be deleted.
 
-    def _close(self, *, deletes: bool = True) -> bool:
+        `deletes`: the lease, too, which the caller deletes otherwise.
+        """
         if self._process != os.getpid():
             return False
         if self._lease is not None:
@@ -312,7 +313,7 @@ class ObjectWriter:
 
     def release(self) -> None:
         """Let others see that this process stages no more: what was committed is referred to."""
-        if self._close(deletes=False):
+        if self.close(deletes=False):
             self._storage.delete(self.path)  # with the lease
 
     def close_between_reads(self) -> None:
@@ -333,10 +334,6 @@ class ObjectWriter:
         if self.close():
             self._storage.forget_staged(self.path)
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
-
-
-def _call(work: Callable[[], object]) -> None:
-    work()
 
 
 class _Room:

@@ -6,6 +6,7 @@ Two passes: the frames of all packs, then the runs, whose refs must lead to them
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -119,7 +120,7 @@ class Verifier:
             self._check_erasures,
             partial(self._check_branches, branches),
         ]
-        deque(self._each(_call, checks), maxlen=0)
+        deque(self._each(operator.call, checks), maxlen=0)
         for branch in branches:
             self._check_chain(branch)
         for place in self._named - self._ids.keys():
@@ -582,10 +583,6 @@ class Verifier:
         if fault not in self._told:  # a damaged head is met twice
             self._told.add(fault)
             self.report.faults.append(fault)
-
-
-def _call(check: Callable[[], None]) -> None:
-    check()
 
 
 def check_sources(storage: Storage, sources: Sources) -> list[Fault]:

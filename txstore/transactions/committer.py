@@ -76,7 +76,8 @@ class Committer:
         self.merges = Merges(staging, self.publisher)
         self.together: dict[str, Staged] = {}  # documents that lie beside one another in the commit's own file
         self.statistics = Statistics()
-        self._in_line = in_line and staging.other_parent is None  # a merge looks for what is below the head
+        # A merge looks for what is below the head; and where nobody takes turns, the slot itself says who was faster.
+        self._in_line = in_line and commits.takes_turns and staging.other_parent is None
         self.own: Section | None = None
         self.merged: _Merged | None = None
         self._ancestry = Ancestry(commits)
