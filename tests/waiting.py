@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+
+from txstore.storage.request_threads import REQUESTS, executor
 
 TIMEOUT = 60
 
@@ -13,3 +16,10 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.001)
+
+
+def wait_for_requests() -> None:
+    """Wait until none is under way in the background: each of the threads that make them has come to a barrier."""
+    threads, barrier = executor("single request", REQUESTS), threading.Barrier(REQUESTS)
+    for arrived in [threads.submit(barrier.wait, TIMEOUT) for _ in range(REQUESTS)]:
+        arrived.result()

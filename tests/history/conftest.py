@@ -1,11 +1,13 @@
-"""Stores in memory that count as far away."""
+"""Stores in memory that count as far away, and what is asked of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.waiting import wait_for_requests
 from txstore.history import remote_commits
 from txstore.storage.objects import client
 
@@ -22,3 +24,24 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.ObjectClient, "__init__", begin_far)
     monkeypatch.setattr(remote_commits, "_STAYS", 1000.0)
     monkeypatch.setattr(remote_commits, "_STANDS", -1.0)  # nor does a vacuum wait
+
+
+class Requests(list[str]):
+    """The paths that were asked for. What is asked for in the background belongs to what came before `clear`."""
+
+    def clear(self) -> None:
+        wait_for_requests()
+        super().clear()
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    found = Requests()
+    send = client.ObjectClient._request
+
+    def counted(self: Any, path: str, request: Callable[[Any], Any]) -> Any:
+        found.append(path)
+        return send(self, path, request)
+
+    monkeypatch.setattr(client.ObjectClient, "_request", counted)
+    return found

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import txstore
+from tests.history.conftest import Requests
 from txstore.history import object_writer
 from txstore.storage import pack_cache
-from txstore.storage.objects import client
 
 NODES = 80
-
-
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    send = client.ObjectClient._request
-
-    def counted(self: Any, path: str, request: Callable[[Any], Any]) -> Any:
-        found.append(path)
-        return send(self, path, request)
-
-    monkeypatch.setattr(client.ObjectClient, "_request", counted)
-    return found
 
 
 def document(number: int) -> bytes:
@@ -40,7 +26,7 @@ def write(store: Any, numbers: range) -> None:
         store[f"a{number:03}/c/0"] = bytes([number % 250]) * (256 << 10)
 
 
-def read_documents(url: str, requests: list[str]) -> int:
+def read_documents(url: str, requests: Requests) -> int:
     """Return how many requests it takes, for a process that has read nothing before."""
     snapshot = txstore.Repository(url).mapping()
     pack_cache._shared._empty()
@@ -50,7 +36,7 @@ def read_documents(url: str, requests: list[str]) -> int:
     return len(requests)
 
 
-def test_of_one_commit(requests: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_one_commit(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_writer, "OBJECT_SIZE", 4 << 20)
     url = f"memory://{uuid.uuid4().hex}"
     repo = txstore.Repository(url)
@@ -61,7 +47,7 @@ def test_of_one_commit(requests: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     assert repo.snapshot().mapping["a007/c/0"] == bytes([7]) * (256 << 10)
 
 
-def test_the_last_of_several_is_laid_there(requests: list[str]) -> None:
+def test_the_last_of_several_is_laid_there(requests: Requests) -> None:
     url = f"memory://{uuid.uuid4().hex}"
     repo = txstore.Repository(url)
     with repo.transaction() as store:
@@ -75,7 +61,7 @@ def test_the_last_of_several_is_laid_there(requests: list[str]) -> None:
     assert repo.verify().ok
 
 
-def test_when_the_commit_meets_others(requests: list[str]) -> None:
+def test_when_the_commit_meets_others(requests: Requests) -> None:
     url = f"memory://{uuid.uuid4().hex}"
     repo = txstore.Repository(url)
     store = repo.transaction()
@@ -88,7 +74,7 @@ def test_when_the_commit_meets_others(requests: list[str]) -> None:
     assert repo.verify().ok
 
 
-def test_of_many_commits_after_optimize(requests: list[str]) -> None:
+def test_of_many_commits_after_optimize(requests: Requests) -> None:
     url = f"memory://{uuid.uuid4().hex}"
     repo = txstore.Repository(url)
     for number in range(NODES):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 import txstore
+from tests.history.conftest import Requests
 from tests.waiting import TIMEOUT
 from txstore.format import names
 from txstore.history import remote_commits
 from txstore.history import slots as slots_of_history
-from txstore.storage.objects import client
 
 
 @pytest.fixture
@@ -24,17 +22,9 @@ def url(far: None) -> str:
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requests(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> Requests:
     monkeypatch.setattr(remote_commits, "HINT_PERIOD", 1000.0)  # no hints, which would be counted
-    found: list[str] = []
-    send = client.ObjectClient._request
-
-    def counted(self: Any, path: str, request: Callable[[Any], Any]) -> Any:
-        found.append(path)
-        return send(self, path, request)
-
-    monkeypatch.setattr(client.ObjectClient, "_request", counted)
-    return found
+    return requests
 
 
 def commit(repo: txstore.Repository, key: str, value: bytes) -> None:
@@ -42,13 +32,13 @@ def commit(repo: txstore.Repository, key: str, value: bytes) -> None:
         store[key] = value
 
 
-def slots(requests: list[str]) -> list[int]:
+def slots(requests: Requests) -> list[int]:
     """Return the slots that were asked for or offered to, one after the other."""
     found = [names.parse_commit_path(path) for path in requests]
     return [each[1] for each in found if each is not None]
 
 
-def test_who_is_alone_offers_its_file_without_another_look(url: str, requests: list[str]) -> None:
+def test_who_is_alone_offers_its_file_without_another_look(url: str, requests: Requests) -> None:
     repo = txstore.Repository(url)
     for number in range(3):
         commit(repo, "a", b"%d" % number)
@@ -61,7 +51,7 @@ def test_who_is_alone_offers_its_file_without_another_look(url: str, requests: l
 
 
 def test_who_has_seen_the_head_long_ago_looks_again(
-    url: str, requests: list[str], monkeypatch: pytest.MonkeyPatch
+    url: str, requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo = txstore.Repository(url)
     commit(repo, "a", b"0")
@@ -75,7 +65,7 @@ def test_who_has_seen_the_head_long_ago_looks_again(
     assert names.commits_directory("main") in requests
 
 
-def test_who_has_lost_a_slot_goes_on_to_the_first_that_is_free(url: str, requests: list[str]) -> None:
+def test_who_has_lost_a_slot_goes_on_to_the_first_that_is_free(url: str, requests: Requests) -> None:
     repo, other = txstore.Repository(url), txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()
@@ -172,7 +162,7 @@ def test_a_vacuum_lets_commits_stand_as_long_as_looks_count(url: str, monkeypatc
     assert remote_commits.TRUSTED < waits[0] <= 11
 
 
-def test_a_small_commit_does_not_look_for_the_floor(url: str, requests: list[str]) -> None:
+def test_a_small_commit_does_not_look_for_the_floor(url: str, requests: Requests) -> None:
     repo = txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()
