@@ -407,30 +407,37 @@ def _opened(names: Sequence[RunName], packs: PackSource) -> dict[RunName, LazyRu
     for name in names:
         files.setdefault(placed(name), []).append(name)
     opened: dict[RunName, LazyRun] = {}
+    tails = {
+        file: {name: _tail_at_hand(_ranged(packs, file), name) for name in in_file} for file, in_file in files.items()
+    }
 
     def open_file(file: PackName) -> None:
         pack = _ranged(packs, file)
         try:
-            opened.update(_open_in(pack, files[file]))
+            opened.update(_open_in(pack, tails[file]))
         except MissingPackError:
             raise
         except CorruptionError:
             pack.reader.forget()
-            opened.update(_open_in(pack, files[file]))
+            opened.update(_open_in(pack, dict.fromkeys(files[file])))
 
-    deque(in_parallel(open_file, files), maxlen=0)
+    # Threads are for what makes requests. Of many small commits most are at hand.
+    far = [file for file in files if None in tails[file].values()]
+    for file in files.keys() - far:
+        open_file(file)
+    deque(in_parallel(open_file, far), maxlen=0)
     return opened
 
 
-def _open_in(pack: RemotePack, names: Sequence[RunName]) -> dict[RunName, LazyRun]:
-    """Open runs that lie in one pack, by one request if they are short or lie together."""
-    tails = {name: _tail_at_hand(pack, name) for name in names}
+def _open_in(pack: RemotePack, tails: Mapping[RunName, memoryview | None]) -> dict[RunName, LazyRun]:
+    """Open runs that lie in one pack, by one request if they are short or lie together; those with a tail by none."""
+    there = dict(tails)
     ranges = {name: _tail(name) for name, tail in tails.items() if tail is None}
     for name, content in zip(ranges, pack.read(list(ranges.values())), strict=True):
         if len(content) != ranges[name][1]:
             raise CorruptionError(pack.path, offset=name.offset, reason="the run reaches beyond the file")
-        tails[name] = content[max(len(content) - name.length, 0) :]
-    return {name: _open_at(pack, name, tail) for name, tail in tails.items() if tail is not None}
+        there[name] = content[max(len(content) - name.length, 0) :]
+    return {name: _open_at(pack, name, tail) for name, tail in there.items() if tail is not None}
 
 
 def _open_at(pack: RemotePack, name: RunName, tail: memoryview) -> LazyRun:
