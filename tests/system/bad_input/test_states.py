@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import types
 import warnings
 from datetime import timedelta
@@ -180,7 +181,7 @@ def test_commit_while_a_write_is_in_flight(filled, monkeypatch):
 
 
 def at(seconds: float) -> types.SimpleNamespace:
-    return types.SimpleNamespace(time_ns=lambda: int(seconds * 1e9))
+    return types.SimpleNamespace(**vars(time) | {"time_ns": lambda: int(seconds * 1e9)})
 
 
 @pytest.fixture
