@@ -67,10 +67,13 @@ def headers_with(**fields):
         placed, repository_id=ids, id=ids, parent_id=ids, parent_hash=ids, slot=numbers, seq=numbers, time=numbers,
         floor=numbers, author=text, message=text, statistics=st.builds(Statistics, *[numbers] * 5),
         sections=st.lists(st.builds(Section, *[numbers] * 3), max_size=3).map(tuple), optional=u64, pending=numbers,
-        **fields,
+        train=st.none() | trains, **fields,
     )  # fmt: skip
 
 
+trains = st.integers(1, commitfile.MAX_TRAIN).flatmap(
+    lambda length: st.integers(0, length - 1).map(lambda place: commitfile.Train(place, length))
+)
 counted = st.integers(0, encoding.MAX_COUNT)
 commit_names = st.builds(CommitName, branches, counted, ids, ids)
 headers = st.builds(

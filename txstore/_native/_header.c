@@ -12,7 +12,7 @@
  * THE BYTES (docs/understand/format.md, "Header")
  *
  *     fixed fields        120 bytes
- *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9; 11 to 14 are rare
+ *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9 and 14; 11 to 13 are rare
  *
  *     runs                for each: entry length | entry | seq | offset | length | entries | highest seq
  *     entry of a run      kind 1: u8 | id 16 | slot | branch          kind 2: u8 | id 16          numbers are varints
@@ -33,7 +33,7 @@
 
 enum { FIXED_BYTES = 120, ID_BYTES = 16, FIELD_BYTES = 6, NAME_BYTES = 100 };
 enum { HEADER_COMMIT = 1, CHECKSUM_CRC32C = 1, PACK_COMMIT_FILE = 1, PACK_DATA = 2 };
-enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, TYPES, FORK, MERGED, REACH, TRAIN };
+enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, CONSTRAINTS, FORK, MERGED, REACH, TRAIN, TYPES };
 enum { STATISTICS_KNOWN = 5, RUN_NUMBERS = 5 };
 enum { MAX_RUNS = 1024, MAX_SECTIONS = 1024 }; /* as in format/commitfile.py: a header that lists more is not plain */
 
@@ -282,7 +282,7 @@ find_fields(span from, span fields[TYPES])
             return 0;
         uint64_t type = load(from.at, 2), length = load(from.at + 2, 4);
         from.at += FIELD_BYTES;
-        if (length > (uint64_t)(from.end - from.at) || (type >= FORK && type <= TRAIN))
+        if (length > (uint64_t)(from.end - from.at) || (type >= FORK && type <= REACH))
             return 0;
         if (type < TYPES)
             fields[type] = (span){from.at, from.at + length};
@@ -293,8 +293,9 @@ find_fields(span from, span fields[TYPES])
 
 PyDoc_STRVAR(decode_doc, "decode(header, pack_name, run_name, section, /)\n--\n\n"
                          "Return (repository_id, id, parent_id, parent_hash, slot, seq, time, branch, author, message,\n"
-                         "properties, statistics, sections, runs, pending, floor, required, optional); properties are\n"
-                         "bytes or None. The last three arguments are subclasses of tuple. None: not plain.");
+                         "properties, statistics, sections, runs, pending, floor, required, optional, train);\n"
+                         "properties and train are bytes or None. The last three arguments are subclasses of tuple.\n"
+                         "None: not plain.");
 
 static PyObject *
 decode(PyObject *Py_UNUSED(module), PyObject *args)
@@ -329,14 +330,14 @@ decode(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *sections = statistics == NULL ? NULL : all_sections(fields[SECTIONS], types[2]);
     PyObject *runs = sections == NULL ? NULL : all_runs(fields[RUNS], fields[BRANCH], branch, types[0], types[1]);
     if (runs != NULL) {
-        span properties = fields[PROPERTIES];
+        span properties = fields[PROPERTIES], train = fields[TRAIN];
         result = Py_BuildValue(
-            "y#y#y#y#KKKOOOy#OOOKKKK", data + 24, (Py_ssize_t)ID_BYTES, data + 40, (Py_ssize_t)ID_BYTES, data + 56,
+            "y#y#y#y#KKKOOOy#OOOKKKKy#", data + 24, (Py_ssize_t)ID_BYTES, data + 40, (Py_ssize_t)ID_BYTES, data + 56,
             (Py_ssize_t)ID_BYTES, data + 72, (Py_ssize_t)ID_BYTES, (unsigned long long)load(data + 88, 8),
             (unsigned long long)load(data + 96, 8), (unsigned long long)load(data + 112, 8), branch, author, message,
             properties.at, (Py_ssize_t)(properties.end - properties.at), statistics, sections, runs,
             (unsigned long long)pending, (unsigned long long)load(data + 104, 8), (unsigned long long)load(data + 8, 8),
-            (unsigned long long)load(data + 16, 8));
+            (unsigned long long)load(data + 16, 8), train.at, (Py_ssize_t)(train.end - train.at));
     }
     Py_XDECREF(branch);
     Py_XDECREF(author);
@@ -510,7 +511,7 @@ encode(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     growing g = {NULL, 0, 0};
     int failed = 0;
-    for (unsigned type = BRANCH; type < TYPES && !failed; type++) {
+    for (unsigned type = BRANCH; type <= PENDING && !failed; type++) {
         size_t begin = g.length;
         failed = begin_field(&g, type);
         if (failed)

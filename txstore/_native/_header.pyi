@@ -26,6 +26,7 @@ def decode(
         int,
         int,
         int,
+        bytes | None,
     ]
     | None
 ): ...

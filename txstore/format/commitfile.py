@@ -228,12 +228,13 @@ class Header:
         if plain is None:
             return cls._decode_any(data)
         (repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
-         properties, statistics, sections, runs, pending, floor, required, optional) = plain  # fmt: skip
+         properties, statistics, sections, runs, pending, floor, required, optional, train) = plain  # fmt: skip
         _check_places(slot, seq, floor, time, pending)
         return cls(
             repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
             {} if properties is None else json_object(properties),
             Statistics(*statistics), sections, runs, (), pending, floor, required, optional,
+            train=Train.decode(train) if train is not None else None,
         )  # fmt: skip
 
     @classmethod

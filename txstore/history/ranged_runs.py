@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
@@ -102,7 +103,8 @@ class LazySection:
 
     def __init__(self, offset: int, length: int, tail: memoryview) -> None:
         self.offset = offset
-        if len(tail) == length:
+        self.is_whole = len(tail) == length
+        if self.is_whole:
             self.buffer: bytearray | mmap.mmap = bytearray(tail)
         else:
             self.buffer = _anonymous_map(length)
@@ -113,6 +115,8 @@ class LazySection:
 
     def missing(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Return what is not there yet, as ranges of the pack: (offset, length) each."""
+        if self.is_whole:
+            return []
         with self._lock:
             return [(self.offset + start, stop - start) for start, stop in self._filled.missing(begin, end)]
 
@@ -156,13 +160,22 @@ class LazyRuns(Runs):
         opened = {name: run for name, (run, _) in there.items() if isinstance(run, LazyRun)}
         opened.update(_opened([name for name in self.names if name not in opened], self._packs))
         self._lazy = tuple([opened[name] for name in self.names])
+        # The newest are those of small commits, as a rule: they are asked together, and without a look at their blocks.
+        near = tuple([run.run for run in takewhile(lambda run: run.section.is_whole, self._lazy)])
+        self._near, self._far = near, self._lazy[len(near) :]
         return [(run, _NO_PACKS) for run in self._lazy]
 
     def open_pack(self, run: int, number: int) -> Pack:
         return self._packs.get(self._open[run].pack(number))
 
     def lookup(self, key: bytes) -> Found | None:
-        for i, open_run in enumerate(self._lazy):
+        first = len(self._near)
+        try:
+            if (found := index.lookup(self._near, key)) is not None:
+                return Found._make(found)
+        except ValueError:
+            first = 0  # one of them is damaged
+        for i, open_run in enumerate(self._lazy[first:], first):
             run = open_run.run
             begin, end, _ = run.window(key, 0)
             found = self._ask([_Blocks(open_run, begin, end)], partial(index.lookup, (run,), key))
@@ -172,7 +185,7 @@ class LazyRuns(Runs):
 
     def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
         # By few requests; a look-up that needs no older run has fetched a little too much.
-        self._fill([_Blocks(run, *run.run.window(key, 0)[:2]) for run in self._lazy for key in keys])
+        self._fill(_windows_of(self._far, keys))
         return [self.lookup(key) for key in keys]
 
     def _keys_of_changes(self, start: bytes, stop: bytes | None, seq: int) -> set[bytes]:
@@ -187,7 +200,7 @@ class LazyRuns(Runs):
         return self.stored(key, found) if found.kind == packfile.REF_PACK else self.foreign(key, found)
 
     def at_hand(self, key: bytes) -> memoryview | None:
-        for open_run in self._lazy:
+        for open_run in self._far:
             begin, end, _ = open_run.run.window(key, 0)
             if open_run.section.missing(begin, end):
                 return None
@@ -205,8 +218,11 @@ class LazyRuns(Runs):
         """Fetch the values of many keys, together, and return where they lie: each in a buffer of its own."""
         encoded = tuple([key.encode() for key in keys])
         # The blocks of all keys by few requests; a look-up that needs no older run has fetched a little too much.
-        blocks = {(run, *run.run.window(key, 0)[:2]): None for run in self._lazy for key in encoded}
-        found = self._ask([_Blocks(*each) for each in blocks], lambda: index.locate(self._runs, encoded))
+        self._fill(_windows_of(self._far, encoded))
+        try:
+            found = index.locate(self._runs, encoded)
+        except ValueError:
+            found = self._ask(_windows_of(self._lazy, encoded), lambda: index.locate(self._runs, encoded))
         table, places, is_here = located(found)
         later: dict[int, ReadInto] = {}
         for row in np.flatnonzero(is_here & (table[:, 2] > RANGE)).tolist():
@@ -370,6 +386,12 @@ def _window(run: index.Run, start: bytes, stop: bytes | None, length: int) -> tu
     return window if _reaches(window[2], stop) else run.window(start, length)
 
 
+def _windows_of(runs: Iterable[LazyRun], keys: Sequence[bytes]) -> list[_Blocks]:
+    """Return the blocks in which there may be one of several keys."""
+    found = {(run, *run.run.window(key, 0)[:2]): None for run in runs for key in keys}
+    return [_Blocks(*each) for each in found]
+
+
 def _windows(run: index.Run, start: bytes, stop: bytes | None, seq: int) -> Iterator[tuple[int, int]]:
     """Yield where the blocks lie in which there may be anything newer than `seq` in a range of keys."""
     position: bytes | None = start
@@ -407,12 +429,11 @@ def _opened(names: Sequence[RunName], packs: PackSource) -> dict[RunName, LazyRu
     for name in names:
         files.setdefault(placed(name), []).append(name)
     opened: dict[RunName, LazyRun] = {}
-    tails = {
-        file: {name: _tail_at_hand(_ranged(packs, file), name) for name in in_file} for file, in_file in files.items()
-    }
+    readers = {file: _ranged(packs, file) for file in files}
+    tails = {file: {name: _tail_at_hand(readers[file], name) for name in in_file} for file, in_file in files.items()}
 
     def open_file(file: PackName) -> None:
-        pack = _ranged(packs, file)
+        pack = readers[file]
         try:
             opened.update(_open_in(pack, tails[file]))
         except MissingPackError:

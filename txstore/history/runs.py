@@ -458,7 +458,8 @@ def _tables(runs: Sequence[OpenRun]) -> list[list[bytes]]:
 
 def names_of(runs: Sequence[RunName], own: PackName | None) -> tuple[RunName, ...]:
     """Return the runs that the header of pack `own` lists, each with the file that it lies in."""
-    return tuple(runs) if own is None else tuple([run.inside(own) for run in runs])
+    # As `RunName.inside`: it is asked of the runs of all that are in one train, each of which lists all before it.
+    return tuple(runs) if own is None else tuple([run if run.pack is not None else run.inside(own) for run in runs])
 
 
 def find_runs(inputs: tuple[RunName, ...], runs: Sequence[RunName]) -> int | None:
