@@ -21,6 +21,7 @@ from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError, TxStoreError
+from txstore.format.keys import DOCUMENT_NAMES, directory_prefix, documents_of_members
 from txstore.format.records import SNAPSHOT
 from txstore.format.regions import Region
 from txstore.format.shown import html_lines
@@ -49,6 +50,8 @@ T = TypeVar("T")
 
 #: Keys that a listing brings from a thread at a time.
 _PAGE = 1000
+#: Of so many members of a group, the documents are fetched when it is listed: more would drive one another out.
+_MEMBERS = 10_000
 
 #: Sessions that a pickle can rejoin, by token.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
@@ -650,8 +653,21 @@ class TxStore(Store, ChunkStore):
             yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        async for name in self._listed(lambda: self.mapping.list_dir(prefix)):
+        async for name in self._listed(lambda: self._list_dir(prefix)):
             yield name
+
+    def _list_dir(self, prefix: str) -> Iterator[str]:
+        if self._engine.storage.ranges is None:
+            yield from self.mapping.list_dir(prefix)
+            return
+        names: list[str] = []
+        for name in self.mapping.list_dir(prefix):
+            if len(names) < _MEMBERS or name in DOCUMENT_NAMES:
+                names.append(name)
+            yield name
+        # Who lists a group reads the documents of its members next, each by itself: they are fetched together.
+        path = directory_prefix(prefix)
+        self._position.snapshot().fetch([path + document for document in documents_of_members(names)])
 
     async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
         await self.let_in()

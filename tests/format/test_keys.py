@@ -122,3 +122,16 @@ def test_names(name):
 def test_names_that_would_not_be_file_names(name):
     with pytest.raises(KeyFormatError, match=r"branch .*use 1 to 100"):
         keys.check_name("branch", name)
+
+
+@pytest.mark.parametrize(
+    ("names", "documents"),
+    [
+        (["zarr.json", "a", "b"], ["a/zarr.json", "b/zarr.json"]),
+        ([".zgroup", ".zattrs", "a"], ["a/.zarray", "a/.zgroup", "a/.zattrs"]),
+        (["0", "1"], []),  # chunks
+        ([], []),
+    ],
+)
+def test_documents_of_members(names: list[str], documents: list[str]) -> None:
+    assert keys.documents_of_members(names) == documents

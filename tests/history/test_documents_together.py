@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
+from functools import partial
 from typing import Any
 
 import pytest
+from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.history.conftest import Requests
-from txstore.history import object_writer
+from txstore.history import object_writer, ranged_packs
 from txstore.storage import pack_cache
+from txstore.storage.objects.client import ObjectClient
 
 NODES = 80
 
@@ -85,3 +89,86 @@ def test_of_many_commits_after_optimize(requests: Requests) -> None:
     assert read_documents(url, requests) <= 4
     assert repo.verify().ok
     assert all(repo.mapping()[f"a{number:03}/c/0"] == bytes([number]) * (256 << 10) for number in range(NODES))
+
+
+async def members(store: Any) -> dict[str, Any]:
+    """Return the documents of a group's members as zarr reads them: it lists the group, then asks for each."""
+    names = [name async for name in store.list_dir("")]
+    keys = [f"{name}/zarr.json" for name in names if name != "zarr.json"]
+    found = await asyncio.gather(*[store.get(key, default_buffer_prototype()) for key in keys])
+    return {key: value.to_bytes() for key, value in zip(keys, found, strict=True)}
+
+
+@pytest.fixture
+def many_commits() -> str:
+    url = f"memory://{uuid.uuid4().hex}"
+    repo = txstore.Repository(url)
+    with repo.transaction() as store:
+        store["zarr.json"] = document(0)
+    for number in range(NODES):
+        with repo.transaction() as store:
+            write(store, range(number, number + 1))
+    pack_cache._shared._empty()
+    return url
+
+
+def test_who_lists_a_group_has_its_members_at_hand(many_commits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = txstore.Repository(many_commits).snapshot()
+    in_thread = txstore.store.in_thread
+
+    async def to_list(function: Any, *arguments: Any) -> Any:
+        assert not isinstance(function, partial), "a document is asked for by itself"
+        return await in_thread(function, *arguments)
+
+    monkeypatch.setattr(txstore.store, "in_thread", to_list)
+    assert asyncio.run(members(store)) == {f"a{number:03}/zarr.json": document(number) for number in range(NODES)}
+
+
+def test_members_of_many_commits_are_fetched_alone(many_commits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = []
+    get_range = ObjectClient.get_range
+
+    def measured(objects: ObjectClient, path: str, offset: int, length: int) -> Any:
+        content = get_range(objects, path, offset, length)
+        moved.append(len(content))
+        return content
+
+    store = txstore.Repository(many_commits).snapshot()
+    assert len(store.mapping.runs) < NODES
+    monkeypatch.setattr(ObjectClient, "get_range", measured)
+    assert len(asyncio.run(members(store))) == NODES
+    assert sum(moved) < NODES * 1000  # not the chunks beside them
+
+
+def test_the_first_document_of_a_pack_brings_less_along(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    with txstore.Repository(url).transaction() as store:
+        store["zarr.json"] = document(0)
+        store["c/0"] = bytes(1 << 20)
+        for number in range(NODES):
+            store[f"a{number:03}/zarr.json"] = document(number) + b" " * 4000
+    pack_cache._shared._empty()
+    mapping = txstore.Repository(url).mapping()
+    wanted = []
+    get_range = ObjectClient.get_range
+    monkeypatch.setattr(ObjectClient, "get_range", lambda *asked: wanted.append(asked[-1]) or get_range(*asked))
+    assert mapping["a040/zarr.json"].startswith(document(40))
+    assert max(wanted) < 2 * ranged_packs.BESIDE + 5000
+    assert mapping["a000/zarr.json"].startswith(document(0))
+    assert max(wanted) > ranged_packs.BESIDE_LARGEST
+
+
+def test_what_is_wrong_with_a_member_is_told_to_whoever_reads_it(many_commits: str) -> None:
+    store = txstore.Repository(many_commits).snapshot()
+    found = store.mapping.lookup("a007/zarr.json")
+    assert found is not None
+    path = store.mapping.runs.pack_name(found.run, found.pack).path
+    store._engine.storage.objects.delete([path])
+
+    async def read() -> None:
+        assert len([name async for name in store.list_dir("")]) == NODES + 1
+        assert await store.get("a008/zarr.json", default_buffer_prototype()) is not None
+        with pytest.raises(txstore.CorruptionError, match="missing"):
+            await store.get("a007/zarr.json", default_buffer_prototype())
+
+    asyncio.run(read())

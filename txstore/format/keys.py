@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from txstore.errors import CorruptionError, KeyFormatError
 
@@ -109,6 +109,16 @@ def node_of_document(key: str) -> str:
 def document_key(path: str, name: str) -> str:
     """Return the key of a node's document: the inverse of `node_of_document`."""
     return f"{path}/{name}" if path else name
+
+
+def documents_of_members(names: Collection[str]) -> list[str]:
+    """Return which documents the members of a group may have, from the names right below it; none if it is no group."""
+    documents: tuple[str, ...] = ()
+    if "zarr.json" in names:
+        documents = DOCUMENT_NAMES[:1]
+    elif ".zgroup" in names:
+        documents = DOCUMENT_NAMES[1:]
+    return [f"{name}/{document}" for name in names if name not in DOCUMENT_NAMES for document in documents]
 
 
 def ancestors(path: str) -> Iterator[str]:

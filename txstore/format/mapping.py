@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from txstore.format.keys import after_prefix, directory_prefix
+
+#: So many keys are looked up at a time to list names: at first, at least and at most.
+_PAGE, _PAGE_SMALLEST, _PAGE_LARGEST = 16, 4, 4096
+#: Where a name has fewer keys than this, more are looked up at a time: to skip some takes as long as to read them.
+_KEYS_OF_A_NAME = 32
 
 
 class Hierarchy(Mapping[str, bytes], ABC):
@@ -70,19 +76,34 @@ class Hierarchy(Mapping[str, bytes], ABC):
     def list_dir(self, path: str) -> Iterator[str]:
         """Yield the names right below a path: keys, and the first segments of longer keys, each once.
 
-        Subtrees are skipped, not walked: the cost is a few look-ups for each name.
+        Keys are looked up by the page. Subtrees that are longer are skipped, not walked: then a page is a few keys.
         """
         prefix = directory_prefix(path)
         start, stop = prefix, after_prefix(prefix)
-        while (key := next(self.keys_between(start, stop, batch=1), None)) is not None:
-            name, deeper, _ = key[len(prefix) :].partition("/")
-            if not deeper:
-                yield name
-                start = key + "\0"
-            else:
-                if prefix + name not in self:  # else it was met as a key, earlier
+        batch, below = _PAGE, None
+        met: list[str] = []  # names that are keys, and that the name which is looked at begins with
+        while True:
+            keys = list(islice(self.keys_between(start, stop, batch=batch), batch))
+            names = 0
+            for key in keys:
+                name, deeper, _ = key[len(prefix) :].partition("/")
+                if deeper and name == below:
+                    continue
+                below = name if deeper else None
+                while met and not name.startswith(met[-1]):
+                    met.pop()
+                if not deeper:
+                    met.append(name)
+                if not deeper or not met or met[-1] != name:  # else it was met as a key
                     yield name
-                start = prefix + name + "0"  # "0" follows "/": the first key beyond this subtree
+                names += 1
+            if len(keys) < batch:
+                return
+            start = keys[-1] + "\0" if below is None else prefix + below + "0"  # "0" follows "/": beyond this subtree
+            if names == 1:
+                batch = max(batch // 4, _PAGE_SMALLEST)
+            elif names * _KEYS_OF_A_NAME >= batch:
+                batch = min(batch * 4, _PAGE_LARGEST)
 
     # --- what zarr 2 looks for
 

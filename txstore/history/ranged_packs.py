@@ -43,8 +43,9 @@ _LARGE = 1 << 20
 #: Batches of one pack that are under way at once. A thread that comes while there are fewer goes at once, for what it
 #: wants alone; so the more there may be, the fewer threads share a request.
 UNDER_WAY = 16
-#: So much on both sides of a document is fetched along: whoever asks for one asks for those of its neighbours next.
-BESIDE = 128 << 10
+#: So much on both sides of a document is fetched along: whoever asks for one asks for those of its neighbours next. Of
+#: a pack that a second document is asked for, more: there are many, and not only those of a small commit.
+BESIDE, BESIDE_LARGEST = 32 << 10, 128 << 10
 #: Windows that are fetched in the background, of all packs, at once.
 AHEAD = 8
 #: Pieces of long ranges that are fetched at once, in memory besides what they are copied to.
@@ -102,6 +103,7 @@ class PackReader:
         self._has_checked_head = False
         self._lock = processes.new_lock()
         self._ahead = ReadAhead()
+        self._beside = BESIDE
         self._waiting: list[_Request] = []
         self._under_way = 0  # batches
         self._fetches: list[_Fetch] = []
@@ -252,8 +254,10 @@ class PackReader:
         return sorted(pieces, key=itemgetter(0))
 
     def _widened(self, begin: int, end: int) -> Range:
-        stop = end + BESIDE
-        return max(begin - BESIDE, 0), stop if self._size is None else max(end, min(stop, self._size))
+        """Return what is fetched for a document; the caller holds the lock."""
+        beside, self._beside = self._beside, BESIDE_LARGEST
+        stop = end + beside
+        return max(begin - beside, 0), stop if self._size is None else max(end, min(stop, self._size))
 
     def _planned(self, ranges: Sequence[Range]) -> _Fetch:
         """Let others see what is about to be fetched; the caller holds the lock."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Never
 
-from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError
+from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.constraints import Constraint
@@ -162,6 +162,12 @@ class Snapshot(Hierarchy):
         """Return a value for which no request is needed, nor anything else that takes long. None says nothing."""
         runs: Runs | None = self.__dict__.get("runs")  # if they are open
         return None if runs is None else runs.at_hand(encode_key(key))
+
+    def fetch(self, keys: Sequence[str]) -> None:
+        """Have the values of keys that exist at hand, by few requests. What is wrong is told to whoever reads them."""
+        if keys and self._packs.is_ranged:
+            with contextlib.suppress(OSError, TxStoreError):
+                self.runs.locate(keys)
 
     def locate(self, keys: Sequence[str]) -> Located:
         """Return where the values of many keys lie; where packs are not mapped, in buffers that they are fetched to.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from zarr.core.buffer.cpu import NDBuffer as CpuNDBuffer
 from zarr.storage import StorePath
 
 from txstore._native import chunks
-from txstore.codecs.layout import KEEP, layout_of
+from txstore.codecs.layout import KEEP, Layout, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
 from txstore.history.runs import ELSEWHERE, LATER, Located
@@ -55,13 +55,25 @@ _RESULTS = {chunks.READ: _PRESENT, chunks.MISSING: _MISSING}
 class TxCodecPipeline(CodecPipeline):
     """The codec pipeline of one array over a `TxStore`. Safe in threads."""
 
-    def __init__(self, ordinary: CodecPipeline, metadata: Any) -> None:
-        self.ordinary = ordinary
+    def __init__(self, metadata: Any, ordinary: CodecPipeline | None = None) -> None:
+        """`ordinary`: zarr's own, if it is not the one that the metadata say."""
         self._metadata = metadata
-        self.layout = layout_of(metadata)
+        self._ordinary = ordinary
+
+    # Of the arrays of a group that is opened few are read: both are made when they are needed.
+
+    @cached_property
+    def ordinary(self) -> CodecPipeline:
+        """Zarr's own pipeline for this array."""
+        return create_codec_pipeline(self._metadata) if self._ordinary is None else self._ordinary
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """How the chunks lie, if the C knows them."""
+        return layout_of(self._metadata)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.ordinary, self._metadata)  # which libraries there are elsewhere is not known here
+        return type(self), (self._metadata, self._ordinary)  # which libraries there are elsewhere is not known here
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec]) -> Self:
@@ -73,7 +85,7 @@ class TxCodecPipeline(CodecPipeline):
         if not isinstance(store, ChunkStore):
             other = _ordinary_class().from_array_metadata_and_store(array_metadata, store)
             return other  # type: ignore[return-value]
-        return cls(create_codec_pipeline(array_metadata), array_metadata)
+        return cls(array_metadata)
 
     def __str__(self) -> str:
         if self.layout is None:
@@ -88,7 +100,7 @@ class TxCodecPipeline(CodecPipeline):
     # --- what the ordinary pipeline says
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
-        return type(self)(self.ordinary.evolve_from_array_spec(array_spec), self._metadata)
+        return type(self)(self._metadata, self.ordinary.evolve_from_array_spec(array_spec))
 
     @property
     def supports_partial_decode(self) -> bool:
