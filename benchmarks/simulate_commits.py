@@ -32,7 +32,7 @@ BUILDING, READING = 0.004, 0.001
 LOOKED_AT = 4
 MOST_IN_A_TRAIN = 128
 GATHERING, YIELDS = 1.0, 3
-UNDER_WAY = 3.0, 4.0
+UNDER_WAY, ARRIVING = (1.0, 2.0), (0.3, 1.0)
 
 
 class Clock:
@@ -237,19 +237,16 @@ def trains(self: Committer) -> Steps:
             questions.append(partial(server.lead, slot, self.number))
         leads = (yield self.together(questions))[1:] == [True]
         trip = self.clock.now - asked
-        if leads:
-            yield trip * GATHERING
-            if (yield from _lead(self, slot, trip)):
-                return
+        yield trip * GATHERING
+        if leads and (yield from _lead(self, slot, trip)):
+            return
         self.is_led = False
-        if not leads:
-            yield trip * random.uniform(*UNDER_WAY)
         tries = 0
         while True:
             top, _, led = yield from self.ask(partial(server.list_from, slot))
             if top >= slot:
                 break
-            yield trip * random.uniform(0.3, 1.0)
+            yield trip * random.uniform(*(ARRIVING if tries else UNDER_WAY))
             tries += 1
             if tries > 20 * random.uniform(1, 2) and (yield from _lead(self, slot, trip)):
                 return
@@ -260,7 +257,7 @@ def trains(self: Committer) -> Steps:
         if self.number in train.members:
             mine = slot + train.members.index(self.number)
             while top < mine:
-                yield trip * random.uniform(0.3, 1.0)
+                yield trip * random.uniform(*ARRIVING)
                 top, _, _ = yield from self.ask(partial(server.list_from, slot))
             return
         if top > self.head:

@@ -34,8 +34,9 @@ OFFERED = 64 << 10
 _TRAIN_BYTES = 1 << 20
 #: A header lists so many runs, at most, behind a train: what is left is for those who can't merge.
 _MOST_RUNS = commitfile.MAX_RUNS // 2
-#: How many round trips whoever leads waits for offers, and others for the train.
-_GATHERING, _UNDER_WAY = 1.0, (3.0, 4.0)
+#: How many round trips whoever leads waits for offers. Others look then, too: who has come late can still offer to the
+#: next one. Then they wait for the train, and look more often when it is about to arrive.
+_GATHERING, _UNDER_WAY, _ARRIVING = 1.0, (1.0, 2.0), (0.3, 1.0)
 #: So often, at most, whoever leads looks whether those have come who have wanted the slot below.
 _YIELDS = 3
 #: Seconds after which an offer is left out: whoever has made it has died, or was told that nothing is known of it.
@@ -305,10 +306,10 @@ class Trains:
         leads = self._offer(offer_of(content, mine), mine, is_led=is_led)
         trip = min(time.monotonic() - began, _LONGEST_TRIP)
         try:
-            time.sleep(trip * (_GATHERING if leads else random.uniform(*_UNDER_WAY)))
+            time.sleep(trip * _GATHERING)
             if leads and (made := self._lead(content, mine, trip)) is not None:
                 return made
-            patience = _patience(trip)
+            patience, pause = _patience(trip), _UNDER_WAY
             # What lies above says that it was taken, or was taken and freed, where it is not listed itself.
             while max((listed := self._look(branch, slot)).slots, default=-1) < slot:
                 if time.monotonic() > patience:  # whoever leads has died, or can't get on
@@ -316,7 +317,8 @@ class Trains:
                         return made
                     patience = _patience(trip)
                 else:
-                    time.sleep(trip * random.uniform(0.3, 1.0))
+                    time.sleep(trip * random.uniform(*pause))
+                    pause = _ARRIVING
             return self._settle(mine, listed, look, trip)
         except KeyboardInterrupt:
             _later(self._withdraw, mine)
