@@ -129,7 +129,7 @@ def _reading(who: str, place: Place) -> Any:
 
 PACKAGES = {OURS: "obstore", "Icechunk": "icechunk", "obstore": "obstore", "s3fs": "s3fs"}
 MODULES = {
-    OURS: ["txstore.repository", "obstore.store"],
+    OURS: ["txstore.store", "txstore.repository", "obstore.store"],
     "Icechunk": ["icechunk"],
     "obstore": ["obstore.store"],
     "s3fs": ["s3fs"],

@@ -657,17 +657,18 @@ class TxStore(Store, ChunkStore):
             yield name
 
     def _list_dir(self, prefix: str) -> Iterator[str]:
+        mapping = self.mapping
         if self._engine.storage.ranges is None:
-            yield from self.mapping.list_dir(prefix)
+            yield from mapping.list_dir(prefix)
             return
         names: list[str] = []
-        for name in self.mapping.list_dir(prefix):
+        for name in mapping.list_dir(prefix):
             if len(names) < _MEMBERS or name in DOCUMENT_NAMES:
                 names.append(name)
             yield name
         # Who lists a group reads the documents of its members next, each by itself: they are fetched together.
         path = directory_prefix(prefix)
-        self._position.snapshot().fetch([path + document for document in documents_of_members(names)])
+        mapping.fetch([path + document for document in documents_of_members(names)])
 
     async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
         await self.let_in()

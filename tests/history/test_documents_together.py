@@ -172,3 +172,18 @@ def test_what_is_wrong_with_a_member_is_told_to_whoever_reads_it(many_commits: s
             await store.get("a007/zarr.json", default_buffer_prototype())
 
     asyncio.run(read())
+
+
+def test_a_writer_has_them_at_hand_too(many_commits: str, requests: Requests) -> None:
+    with txstore.Repository(many_commits).transaction() as store:
+
+        async def read() -> int:
+            names = [name async for name in store.list_dir("")]
+            requests.clear()
+            for name in names[:NODES]:
+                assert await store.get(f"{name}/zarr.json", default_buffer_prototype()) is not None
+            return len(requests)
+
+        assert asyncio.run(read()) == 0
+        store["a000/zarr.json"] = document(7)
+        assert asyncio.run(members(store))["a000/zarr.json"] == document(7)

@@ -240,6 +240,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def list_dir(self, path: str) -> Iterator[str]:
         return self._view.list_dir(path)
 
+    def fetch(self, keys: Sequence[str]) -> None:
+        """Have the values of keys that the base has at hand, as `Snapshot.fetch` does. Counts as no read."""
+        self.base.fetch(keys)
+
     def rely_on_base(self, key: str) -> None:
         """Count a key as read: an array object holds what it was in an earlier transaction."""
         self._staging.note_read(packfile.FRAME_READ, key)
