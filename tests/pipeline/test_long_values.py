@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from typing import Any
 
@@ -15,6 +16,7 @@ from txstore.errors import CorruptionError
 from txstore.format import names
 from txstore.history import ranged_packs, ranged_runs, read_ahead
 from txstore.history.ranged_packs import PackReader
+from txstore.pipeline import codec_pipeline
 from txstore.storage import pack_cache
 
 SHAPE, CHUNK = (100, 90), (40, 45)  # of 4 bytes; the last row of chunks reaches beyond the array
@@ -69,6 +71,25 @@ def test_whole_chunks_are_read_to_their_place_where_it_is_in_one_piece(pieces: l
     for part in (slice(5, 2700), slice(0, 9000, 2), slice(901, 1000)):
         assert np.array_equal(opened(repo)[part], wide[part])
     assert len(pieces) <= 2  # of the first, the chunks that are read whole
+
+
+def test_some_are_on_their_way_while_others_are_copied(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in memory of their own does not count: there is none."""
+    wide = np.arange(1, 8001, dtype="i4")
+    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", shape=wide.shape, chunks=(1000,), dtype="i4", compressors=None)[:] = wide
+    monkeypatch.setattr(codec_pipeline, "_FETCHED", 4000)
+    monkeypatch.setattr(codec_pipeline, "_UNDER_WAY", 4000)
+    meet, read_into = threading.Barrier(4), PackReader.read_into
+
+    def met(reader: PackReader, offset: int, place: Any) -> None:
+        meet.wait(30)
+        read_into(reader, offset, place)
+
+    monkeypatch.setattr(PackReader, "read_into", met)
+    assert np.array_equal(opened(repo)[:], wide)
+    assert pieces == [4000] * 8
 
 
 @pytest.mark.parametrize(

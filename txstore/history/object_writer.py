@@ -432,10 +432,11 @@ class _Pack:
         with self.uploading:
             if self._last is not None:  # else somebody has uploaded it meanwhile
                 offset, value = self._last
-                kept = bytearray(memoryview(value).nbytes)
-                # Without the interpreter's lock, which `bytearray(value)` would keep for as long as that takes.
-                np.copyto(np.frombuffer(kept, np.uint8), np.frombuffer(value, np.uint8))
-                self._last = offset, kept
+                content = np.frombuffer(value, np.uint8)
+                # Without the interpreter's lock, which making or filling a bytearray would keep all the while.
+                kept = np.empty_like(content)
+                np.copyto(kept, content)
+                self._last = offset, kept.data
 
     def upload(self, storage: RemoteStorage, *, is_published: bool) -> None:
         """Write the object; the caller holds `uploading`, and nobody appends. Raises `OSError`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,7 +63,7 @@ class _Read(NamedTuple):
 class _Request:
     """What one thread wants of a pack."""
 
-    __slots__ = ("contents", "error", "is_done", "is_wide", "ranges", "wake")
+    __slots__ = ("contents", "error", "has_turn", "is_done", "is_wide", "ranges", "wake")
 
     def __init__(self, ranges: Sequence[tuple[int, int]], *, is_wide: bool = False) -> None:
         self.ranges = ranges
@@ -71,18 +71,34 @@ class _Request:
         self.contents: list[memoryview] = []
         self.error: OSError | TxStoreError | None = None
         self.is_done = False
-        self.wake = threading.Event()  # it is done, or this thread is the next to go
+        self.has_turn = False
+        self.wake: threading.Event | None = None  # of one that waits
+
+    def go(self) -> None:
+        """Let it go on: it is done, or this thread is the next to go."""
+        if self.wake is not None:
+            self.wake.set()
 
 
 class _Fetch:
     """Ranges that are under way, ascending. Whoever wants what lies in them waits for it."""
 
-    __slots__ = ("is_done", "pieces", "ranges")
+    __slots__ = ("_is_done", "pieces", "ranges")
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self.ranges = ranges
         self.pieces: list[tuple[int, memoryview]] | None = None  # None in the end, too, if it has failed
-        self.is_done = threading.Event()
+        self._is_done: threading.Event | None = None  # if somebody waits for it
+
+    def awaited(self) -> Callable[[], object]:
+        """Return what waits until it is done; the caller holds the lock."""
+        if self._is_done is None:
+            self._is_done = threading.Event()
+        return self._is_done.wait
+
+    def done(self) -> None:
+        if self._is_done is not None:
+            self._is_done.set()
 
     def holds(self, begin: int, end: int) -> bool:
         for low, high in self.ranges:
@@ -174,20 +190,25 @@ class PackReader:
         with self._lock:
             if self._under_way < UNDER_WAY and not self._waiting:
                 self._under_way += 1
-                request.wake.set()
-            self._waiting.append(request)
+                request.has_turn = True
+            else:
+                request.wake = threading.Event()
+                self._waiting.append(request)
+        if request.wake is None:
+            self._go(request, [request])
+            return
         try:
             request.wake.wait()
         except BaseException:
             self._leave(request)
             raise
         if not request.is_done:
-            self._go(request)
+            with self._lock:
+                taken, self._waiting = self._waiting, []
+            self._go(request, taken)
 
-    def _go(self, request: _Request) -> None:
-        """Fetch what all want that wait, this thread first among them; then the next goes."""
-        with self._lock:
-            taken, self._waiting = self._waiting, []
+    def _go(self, request: _Request, taken: Sequence[_Request]) -> None:
+        """Fetch what all want that have waited, this thread first among them; then the next goes."""
         try:
             self._serve(taken)
         except (OSError, TxStoreError) as error:
@@ -198,15 +219,16 @@ class PackReader:
             with self._lock:
                 for each in taken:
                     if each.is_done:
-                        each.wake.set()
+                        each.go()
                 # This thread was interrupted: the others go without it.
                 self._waiting += [each for each in taken if not (each.is_done or each is request)]
                 self._next_goes()
 
     def _next_goes(self) -> None:
         """The caller holds the lock, and a turn."""
-        if self._waiting and not self._waiting[0].wake.is_set():
-            self._waiting[0].wake.set()
+        if self._waiting and not self._waiting[0].has_turn:
+            self._waiting[0].has_turn = True
+            self._waiting[0].go()
         else:
             self._under_way -= 1
 
@@ -215,7 +237,7 @@ class PackReader:
         with self._lock:
             if request in self._waiting:
                 self._waiting.remove(request)
-                if request.wake.is_set():
+                if request.has_turn:
                     self._next_goes()
 
     # --- fetching
@@ -238,11 +260,12 @@ class PackReader:
             ours = missing - theirs.keys()
             wanted = [self._widened(*each) if each in wide else each for each in ours]
             fetch = self._planned(self._ahead.plan(wanted, self._size, alone)) if ours else None
+            waits = [(each, other, other.awaited()) for each, other in theirs.items()]
         pieces = self._fetched(fetch, ours) if fetch is not None else []
         # After our own: so of two that want what the other fetches, neither waits for ever.
         failed = set()
-        for each, other in theirs.items():
-            other.is_done.wait()
+        for each, other, wait in waits:
+            wait()
             if other.pieces is None:
                 failed.add(each)
         if failed:
@@ -272,7 +295,7 @@ class PackReader:
         finally:
             with self._lock:
                 self._fetches.remove(fetch)
-            fetch.is_done.set()
+                fetch.done()
 
     def _read_on(self, position: int) -> None:
         """Fetch in the background what follows, for whoever has come to the last window that was read ahead."""

@@ -18,7 +18,6 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from txstore import processes
 from txstore._native import index
@@ -31,7 +30,9 @@ from txstore.history.packs import MissingPackError, Pack, PackSource
 from txstore.history.ranged_packs import RemotePack
 from txstore.history.read_ahead import RANGE
 from txstore.history.runs import (
+    ELSEWHERE,
     LATER,
+    MISSING,
     NONE_KNOWN,
     Change,
     Found,
@@ -43,7 +44,6 @@ from txstore.history.runs import (
     OpenRun,
     ReadInto,
     Runs,
-    located,
     placed,
 )
 from txstore.storage.foreign import ForeignRange
@@ -60,6 +60,8 @@ _EVERYTHING = 1 << 63
 
 _TRAILER_SIZE = 64  # format.md, "Trailer"
 _INDEX_AT = struct.Struct("<36xQ")
+#: What `index.locate` finds for one key: kind, run, number of the pack in it, offset, length, checksum.
+_ENTRY = struct.Struct("=6q")
 #: There is nothing to keep open: to get a pack makes no request.
 _NO_PACKS = OpenPacks()
 
@@ -223,30 +225,34 @@ class LazyRuns(Runs):
             found = index.locate(self._runs, encoded)
         except ValueError:
             found = self._ask(_windows_of(self._lazy, encoded), lambda: index.locate(self._runs, encoded))
-        table, places, is_here = located(found)
+        # Row by row: of few rows, arrays take longer to make than to fill.
+        table: list[tuple[int, int, int, int]] = []
         later: dict[int, ReadInto] = {}
-        for row in np.flatnonzero(is_here & (table[:, 2] > RANGE)).tolist():
-            _, offset, length, checksum = table[row].tolist()
-            pack = self.open_pack(places[row] >> 32, places[row] & 0xFFFFFFFF)
-            later[row] = partial(_remote(pack).read_into, offset, length, checksum)
-            table[row, 0], is_here[row] = LATER, False
-        wanted: dict[PackName, list[npt.NDArray[np.intp]]] = {}
-        for place in np.unique(places[is_here]).tolist():
-            name = self.pack_name(place >> 32, place & 0xFFFFFFFF)
-            wanted.setdefault(name, []).append(np.flatnonzero(is_here & (places == place)))
+        names_of: dict[tuple[int, int], PackName] = {}
+        wanted: dict[PackName, list[int]] = {}
+        for row, (kind, run, number, offset, length, checksum) in enumerate(_ENTRY.iter_unpack(found)):
+            where = MISSING if kind < 0 else ELSEWHERE
+            if kind == packfile.REF_PACK and length > RANGE:
+                later[row] = partial(_remote(self.open_pack(run, number)).read_into, offset, length, checksum)
+                where = LATER
+            elif kind == packfile.REF_PACK:
+                name = names_of.get((run, number))
+                if name is None:
+                    name = names_of[run, number] = self.pack_name(run, number)
+                wanted.setdefault(name, []).append(row)
+            table.append((where, offset, length, checksum))
 
-        def fetch(name: PackName) -> tuple[list[int], list[memoryview]]:
-            rows = np.concatenate(wanted[name])
-            ranges = [tuple(each) for each in table[rows, 1:3].tolist()]
-            return rows.tolist(), _ranged(self._packs, name).read(ranges)
+        def fetch(name: PackName) -> list[memoryview]:
+            return _ranged(self._packs, name).read([table[row][1:3] for row in wanted[name]])
 
         buffers: list[Mapped] = []
-        for rows, contents in in_parallel(fetch, wanted):
+        for rows, contents in zip(wanted.values(), in_parallel(fetch, wanted), strict=True):
             for row, content in zip(rows, contents, strict=True):
-                if len(content) == table[row, 2]:  # else it is damaged, and asked for by itself
-                    table[row, :2] = len(buffers), 0
+                _, _, length, checksum = table[row]
+                if len(content) == length:  # else it is damaged, and asked for by itself
+                    table[row] = len(buffers), 0, length, checksum
                     buffers.append(content)
-        return Located(buffers, table, later)
+        return Located(buffers, np.array(table, np.int64).reshape(-1, 4), later)
 
     def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
         found: list[Listed] = []

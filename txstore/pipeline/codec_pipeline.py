@@ -47,6 +47,9 @@ _SHARE = 256 << 10
 
 #: How much is fetched at a time, and how much is under way, in bytes as they are decoded.
 _FETCHED, _UNDER_WAY = 16 << 20, 128 << 20
+#: Chunks that are read to their places at once: in memory of their own are only the pieces that are on their way, of
+#: all together, and while the last ones of some are copied, the first ones of others are under way.
+_PLACED = 4
 
 _PRESENT, _MISSING = {"status": "present"}, {"status": "missing"}
 _RESULTS = {chunks.READ: _PRESENT, chunks.MISSING: _MISSING}
@@ -182,7 +185,8 @@ class TxCodecPipeline(CodecPipeline):
         batches = [rows[at : at + count] for at in range(0, len(rows), count)]
         if len(batches) == 1:
             return self._read(store, rows, array)
-        under_way = max(2, _UNDER_WAY // (count * self.layout.size))
+        is_placed = count == 1 and all(self.layout.place(row, array) is not None for row in rows)
+        under_way = max(_PLACED if is_placed else 2, _UNDER_WAY // (count * self.layout.size))
         states = list(in_advance(lambda batch: self._read(store, batch, array), batches, under_way - 1))
         return b"".join([state for state in states if state is not None]) if None not in states else None
 
