@@ -332,7 +332,7 @@ def test_the_keys_of_one_group_are_listed_without_those_of_others(repo: txstore.
     scan = snapshot.runs.scan
     snapshot.runs.scan = lambda *args: scans.append(len(found := scan(*args))) or found  # type: ignore[method-assign]
     assert list(zarr.open_group(MappingStore(snapshot), mode="r")) == ["big", "small"]
-    assert sum(scans) < 20
+    assert sum(scans) < 100  # a page of them, of 2,000
 
 
 def test_through_kvstore_only_items_are_used(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
