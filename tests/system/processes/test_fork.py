@@ -372,6 +372,20 @@ def test_a_lock_that_a_thread_holds_is_free_in_the_child():
         in_child(lambda: [each.acquire(timeout=TIMEOUT) or pytest.fail("it is held") for each in (lock, again)])
 
 
+def test_nothing_lives_longer_for_being_told_of_forks():
+    class Told:
+        def after_fork_in_child(self) -> None:
+            pass
+
+    thing = Told()
+    processes.watch(thing)
+    assert thing in processes.all_of(processes._forked)
+    before, seen = len(processes._forked._references), weakref.ref(thing)
+    del thing
+    assert seen() is None
+    assert len(processes._forked._references) < before
+
+
 def test_things_are_told_of_a_fork_also_if_another_thread_adds_one():
     class Told:
         def __init__(self) -> None:
