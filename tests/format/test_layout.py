@@ -193,6 +193,19 @@ def test_frames(kind, seen, sequence, key, value, gap, axes):
     assert packfile.decode_frame(part, start, begin=start, size=end) == found
 
 
+@given(bit=st.integers(0, 8 * packfile.HEAD_SIZE - 1))
+def test_the_head_of_a_pack_is_known_without_being_decoded(bit):
+    mine, other = b"m" * 16, b"o" * 16
+    head = packfile.encode_head(mine, other, 3, 7)
+    assert packfile.is_head_of(head, mine)
+    assert not packfile.is_head_of(head, other)
+    assert not packfile.is_head_of(head[:-1], mine)
+    turned = (int.from_bytes(head, "big") ^ 1 << bit).to_bytes(len(head), "big")
+    assert not packfile.is_head_of(turned, mine)
+    with pytest.raises(MalformedError):
+        packfile.decode_head(turned)
+
+
 @given(st.binary(min_size=16, max_size=16), u32)
 def test_packs_of_a_transaction(transaction, number):
     pack = packfile.participants_pack(transaction, number)

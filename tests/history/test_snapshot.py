@@ -90,3 +90,25 @@ def test_a_snapshot_without_a_commit_has_no_runs(repo: txstore.Repository) -> No
     empty = Snapshot(None, Packs(repo.engine.storage), repo.url)
     assert empty.run_names == ()
     assert len(empty.runs_since(0)) == len(empty.runs) == 0
+
+
+def test_what_was_opened_of_a_commit_on_its_way_is_known_to_who_has_followed_it(
+    open_repo: OpenRepo, opened: list[PackName | None]
+) -> None:
+    writer, reader = open_repo(durability="none"), open_repo()
+    put(writer, *map(str, range(10)))
+    commits, snapshots = reader.engine.commits, reader.engine.snapshots
+    parent = commits.head()
+    assert parent is not None
+    ahead = snapshots.ahead(parent)
+    assert ahead["0"] == b"0"
+    put(writer, "next")
+    child = commits.head()
+    assert child is not None
+    made = snapshots.made(child, ahead)
+    assert set(made.opened) == set(made.run_names) & set(ahead.run_names) != set()
+    del made  # nobody reads any more
+    opened.clear()
+    head = snapshots.newest("main")
+    assert {key: bytes(value) for key, value in head.items()} == {key: key.encode() for key in head}
+    assert len(opened) == len(set(head.run_names) - set(ahead.run_names))

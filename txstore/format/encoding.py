@@ -108,9 +108,10 @@ def checked(what: str, data: bytes, size: int, magic: bytes) -> bytes:
         raise MalformedError(f"the {what} has {len(data)} bytes instead of {size}")
     if data[: len(magic)] != magic:
         raise MalformedError(f"no {what} is here: wrong magic {bytes(data[: len(magic)])!r}")
-    if crc32c(data[:-4]) != CHECKSUM.unpack(data[-4:])[0]:
+    fixed = data[:-4]
+    if crc32c(fixed) != CHECKSUM.unpack_from(data, size - 4)[0]:
         raise MalformedError(f"the {what} has a wrong checksum")
-    return data[:-4]
+    return fixed
 
 
 def check_version(what: str, version: int) -> None:

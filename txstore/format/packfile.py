@@ -49,6 +49,8 @@ FRAMES_WITH_KEY = (*FRAMES_OF_KEYS, FRAME_MERGED, FRAME_READ)  # the others have
 FRAME_OF_REF = {REF_PACK: FRAME_VALUE, REF_FOREIGN: FRAME_FOREIGN}
 
 HEAD = struct.Struct("<8sII16s16sQ4x")
+_HEAD_BEGIN = struct.pack("<8sI", b"TXSTPACK", VERSION)
+_ID_AT = len(_HEAD_BEGIN) + 4
 FRAME = struct.Struct("<4sBBHQQI")
 PREDECESSOR = struct.Struct("<IQ")
 REGION = struct.Struct("<H")  # the length of the region that follows
@@ -72,6 +74,16 @@ def decode_head(data: bytes) -> tuple[bytes, bytes, int]:
     _, version, number, pack_id, repository_id, _ = HEAD.unpack(fixed)
     check_version("a pack", version)
     return pack_id, repository_id, number
+
+
+def is_head_of(data: bytes, pack_id: bytes) -> bool:
+    """Tell whether this is the head of a pack of this id; if not, `decode_head` says what is wrong with it."""
+    return (
+        len(data) == HEAD_SIZE
+        and data.startswith(_HEAD_BEGIN)
+        and data.startswith(pack_id, _ID_AT)
+        and crc32c(data[: HEAD.size]) == CHECKSUM.unpack_from(data, HEAD.size)[0]
+    )
 
 
 def first_frame(head: bytes) -> int:

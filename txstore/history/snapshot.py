@@ -19,7 +19,7 @@ from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import decode as decode_constraints
 from txstore.history.erasures import Erasure, read_erasures
-from txstore.history.packs import Missing, MissingPackError, OpenPack, Pack, PackSource
+from txstore.history.packs import Missing, OpenPack, Pack, PackSource
 from txstore.history.ranged_packs import open_packs
 from txstore.history.ranged_runs import open_runs
 from txstore.history.runs import NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
@@ -95,10 +95,12 @@ class Snapshot(Hierarchy):
 
     def runs_named(self, names: Sequence[RunName]) -> Runs:
         """Return some of the runs. No others are opened."""
-        runs = open_runs(names, self._packs, self.opened)
-        known = {**self.opened, **runs.opened()}
-        self.opened = {name: known[name] for name in self.run_names if name in known}
-        self._warm.note(self.opened)
+        opened = self.opened
+        runs = open_runs(names, self._packs, opened)
+        if any(name not in opened for name in names):
+            known = {**opened, **runs.opened()}
+            self.opened = {name: known[name] for name in self.run_names if name in known}
+            self._warm.note(self.opened)
         return runs
 
     @property
@@ -301,10 +303,10 @@ class Snapshots:
         self._last: dict[str, weakref.ref[Snapshot]] = {}  # by branch. What nobody reads any more is not to be pinned
         self._warm = _Warm()
 
-    def of(self, stored: Stored | None, *, check: bool = True) -> Snapshot:
+    def of(self, stored: Stored | None, *, check: bool = True, parent: Snapshot | None = None) -> Snapshot:
         """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up.
 
-        Without `check` that is found out by whoever reads.
+        Without `check` that is found out by whoever reads. Of `parent`, runs may be open that it has, too.
         """
         branch = MAIN if stored is None else stored.header.branch
         reference = self._last.get(branch)
@@ -313,7 +315,7 @@ class Snapshots:
             self._renew()
             return last
         packs: PackSource = self._packs if stored is None else _PacksOfCommit(self, stored)
-        opened = NONE_KNOWN if stored is None else self._opened(stored.header.runs, last)
+        opened = NONE_KNOWN if stored is None else self._opened(stored.header.runs, last, parent)
         snapshot = Snapshot(
             stored, packs, self._commits.storage.url, self._sources, opened, self._warm,
             partial(read_erasures, self._commits.storage),
@@ -337,18 +339,26 @@ class Snapshots:
 
     def _renew(self) -> None:
         for pins in list(self._pins.values()):
-            pins.renew()
+            if pins.is_child:
+                pins.renew()
 
-    def _opened(self, names: Sequence[RunName], last: Snapshot | None) -> Known:
+    def _opened(self, names: Sequence[RunName], last: Snapshot | None, parent: Snapshot | None = None) -> Known:
         """Return which of a commit's runs are open. Those that came with it, which have other names here, are not.
 
         No others: what they lead to may have been deleted, and takes space as long as it is mapped.
         """
         if last is not None:
             opened = last.opened
-            return {name: found for name in names if (found := opened.get(name)) is not None}
-        warm = self._warm.runs
-        return {name: (run, OpenPacks()) for name in names if (run := warm.get(name)) is not None}
+            there = {name: found for name in names if (found := opened.get(name)) is not None}
+        else:
+            warm = self._warm.runs
+            there = {name: (run, OpenPacks()) for name in names if (run := warm.get(name)) is not None}
+        if parent is not None and parent is not last:
+            opened = parent.opened
+            for name in names:
+                if name not in there and (found := opened.get(name)) is not None and found[0].is_light:
+                    there[name] = found[0], OpenPacks()
+        return there
 
     def newest(self, branch: str, found: Stored | None = None) -> Snapshot:
         """Return the snapshot at the head of a branch, which is `found` unless a vacuum has overtaken it since."""
@@ -362,11 +372,21 @@ class Snapshots:
                     self._commits.check_living(branch)
                     raise
 
+    def made(self, stored: Stored, parent: Snapshot) -> Snapshot:
+        """Return the snapshot of a commit that was made just now, by whoever has looked at its parent.
+
+        If that was on its way to its slot then, it has come there as it was: the commit names the hash of its header.
+        So its runs are those that were opened. Values are read from the files.
+        """
+        snapshot = self.of(stored, check=False, parent=parent)
+        self._warm.note(snapshot.opened)
+        return snapshot
+
     def ahead(self, stored: Stored) -> Snapshot:
         """Return a snapshot of a commit that is on its way to its slot, for whoever is going to follow it.
 
-        It may never arrive: so nothing that is opened of it is kept. It needs no pin: as long as it is on its way, no
-        vacuum gets its turn, and what any has given up before, it does not need.
+        It may never arrive: so nothing that is opened of it is kept, unless it does (`made`). It needs no pin: as long
+        as it is on its way, no vacuum gets its turn, and what any has given up before, it does not need.
         """
         reference = self._last.get(stored.header.branch)
         opened = self._opened(stored.header.runs, None if reference is None else reference())
@@ -422,14 +442,11 @@ class _PacksAhead:
         pack = self._copies.get(name.id)
         if pack is not None:
             return pack
+        path = self._commits.staged_path(name.id, 0)
         try:
-            return self._snapshots.get(name)
-        except MissingPackError:
-            path = self._commits.staged_path(name.id, 0)
-            try:
-                content = self._commits.storage.read(path)
-            except FileNotFoundError:  # it has just got its slot
-                return self._snapshots.get(name, missing)
+            content = self._commits.storage.read(path)
+        except FileNotFoundError:  # it has its slot
+            return self._snapshots.get(name, missing)
         self._copies[name.id] = pack = OpenPack(path, content, name.id)
         return pack
 

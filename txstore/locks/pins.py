@@ -67,7 +67,7 @@ class Pins:
         self._is_settled = True  # nothing has gone since, whatever it was
         self._locked: set[int] = set()  # seqs whose bytes may be locked
         self._pinned: int | None = None
-        self._is_child = False  # a fork has closed the file, and nothing was pinned here since
+        self.is_child = False  # a fork has closed the file, and nothing was pinned here since
         processes.watch(self)
 
     def hold(self, thing: object, seq: int) -> None:
@@ -80,9 +80,9 @@ class Pins:
 
     def renew(self) -> None:
         """Pin in a forked child what its parent had pinned."""
-        if self._is_child:
+        if self.is_child:
             self._in_turn(self._settle)
-            self._is_child = False
+            self.is_child = False
 
     def lowest(self, below: int) -> int | None:
         """Return the lowest seq below `below` that a living process has pinned, this one included."""
@@ -183,7 +183,7 @@ class Pins:
         self.__dict__.pop("_turn", None)  # it was another thread's, which is not in this process
         self._pinned = None
         self._locked.clear()
-        self._is_child = True
+        self.is_child = True
         self._bytes = None
         if self._descriptor is not None:
             self._descriptor.close()

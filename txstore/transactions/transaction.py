@@ -851,7 +851,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                     committer = Committer(*arguments, in_line=False)
                     stored = committer.run()
                 if stored is not None:
-                    result = self._snapshots.of(stored, check=False)
+                    result = self._snapshots.made(stored, committer.head)
                     self._settled = frozenset(committer.merges.settled or ())
         except SyncFailedError as error:
             self._go_on(committer)
