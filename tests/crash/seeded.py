@@ -289,7 +289,7 @@ EDITS = [
     Edit("history.slots:Publisher._take_slot", "self._check_floor(stored)", "pass", "sleeper"),
     Edit(
         "history.slots:Publisher.publish_in_line",
-        "there is None or there.hash != ahead.hash",
+        "not self.commits.has(ahead)",
         "False",
         "killed in line",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,11 @@ import txstore
 from tests.transactions.faults import Watched, always, once, watch
 from txstore import CommitUnknownError, ConflictError, StaleArrayError, TransactionStateError
 from txstore.format import names, records
+from txstore.history.commit import Stored
+from txstore.history.commits import Commits
+from txstore.transactions import committer
+from txstore.transactions.chains import Link
+from txstore.transactions.staged_keys import StagedKeys
 
 OpenRepo = Callable[..., txstore.Repository]
 
@@ -177,6 +183,78 @@ def test_who_waits_for_its_turn_looks_at_what_others_commit(
         mapping.commit()
     assert read_inside == [names.commit_path("main", 2)]  # whether there is one more
     assert repo.head().slot == 2
+
+
+@pytest.mark.parametrize("key", ["other", "key"], ids=["no conflict", "conflict"])
+@pytest.mark.parametrize(
+    ("moment", "isolation", "looks"),
+    [(0.0, "snapshot", 2), (math.inf, "snapshot", 1), (math.inf, "serializable", 2)],
+    ids=["has begun long ago", "has just begun", "has much to look at"],
+)
+def test_who_has_just_begun_looks_at_what_others_commit_in_its_turn_alone(
+    open_repo: OpenRepo,
+    repo: txstore.Repository,
+    moment: float,
+    isolation: str,
+    looks: int,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer, "_MOMENT", moment)
+    mapping = repo.begin(isolation=isolation)
+    mapping["key"] = b"1"
+    put(open_repo(), key, b"other")
+    looked, head = [], Commits.head
+
+    def look(commits: Commits, branch: str) -> Stored | None:
+        looked.append(branch)
+        return head(commits, branch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Commits, "head", look)
+        if key == "key":
+            with pytest.raises(ConflictError):
+                mapping.commit()
+        else:
+            mapping.commit()
+            assert len(looked) == looks
+    mapping.rollback()
+    assert repo.head().slot == (1 if key == "key" else 2)
+
+
+def test_few_keys_are_gone_through_a_few_times(
+    open_repo: OpenRepo, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapping = repo.begin()
+    mapping["key"] = b"1"
+    put(open_repo(), "other")  # so that conflicts are looked for
+    walked, items = [], StagedKeys.items
+
+    def walk(staged: StagedKeys) -> Iterator[tuple[str, Link]]:
+        walked.append(staged)
+        return items(staged)
+
+    monkeypatch.setattr(StagedKeys, "items", walk)
+    mapping.commit()
+    assert len(walked) <= 6  # to build the run, to tell what is written, and what is about to be; nine clauses ask that
+
+
+def test_a_commit_is_there_as_long_as_its_slot_has_what_was_read(repo: txstore.Repository) -> None:
+    commits = repo.engine.commits
+    first = commits.head()
+    put(repo, "second")
+    second = commits.head()
+    assert first is not None
+    assert second is not None
+    assert commits.has(first)
+    slot, above, aside = (f"{repo.url}/{path}" for path in (first.path, second.path, "aside"))
+    os.rename(slot, aside)
+    assert not commits.has(first)
+    os.rename(above, slot)
+    assert not commits.has(first)
+    os.rename(slot, above)
+    os.rename(aside, slot)
+    assert commits.has(first)
 
 
 # --- an outcome that is unknown

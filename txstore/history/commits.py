@@ -106,6 +106,16 @@ class Commits:
             return self.read(branch, slot)
         return self.decode(path, branch, slot, tail, size)
 
+    def has(self, stored: Stored) -> bool:
+        """Tell whether a commit is in its slot as it was read: of what the file says, nothing is decoded again."""
+        footer = stored.footer
+        try:
+            tail, size = self.storage.read_tail(stored.path, footer.header_length + commitfile.FOOTER_SIZE)
+        except FileNotFoundError:
+            return False
+        encoded = tail[: footer.header_length]
+        return size == footer.file_length and commitfile.header_hash(encoded) == stored.hash
+
     def at(self, branch: str, slot: int) -> Stored | None:
         """Return the commit in a slot of a branch, or of those that it has forked from, None if there is none."""
         return self.read(self.branches.owner(branch, slot), slot)

@@ -69,8 +69,7 @@ Changes = Mapping[str, Any]
 def changed(changes: Changes, written: Written) -> Written:
     """Return what is written after changes. Raises `ValueError` if it is too much."""
     found = {name: each for name, each in {**written, **changes}.items() if each is not None}
-    length = len(as_text(found))
-    if changes and length > MAX_BYTES:
+    if changes and (length := len(as_text(found))) > MAX_BYTES:
         raise ValueError(
             f"all constraints together have {length} bytes, and every commit carries them: at most {MAX_BYTES} are "
             "possible"

@@ -265,8 +265,7 @@ class Publisher:
             self._sync()
             if line is not None and ahead is not None:
                 line.wait()
-                there = self.commits.read(self.branch, ahead.header.slot)
-                if there is None or there.hash != ahead.hash:
+                if not self.commits.has(ahead):
                     raise LostPlaceError
             try:
                 self._take_slot(stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from txstore.format.commitfile import DataPack, RunName, Section, Statistics
 from txstore.format.documents import kind_of_node
 from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, is_document
 from txstore.format.packfile import PackName
+from txstore.format.records import SERIALIZABLE
 from txstore.history import declarations
 from txstore.history import runs as index
 from txstore.history.ancestry import Ancestry
@@ -32,6 +34,10 @@ from txstore.transactions.staging import Peek, Staging
 
 #: So many paths are remembered at which there is no node.
 _ABSENT = 4096
+#: So many staged keys are remembered while conflicts are looked for: each question goes through all of them.
+_FEW = 1024
+#: Seconds in which others commit little.
+_MOMENT = 0.05
 
 
 class _Merged(NamedTuple):
@@ -127,8 +133,9 @@ class Committer:
         if is_empty and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints):
             return None
 
-        # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us.
-        if self.commits.takes_turns:
+        # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us:
+        #    unless there is so little to look at that nobody does.
+        if self.commits.takes_turns and not self._is_fresh():
             self._keep_constraints(self.catch_up())
 
         # 3. Every now and then, runs of the head are merged: as much as is little beside what this commit brings.
@@ -140,6 +147,20 @@ class Committer:
         #    once for each slot that is tried, until the file takes one.
         self.publisher.prepare(self.head.stored)
         return self.publisher.publish_in_line(self) if self._in_line else self.publisher.publish(self)
+
+    def _is_fresh(self) -> bool:
+        """Tell whether others can hardly have committed anything since the base, and little is asked of that."""
+        staging = self.staging
+        return (
+            time.monotonic() - staging.began < _MOMENT
+            and len(staging.staged) <= _FEW
+            and self.publisher.end <= OFFERED
+            and not (staging.is_shared or staging.grafts.any or staging.prefixes)
+            and not (staging.constraints or self.base.written_constraints)
+            and staging.record.isolation != SERIALIZABLE
+            and staging.settle_conflicts is None
+            and staging.other_parent is None
+        )
 
     def withdraw_packs(self) -> None:
         """Take back the names in `packs/`: no commit refers to them."""
@@ -237,9 +258,13 @@ class Committer:
                 if key not in documents and (content := self.staging.below(key)) is not None:
                     more.append(key)
                     documents[key] = bytes(content)
+        keys: Iterable[str] = _Keys(self.staging, self.unchanged, more)
+        deleted: Iterable[str] = _Keys(self.staging, self.unchanged, are_deleted=True)
+        if len(self.staging.staged) <= _FEW:
+            keys, deleted = list(keys), list(deleted)
         return Writes(
-            _Keys(self.staging, self.unchanged, more),
-            _Keys(self.staging, self.unchanged, are_deleted=True),
+            keys,
+            deleted,
             [*self.staging.prefixes, *(graft.to for graft in self.staging.grafts)],
             documents,
             self.staging.reads(self.unchanged),

@@ -93,6 +93,8 @@ class Merges:
 
         It was found that they are apart. Return whether there are such chunks. Raises `ConflictError`.
         """
+        if not self._parts:
+            return False
         recent, found = head.runs_since(since), False
         for key, layers in self._parts.items():
             change = recent.lookup(key.encode()) if self.settled is None else None

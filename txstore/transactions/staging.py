@@ -9,6 +9,7 @@ import contextlib
 import heapq
 import os
 import threading
+import time
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -124,6 +125,7 @@ class Staging(Hierarchy):
         self.settle_conflicts = settle_conflicts
         self.id = record.id  # of the transaction, and of the commit that it becomes
         self.process = os.getpid()
+        self.began = time.monotonic()
         self.is_owner = shared is None  # began the transaction, which has no name
         self.attached: set[object] = set()  # transactions of this process that use this
         self._thread = ""  # the name of the one that became a participant
