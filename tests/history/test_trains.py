@@ -504,8 +504,9 @@ def test_a_listing_that_is_late(url, meet, impatient, monkeypatch):
                 hidden[each.name] = hidden.get(each.name, 0) + 1
             return [each for each in found or () if hidden[each.name] > 3]
 
-    monkeypatch.setattr(ObjectClient, "list_after", late)
-    made = [each.result() for each in commit_together(crew(url))]
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectClient, "list_after", late)
+        made = [each.result() for each in commit_together(crew(url))]
     assert len({each.id for each in made}) == CREW
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
 
