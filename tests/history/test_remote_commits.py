@@ -14,6 +14,7 @@ from tests.waiting import TIMEOUT
 from txstore.format import names
 from txstore.history import remote_commits
 from txstore.history import slots as slots_of_history
+from txstore.transactions.transaction import Transaction
 
 
 @pytest.fixture
@@ -105,8 +106,8 @@ def test_what_others_have_committed_is_a_conflict_after_a_lost_slot(url: str) ->
     assert repo.mapping()["a"] == b"2"
 
 
-def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slot above its base is free again, when it has last seen the head longer ago than what a vacuum waits."""
+def passed_by_a_vacuum(url: str) -> tuple[txstore.Repository, Transaction]:
+    """Return a transaction, with its repository, whose base a vacuum has given up since."""
     repo, other = txstore.Repository(url), txstore.Repository(url)
     commit(repo, "a", b"0")
     repo.tags["v1"] = 0
@@ -116,6 +117,12 @@ def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.M
         commit(other, "a", b"%d" % number)
         other.optimize()
         other.vacuum(keep=1)
+    return repo, transaction
+
+
+def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot above its base is free again, when it has last seen the head longer ago than what a vacuum waits."""
+    repo, transaction = passed_by_a_vacuum(url)
     monkeypatch.setattr(remote_commits, "_STAYS", 0.0)
     with pytest.raises(txstore.SnapshotExpiredError):
         transaction.commit()
@@ -128,15 +135,7 @@ def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.M
 
 def test_who_sleeps_before_it_takes_the_slot_looks_for_the_floor(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has seen the head so long ago that a vacuum may have freed the slot since."""
-    repo, other = txstore.Repository(url), txstore.Repository(url)
-    commit(repo, "a", b"0")
-    repo.tags["v1"] = 0
-    transaction = repo.begin()
-    transaction["a"] = b"mine"
-    for number in range(2):
-        commit(other, "a", b"%d" % number)
-        other.optimize()
-        other.vacuum(keep=1)
+    repo, transaction = passed_by_a_vacuum(url)
     monkeypatch.setattr(remote_commits, "TRUSTED", -1.0)
     with pytest.raises(txstore.CommitUnknownError) as caught:
         transaction.commit()

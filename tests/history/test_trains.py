@@ -195,6 +195,20 @@ def test_whoever_leads_dies_when_the_train_is_decided(url, meet, impatient, monk
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
 
 
+@contextlib.contextmanager
+def all_die_when_it_is_decided(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Whoever is about to put anything behind slot 1 dies, or to wait for that, once it is taken."""
+
+    def dies(*_: Any) -> None:
+        if is_taken(url, 1):
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trains, "_follow", dies)
+        patched.setattr(Trains, "_await", dies)
+        yield patched
+
+
 def test_whoever_leads_dies_before_it_has_taken_the_slot(url, meet, impatient, monkeypatch):
     left = [Killed]
     meet(url, CREW)
@@ -219,13 +233,7 @@ def test_all_die_when_the_train_is_decided(url, meet, impatient, monkeypatch):
     """It is made all the same: by whoever comes next, be it a reader."""
     meet(url, CREW)
 
-    def dies(*_: Any) -> None:
-        if is_taken(url, 1):
-            raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trains, "_follow", dies)
-        patched.setattr(Trains, "_await", dies)
+    with all_die_when_it_is_decided(url, monkeypatch):
         made = [each.result() for each in commit_together(crew(url))]
     assert made == [None] * CREW
     assert not is_taken(url, 2)
@@ -242,20 +250,18 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
     commits = later._commits
     meet(url, CREW)
 
-    def dies(*_: Any) -> None:
-        if is_taken(url, 1):
-            raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trains, "_follow", dies)
-        patched.setattr(Trains, "_await", dies)
+    with all_die_when_it_is_decided(url, monkeypatch):
         commit_together(crew(url))
     train = commits._trains.read("main", 1)
     assert [is_taken(url, slot) for slot in range(1, CREW + 1)] == [True] + [False] * (CREW - 1)
     # It has seen what was decided, goes on behind that, and dies when it has the slot.
     commits._newest["main"], commits._looks["main"] = train[0].stored, Look.now()
     commits.decided(train)
-    monkeypatch.setattr(Trains, "_follow", lambda *_: dies())
+
+    def dies(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(Trains, "_follow", dies)
     assert [each.result() for each in commit_together([later])] == [None]
     assert all(is_taken(url, slot) for slot in range(CREW + 2))
     monkeypatch.undo()
@@ -421,16 +427,10 @@ def test_a_branch_is_renamed_beside_a_train(url, meet, monkeypatch):
 def test_who_may_only_read_comes_to_what_is_in_its_place(url, meet, impatient, monkeypatch):
     meet(url, CREW)
 
-    def dies(*_: Any) -> None:
-        if is_taken(url, 1):
-            raise Killed
-
     def refuses(*_: Any) -> None:
         raise PermissionError("read-only")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Trains, "_follow", dies)
-        patched.setattr(Trains, "_await", dies)
+    with all_die_when_it_is_decided(url, monkeypatch) as patched:
         commit_together(crew(url))
         patched.setattr(ObjectClient, "create", refuses)
         assert len(dict(txstore.Repository(url).mapping())) == 2

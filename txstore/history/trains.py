@@ -11,6 +11,7 @@ can tell each byte of theirs, and put them in their places: nobody puts anything
 from __future__ import annotations
 
 import contextlib
+import operator
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -88,17 +89,15 @@ def offer_of(content: bytes, mine: Stored) -> bytes:
 
 def members(content: bytes, leader: Stored) -> list[Member]:
     """Return the commits that a file has decided, its own first. Raises `NoTrainError`."""
-    found = [Member(leader, content)]
-    for offer in _offers_in(content, leader):
-        found.append(couple(found[-1].stored, offer, Train(len(found), leader.header.train.length)))  # type: ignore[union-attr]
+    found, train = [Member(leader, content)], leader.header.train
+    if train is not None:
+        for offer in _offers_in(content, leader.header, train):
+            found.append(couple(found[-1].stored, offer, Train(len(found), train.length)))
     return found
 
 
-def _offers_in(content: bytes, leader: Stored) -> Iterator[bytes]:
-    train = leader.header.train
-    if train is None:
-        return
-    sections = [each for each in leader.header.sections if each.kind == commitfile.SECTION_TRAIN]
+def _offers_in(content: bytes, header: Header, train: Train) -> Iterator[bytes]:
+    sections = [each for each in header.sections if each.kind == commitfile.SECTION_TRAIN]
     if train.place or len(sections) != 1:
         raise NoTrainError("this file does not decide what follows")
     reader = encoding.Reader(content[sections[0].offset : sections[0].offset + sections[0].length])
@@ -348,7 +347,7 @@ class Trains:
             return True
 
         requests: list[Callable[[], OSError | bool | None]] = [offer] if is_led else [offer, lead]
-        refused, *leads = each_in_thread(_call, requests)
+        refused, *leads = each_in_thread(operator.call, requests)
         try:
             if isinstance(refused, PermissionError) and not was_unanswered(refused):
                 raise refused
@@ -482,7 +481,7 @@ class Trains:
                 self._put(missing)
                 patience = _patience(trip)
             else:
-                time.sleep(trip * random.uniform(0.3, 1.0))
+                time.sleep(trip * random.uniform(*_ARRIVING))
             there = self._look(branch, upto).slots.keys()
 
     def _look(self, branch: str, slot: int) -> Listed:
@@ -526,7 +525,3 @@ def _later(function: Callable[..., None], *arguments: object) -> None:
     """Call a function that nobody waits for."""
     with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads: a vacuum does it
         executor("sweep", 2).submit(function, *arguments)
-
-
-def _call(function: Callable[[], OSError | bool | None]) -> OSError | bool | None:
-    return function()
