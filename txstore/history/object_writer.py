@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,9 @@ OBJECT_SIZE = 32 << 20
 #: A value of this length ends its pack, which is uploaded at once. Where no room is left to copy it to, whoever appends
 #: it waits, and it is sent from where they have it.
 LONG = 8 << 20
-#: What a commit's own file holds of values, at most: it is sent again when another commit was faster.
-INLINE_SIZE = 1 << 20
+#: What a commit's own file holds of values, at most; and what it may still hold of them when another commit was faster:
+#: the file is sent again then.
+INLINE_SIZE, SENT_AGAIN = 1 << 20, 64 << 10
 #: Packs of one writer that are uploaded at the same time, and how many bytes they have together, as long as there is
 #: more than one; `append` waits for one of them when there are more.
 UPLOADS = 12
@@ -66,6 +67,7 @@ class ObjectWriter:
         self._participant = participant
         self._repository_id = repository_id
         self._own_file = PackWriter(storage, self.path, self.id, repository_id, participant=participant)
+        self._aside: _Aside | None = None
         self._packs: list[_Pack] = []  # number n at n - 1; the last one may be filling
         self._is_filling = False
         self._is_published = False
@@ -92,6 +94,32 @@ class ObjectWriter:
         """Return where the frames end, by the number of the pack in the transaction."""
         packs = {packfile.pack_number(self._participant, n): pack.end for n, pack in enumerate(self._packs, 1)}
         return packs if self._participant else {0: self.size, **packs}
+
+    @property
+    def aside(self) -> int:
+        """The number of the pack that has what was staged in the commit's own file; 0: that file has it."""
+        return 0 if self._aside is None else packfile.pack_number(0, self._aside.nth)
+
+    def set_aside(self) -> bool:
+        """Let a pack have the values that the commit's own file holds, if they are many; return whether one has now.
+
+        Raises `OSError`.
+        """
+        with self._lock:
+            self._check()
+            if self._participant or self._is_published or self._aside is not None or self.size <= SENT_AGAIN:
+                return False
+            self._hold(packfile.encode_head(self.id, self._repository_id))
+            own, nth = self._own_file, len(self._packs) + 1
+            own.finish(own.size)
+            frames = self._storage.read_staged(self.path)[packfile.HEAD_SIZE :]
+            self._packs.append(
+                _Pack(self._transaction, packfile.pack_number(0, nth), self._repository_id, nth, 0, frames)
+            )
+            self._aside, self._is_filling = _Aside(own, nth), False
+            self._storage.forget_staged(self.path)
+            self._own_file = PackWriter(self._storage, self.path, self.id, self._repository_id)
+        return True
 
     def append_chunks(self, batch: chunks.Batch, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
         return False  # of what is uploaded, a round trip is the cost, and not the call
@@ -131,7 +159,9 @@ class ObjectWriter:
 
     def document(self, offset: int) -> bytes | None:
         """Return a document that was staged here, if so much else was that it should be laid beside the others."""
-        return self._documents.get(offset) if self._packs else None
+        if not self._packs or (self._aside is not None and not packfile.split_offset(offset)[0]):
+            return None
+        return self._documents.get(offset)
 
     def _room_for(self, length: int) -> tuple[_Pack, _Pack | None]:
         """Return the pack that the next frame goes to, and one that is full by then; the caller holds the lock.
@@ -265,7 +295,7 @@ class ObjectWriter:
         """Return a value that was appended here. Raises `CorruptionError` if it is no longer what was written."""
         number, offset = packfile.split_offset(staged.offset)
         if not number:
-            return self._own_file.read(staged)
+            return (self._own_file if self._aside is None else self._aside.values).read(staged)
         pack = self._packs[number - 1]
         value = pack.value(offset)
         if value is None:  # it is uploaded
@@ -336,6 +366,13 @@ class ObjectWriter:
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
 
 
+class _Aside(NamedTuple):
+    """What was in the commit's own file: still in memory, for this process to read, and in the nth of its packs."""
+
+    values: PackWriter
+    nth: int
+
+
 class _Room:
     """Uploads that are under way: so many, and so many bytes. Safe in threads."""
 
@@ -372,14 +409,17 @@ class _Room:
 class _Pack:
     """One data pack, in memory until it is uploaded."""
 
-    def __init__(self, transaction: bytes, number: int, repository_id: bytes, nth: int, first: int) -> None:
+    def __init__(
+        self, transaction: bytes, number: int, repository_id: bytes, nth: int, first: int, frames: bytes = b""
+    ) -> None:
+        """`frames`, which the pack begins with, were numbered from `first` on."""
         pack_id = packfile.participants_pack(transaction, number)
         self.path = names.data_pack_path(pack_id)
         self._lengths: dict[int, int] = {}  # of the values, by their offsets
-        self.end = packfile.HEAD_SIZE
+        self.end = packfile.HEAD_SIZE + len(frames)
         self._nth = nth
         self._first = first
-        self._content = bytearray(packfile.encode_head(pack_id, repository_id, number, first))
+        self._content = bytearray(packfile.encode_head(pack_id, repository_id, number, first) + frames)
         self._heads: list[bytes] = []
         self._last: tuple[int, Buffer] | None = None  # the value that ends it, if that is long, and its offset
         self.uploading = processes.new_lock()

@@ -84,6 +84,13 @@ class Writer(Protocol):
     def document(self, offset: int) -> bytes | None:
         """Return a document that was staged here, if the commit should lay it beside the others in its own file."""
 
+    @property
+    def aside(self) -> int:
+        """The number of the pack that has what was staged in the file of participant 0; 0: the file itself."""
+
+    def set_aside(self) -> bool:
+        """Make the file small that is to be sent again; return whether its values are in a pack of their own now."""
+
     def write_at(self, offset: int, content: Buffer) -> None: ...
     def finish(self, length: int) -> None: ...
     def sync(self) -> None: ...
@@ -132,8 +139,13 @@ class PackWriter:
         )
         return cls(storage, path, pack_id, repository_id, participant=participant)
 
+    aside = 0
+
     def document(self, offset: int) -> bytes | None:
         return None  # to read one takes no request
+
+    def set_aside(self) -> bool:
+        return False  # a rename takes as long whatever the length
 
     @property
     def size(self) -> int:

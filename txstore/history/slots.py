@@ -48,7 +48,10 @@ _PIECE = 1 << 20
 
 
 class LostPlaceError(Exception):
-    """A commit that this one was to follow was not made, or may not be. Internal: nothing was published; try again."""
+    """A commit can't be made as it was begun. Internal: nothing was published; try again.
+
+    One that it was to follow was not made, or may not be; or its values lie elsewhere now.
+    """
 
 
 class SyncFailedError(Exception):
@@ -232,8 +235,10 @@ class Publisher:
                 try:
                     stored = self._take_slot(stored, joins=contents.joins)
                 except SlotTakenError:
-                    lost.one_more()
-                    continue  # I2: the slot is proven to be another's, so the file may be written again
+                    lost.one_more()  # I2: the slot is proven to be another's, so the file may be written again
+                    if self.writer.set_aside():
+                        raise LostPlaceError from None
+                    continue
                 break
         return self._settled(stored)
 

@@ -212,8 +212,7 @@ class Committer:
             elif (copy := self._beside_others(key, link)) is not None:
                 yield key, packfile.REF_PACK, copy.offset, copy.length, copy.checksum, 0
             else:
-                nth, offset = packfile.split_offset(link.offset)
-                pack = numbers[packfile.pack_number(link.participant, nth)]
+                pack, (_, offset) = numbers[self.staging.number_of(link)], packfile.split_offset(link.offset)
                 yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
 
     def _beside_others(self, key: str, link: Link) -> Staged | None:

@@ -1019,10 +1019,10 @@ class Staging(Hierarchy):
             if link.kind in packfile.REF_OF_FRAME and not self.staged.layers(key)  # of which the commit makes its own
         } - {0}
 
-    @staticmethod
-    def number_of(link: Link) -> int:
+    def number_of(self, link: Link) -> int:
         """Return the number in the transaction of the pack that a staged value lies in."""
-        return packfile.pack_number(link.participant, packfile.split_offset(link.offset)[0])
+        number = packfile.pack_number(link.participant, packfile.split_offset(link.offset)[0])
+        return number or (self._writer.aside if self.is_owner and self._writer is not None else 0)
 
     def path_of(self, pack_id: bytes) -> str:
         """Return where a part lies until the commit is made."""
