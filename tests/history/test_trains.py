@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 import uuid
@@ -16,11 +17,24 @@ import txstore
 from tests.waiting import TIMEOUT, wait_until
 from txstore.format import names
 from txstore.format.commitfile import SECTION_TRAIN
-from txstore.history import remote_commits, trains
-from txstore.history.trains import Look, Trains
+from txstore.history import object_writer, remote_commits, trains
+from txstore.history.trains import Listed, Look, Trains
 from txstore.storage.objects.client import ObjectClient
+from txstore.storage.objects.interface import Object
 
 CREW, AWAKE = 5, 3
+ARRAY = json.dumps(
+    {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [4],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes"}],
+    }
+).encode()
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {"n": %d}}'
 
 
@@ -152,6 +166,108 @@ def test_what_is_more_than_chunks_or_the_key_of_another_waits_its_turn(url, meet
     found = commit_together([*crew(url), other])
     assert all(each.exception() is None for each in found)
     assert sorted(messages(url)) == sorted(["first", "other", *(f"writer {n}" for n in range(CREW))])
+
+
+def test_documents_of_nodes_that_are_apart_go_together(url, meet):
+    meet(url, CREW)
+    together = crew(url)
+    for number, each in enumerate(together):
+        each[f"writer {number}/zarr.json"] = GROUP % number
+    assert all(each.exception() is None for each in commit_together(together))
+    assert file_of(url, 1).header.train == (0, CREW)
+
+
+@pytest.mark.parametrize("above", ["x", "", "x/y"])
+def test_a_node_that_is_changed_does_not_go_with_what_is_below(url, meet, above):
+    """Each finds no conflict with what is below the slot: only whoever puts them together can know."""
+    meet(url, 2)
+    key = f"{above}/zarr.json".lstrip("/")
+    rivals = [staged(url, "node", key, ARRAY), staged(url, "below", "x/y/c/0")]
+    found = commit_together(rivals)
+    won = [each.result().message for each in found if each.exception() is None]
+    assert len(won) == 1
+    assert isinstance(next(each.exception() for each in found if each.exception()), txstore.ConflictError)
+    assert messages(url) == ["first", *won]
+    for each in rivals:
+        each.rollback()
+
+
+def test_what_has_packs_goes_along(url, meet, monkeypatch):
+    monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
+    meet(url, CREW)
+    made = [each.result() for each in commit_together(crew(url))]
+    assert len(made) == CREW
+    assert file_of(url, 1).header.train == (0, CREW)
+    assert all(len(file_of(url, slot).header.packs) == 1 for slot in range(1, CREW + 1))
+    txstore.Repository(url).vacuum(keep=CREW + 1)
+    head = dict(txstore.Repository(url).mapping())
+    assert head == {"a": b"0"} | {f"writer {n}/c/0": f"writer {n}".encode() for n in range(CREW)}
+
+
+def test_whoever_leads_has_slept_since_it_has_seen_the_offers(url, meet, monkeypatch):
+    """Those who have made them may have died, and a vacuum have deleted their packs: it looks again."""
+    meet(url, CREW)
+    fitting, looks = trains.fitting, []
+
+    def sleep(*arguments):
+        looks.append(monkeypatch.setattr(trains, "_AWAKE", 300.0 if looks else -1.0))
+        return fitting(*arguments)
+
+    monkeypatch.setattr(trains, "fitting", sleep)
+    monkeypatch.setattr(trains, "_PATIENCE_SECONDS", 0.1)
+    assert all(each.exception() is None for each in commit_together(crew(url)))
+    assert len(looks) > 1
+    assert len(messages(url)) == CREW + 1
+
+
+# --- those who can't go together with others
+
+
+def alone(url: str) -> Any:
+    """Return a transaction that has to take a slot by itself, and knows that others commit, too."""
+    transaction = staged(url, "alone", "b")
+    del transaction["a"]
+    return transaction
+
+
+def test_who_takes_slots_alone_lets_those_pass_who_take_one_together(url, meet, monkeypatch):
+    """It needs a trip for that, and they need some: they would never have a slot beside one who goes on and on."""
+    monkeypatch.setattr(trains, "_TRIPS_OF_A_TRAIN", 1e9)  # which take next to no time here
+    together = crew(url)
+    meet(url, CREW)
+    assert all(each.exception() is None for each in commit_together([alone(url), *together]))
+    assert messages(url)[-1] == "alone"
+    assert file_of(url, 1).header.train == (0, CREW)
+
+
+def test_who_takes_slots_alone_lets_others_pass_once(url, meet, monkeypatch):
+    passed, let_pass = [], Trains.let_pass
+
+    def counted(self, branch, slot):
+        passed.append(slot)
+        return let_pass(self, branch, slot)
+
+    monkeypatch.setattr(Trains, "let_pass", counted)
+    monkeypatch.setattr(remote_commits.RemoteCommits, "is_contended", lambda *_: True)
+    transaction = alone(url)
+    with txstore.Repository(url).begin("other") as mapping:  # which is not one of several
+        mapping["c"] = b"1"
+    transaction.commit()
+    assert messages(url) == ["first", "other", "alone"]
+    assert passed.count(passed[-1]) == 1
+    assert len(passed) <= 2  # one for each of the two commits
+
+
+@pytest.mark.parametrize(
+    ("slot", "before", "is_contended"), [(5, None, True), (3, None, False), (3, 1, True), (3, 9, False)]
+)
+def test_who_takes_slots_fast_sees_that_others_are_about_to(url, slot, before, is_contended):
+    """What they offer is for slots that it has taken long before they learn of it: `before`, in seconds."""
+    commits: Any = txstore.Repository(url).engine.commits
+    offered, made = (None, None) if before is None else (100.0 - before, 100.0)
+    offer = Object("offer", 1, offered)
+    commits._notice("main", 5, Listed({5: Object("commit", 1, made)}, {(slot, b"o" * 16): offer}, {}))
+    assert commits.is_contended("main") == is_contended
 
 
 def test_what_is_no_offer_is_left_out(url, meet):
@@ -311,6 +427,7 @@ def test_a_train_of_those_who_have_slept_is_not_taken_for_history(far, meet, imp
         mapping["a"] = b"0"
     slept, awake, is_taken_by_them = crew(url), txstore.Repository(url), threading.Event()
     monkeypatch.setattr(trains, "TRUSTED", -1.0)  # it was for long
+    monkeypatch.setattr(awake.engine.commits, "is_contended", lambda branch: False)  # it joins nobody
     for each in slept:
         commits = each._commits
         commits._looks["main"] = Look(time.monotonic() - 60, time.time() - 60)
@@ -321,7 +438,7 @@ def test_a_train_of_those_who_have_slept_is_not_taken_for_history(far, meet, imp
     def falls_asleep(*arguments: Any) -> Any:
         for number in range(AWAKE):
             with awake.begin(f"awake {number}") as mapping:
-                mapping["a/zarr.json"] = GROUP % number  # it joins nobody
+                mapping["a/zarr.json"] = GROUP % number
         for slot in range(floor):
             awake.engine.storage.objects.delete([names.commit_path("main", slot)])
         return fitting(*arguments)

@@ -326,6 +326,10 @@ class Commits:
         """Tell whether a commit that was just made may have taken a slot that a vacuum had freed (I10)."""
         return self.is_below_floor(stored.header.branch, stored.header.decided_in)
 
+    def is_crowded(self, branch: str) -> bool:
+        """Tell whether many are known to be about to take the next slot, and nobody waits for a turn."""
+        return False
+
     def let_stand(self, paths: Collection[str]) -> None:
         """Wait, before files are deleted, until nobody can take them for slots that were never taken (I10)."""
 

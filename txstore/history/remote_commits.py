@@ -50,6 +50,8 @@ _STAYS = 1.0
 _STANDS = 10.0
 #: A train this young, in seconds, means that others are about to commit.
 _RECENT = 2.0
+#: So many others make it unlikely that a slot is free when much has been sent to it.
+_CROWD = 2
 #: Seconds after which somebody else puts the commits of a train in their places.
 _PATIENCE = 2.0
 #: So many slots are read at once by whoever has lost one: others may have gone on meanwhile.
@@ -107,6 +109,7 @@ class RemoteCommits(Commits):
         self._sure_of: bytes | None = None  # the last commit here, if it can't have taken a slot that was freed
         # Of each branch: whether others are about to commit, too; the slot that one of them is about to take for all.
         self._is_contended: dict[str, bool] = {}
+        self._is_crowded: dict[str, bool] = {}
         self._led: dict[str, int] = {}
         # Of each branch, what was decided behind the head, and is not known to be in its place.
         self._loose: dict[str, list[Member]] = {}
@@ -114,6 +117,7 @@ class RemoteCommits(Commits):
         self._trains = Trains(self, storage.objects)
         self._can_list_on = True
         self._has_lost = False  # a slot, by whoever is about to commit
+        self._has_waited: bytes | None = None  # the last commit here that has let others pass
 
     def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
         return ObjectWriter(self.storage, transaction, number, self.identity.id)
@@ -195,8 +199,17 @@ class RemoteCommits(Commits):
         return Listed.of(listed)
 
     def _notice(self, branch: str, top: int, listed: Listed) -> None:
-        """Note whether others are about to commit: what they offer lies behind the slot that they want, or wanted."""
-        self._is_contended[branch] = any(slot >= top for slot, _ in listed.offers)
+        """Note whether others are about to commit: what they offer lies behind the slot that they want, or wanted.
+
+        That may be a few slots below the head by now, where somebody takes them faster than others learn of it.
+        """
+        newest = listed.slots[top].modified
+        others = {
+            commit
+            for (slot, commit), offer in listed.offers.items()
+            if slot >= top or (newest is not None and newest - (offer.modified or 0.0) < _RECENT)
+        }
+        self._is_contended[branch], self._is_crowded[branch] = bool(others), len(others) >= _CROWD
         self._led[branch] = max(listed.leads, default=-1)
         self._has_lost = False
 
@@ -213,6 +226,7 @@ class RemoteCommits(Commits):
         branch = stored.header.branch
         if abs(time.time() - stored.header.time / 1e6) < _RECENT:
             self._is_contended[branch] = True
+            self._is_crowded[branch] = self._is_crowded.get(branch, False) or train.length > _CROWD
         first = stored.header.slot - train.place
         low = min(there, default=first)
         missing = {slot for slot in range(max(first, low), first + train.length) if slot not in there}
@@ -447,7 +461,7 @@ class RemoteCommits(Commits):
     def take_slot(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
         branch, content = stored.header.branch, self.storage.read_staged(source)
         look, began = self._looks.get(branch), Look.now()
-        if joins and self._can_list_on and stored.header.fork is None and self._is_contended.get(branch, False):
+        if joins and stored.header.fork is None and self.is_contended(branch):
             is_led = self._led.get(branch) == stored.header.slot
             made = self._trains.commit(content, stored, look, is_led=is_led)
             self._is_contended[branch] = made is None or made.stored.header.train is not None
@@ -456,6 +470,8 @@ class RemoteCommits(Commits):
                 raise SlotTakenError
             stored, content = made  # the file as it is now: with others' commits, or behind them
         else:
+            if self._lets_others_pass(stored):
+                raise SlotTakenError
             if self._loose.get(branch):
                 self._trains.wait_for(branch, stored.header.slot - 1)
             super().take_slot(source, stored)
@@ -467,6 +483,26 @@ class RemoteCommits(Commits):
         self._keep(stored, content[-_TAIL:])
         self._hints.offer(stored, content[-_TAIL:])
         return stored
+
+    def is_contended(self, branch: str) -> bool:
+        return self._can_list_on and self._is_contended.get(branch, False)
+
+    def is_crowded(self, branch: str) -> bool:
+        return self._can_list_on and self._is_crowded.get(branch, False)
+
+    def _lets_others_pass(self, stored: Stored) -> bool:
+        """Let those who take a slot together have the next one, once for each commit; return whether it is taken.
+
+        They are slower than whoever takes slots alone, and would never have one beside somebody who does so in a row.
+        """
+        branch, slot = stored.header.branch, stored.header.slot
+        if not self.is_contended(branch) or stored.header.fork is not None or self._has_waited == stored.header.id:
+            return False
+        self._has_waited = stored.header.id
+        is_taken = self._trains.let_pass(branch, slot)
+        if is_taken:
+            self._looks.pop(branch, None)  # so that the head is looked for
+        return is_taken
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
         if _is_refusal(error) and not isinstance(error, FileExistsError):

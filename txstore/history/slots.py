@@ -229,6 +229,8 @@ class Publisher:
                 contents = plan.contents(head)
                 if contents is None:
                     return None
+                if not contents.joins and self.commits.is_crowded(self.branch) and self.writer.set_aside():
+                    raise LostPlaceError  # it would be late with all that it has to send
                 stored = self._write_header(head.stored, contents)
                 if self.durable:
                     self._sync()

@@ -22,7 +22,7 @@ from txstore._native import index
 from txstore.errors import CommitUnknownError, CorruptionError
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header, RunName, Section, Train
-from txstore.format.keys import is_document
+from txstore.format.keys import covering_prefixes, is_document
 from txstore.history.commit import Stored
 from txstore.history.runs import names_of
 from txstore.storage.objects.errors import was_unanswered
@@ -42,11 +42,15 @@ _GATHERING, _UNDER_WAY, _ARRIVING = 1.0, (1.0, 2.0), (0.3, 1.0)
 _YIELDS = 3
 #: Seconds after which an offer is left out: whoever has made it has died, or was told that nothing is known of it.
 _YOUNG = 30.0
+#: Seconds from its look at the offers until whoever leads asks for the slot: far less than what is staged is kept for.
+_AWAKE = 300.0
 #: A slot that was free so many seconds ago, by the committer's clock, is no slot that a vacuum has freed (I10): that
 #: deletes no commit until it has stood for twice as long.
 TRUSTED = 5.0
 #: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
 _LONGEST_TRIP = 0.5
+#: So many round trips a train takes at most, together with what those in it have asked for in vain before.
+_TRIPS_OF_A_TRAIN = 12
 #: So many seconds, and round trips, pass before somebody else leads, or puts what is missing in its place.
 _PATIENCE_SECONDS, _PATIENCE_TRIPS = 1.0, 20
 
@@ -170,37 +174,49 @@ def _header_of(offer: bytes) -> tuple[Header, int]:
         or own.kind != commitfile.SECTION_RUN
     ):
         raise NoTrainError("it has no run of its own")
-    # Of data packs that nobody waits for any more, a vacuum may have deleted some.
-    is_bound = header.constraints or header.merged or header.fork or header.reach or header.train or header.packs
+    is_bound = header.constraints or header.merged or header.fork or header.reach or header.train
     if is_bound or header.id != footer.pack_id:
         raise NoTrainError("it can't follow another commit than its own parent")
     return header, min(own.offset + own.length + -own.length % 8, footer.header_offset)
 
 
-def keys_of(offer: bytes) -> set[bytes]:
-    """Return the keys that an offer sets. Raises `NoTrainError` if it changes anything but chunks."""
+class Touched(NamedTuple):
+    """What a commit sets."""
+
+    keys: set[str]
+    nodes: set[str]  # the prefixes of all keys of the nodes whose documents are among them
+
+    def is_apart_from(self, other: Touched) -> bool:
+        """Tell whether neither sets what the other one sets, or anything of a node that the other one changes."""
+        return self.keys.isdisjoint(other.keys) and not self._is_below(other) and not other._is_below(self)
+
+    def _is_below(self, other: Touched) -> bool:
+        return bool(other.nodes) and any(not other.nodes.isdisjoint(covering_prefixes(key)) for key in self.keys)
+
+
+def touched_by(offer: bytes) -> Touched:
+    """Return what an offer sets. Raises `NoTrainError` if it does anything else."""
     header, _ = _header_of(offer)
     own = header.sections[0]
     try:
         run = index.Run(offer[own.offset : own.offset + own.length], header.seq)
         found = run.scan(b"", None, -1, 0)
-        is_plain = not run.prefixes and all(kind in packfile.FRAME_OF_REF for _, kind, *_ in found)
-        keys = {entry[0] for entry in found}
-        if not is_plain or any(is_document(key.decode()) for key in keys):
-            raise NoTrainError("it changes more than chunks")
+        if run.prefixes or not all(kind in packfile.FRAME_OF_REF for _, kind, *_ in found):
+            raise NoTrainError("it does more than to set keys")
+        keys = {entry[0].decode() for entry in found}
     except ValueError as error:
         raise NoTrainError(str(error)) from error
-    return keys
+    return Touched(keys, {next(covering_prefixes(key)) for key in keys if is_document(key)})
 
 
 def fitting(mine: bytes, leader: Stored, offers: Sequence[bytes]) -> list[bytes]:
     """Return those offers that were made for a leader's slot and touch nothing that another one touches."""
-    taken, ids, chosen = keys_of(mine), {leader.header.id}, list[bytes]()
+    taken, ids, chosen = [touched_by(mine)], {leader.header.id}, list[bytes]()
     room = _TRAIN_BYTES
     for offer in offers:
         try:
             header, _ = _header_of(offer)
-            keys = keys_of(offer)
+            touched = touched_by(offer)
         except NoTrainError:
             continue
         is_for_it = (
@@ -214,10 +230,10 @@ def fitting(mine: bytes, leader: Stored, offers: Sequence[bytes]) -> list[bytes]
             or len(offer) > room
             or len(leader.header.runs) + len(chosen) + 1 > _MOST_RUNS
         )
-        if not is_for_it or is_full or header.id in ids or keys & taken:
+        if not is_for_it or is_full or header.id in ids or not all(map(touched.is_apart_from, taken)):
             continue
         chosen.append(offer)
-        taken |= keys
+        taken.append(touched)
         ids.add(header.id)
         room -= len(offer)
     return chosen
@@ -328,6 +344,24 @@ class Trains:
             reason = f"it was offered to whoever takes slot {slot}, and what came of it can't be read ({error})"
             raise CommitUnknownError(header.id.hex(), reason=reason) from error
 
+    def let_pass(self, branch: str, slot: int) -> bool:
+        """Wait for those who are about to take a slot together; return whether that is taken, by whomever.
+
+        They need a few trips for that. Who takes slots alone needs one, and would always be faster.
+        """
+        began = asked = time.monotonic()
+        trip, top = _LONGEST_TRIP, slot - 1
+        while asked - began < _TRIPS_OF_A_TRAIN * trip:
+            before, top = top, max(self._look(branch, slot).slots, default=top)
+            trip = min(trip, time.monotonic() - asked)
+            if top > before:
+                found = self._line.read_file(branch, top)
+                if found is not None and found.stored.header.train is not None:
+                    return True  # else whoever is there has let them pass before
+            time.sleep(trip * random.uniform(*_ARRIVING))
+            asked = time.monotonic()
+        return top >= slot
+
     def _offer(self, offered: bytes, mine: Stored, *, is_led: bool) -> bool:
         """Put a file where whoever leads finds it; return whether that is this process."""
         branch, slot, commit_id = mine.header.branch, mine.header.slot, mine.header.id
@@ -393,6 +427,8 @@ class Trains:
         chosen = fitting(content, mine, [offer for offer in found if offer is not None])
         file, leader = join(content, mine, chosen) if chosen else (content, mine)
         train = members(file, leader)
+        if look.age > _AWAKE:
+            return None  # it has slept: of the data packs of those who have died since, a vacuum may have deleted some
         try:
             self._objects.create(leader.path, [file])
         except PermissionError:

@@ -370,17 +370,18 @@ class Committer:
         )
 
     def _joins(self) -> bool:
-        """Tell whether all that this is about are chunks that are set, so that only others of the same keys matter."""
+        """Tell whether all that this is about are keys that are set, so that only others near them matter."""
         staging, own = self.staging, self.own
-        if self.commits.takes_turns or own is None or own.offset + own.length > OFFERED or self.packs:
+        if self.commits.takes_turns or own is None or own.offset + own.length > OFFERED:
+            return False
+        if self.packs and staging.is_shared:  # not all of them are of this process, which knows that they will stay
             return False
         is_more = staging.other_parent is not None or staging.constraints or staging.grafts.any or staging.sources
         if is_more or any(staging.prefixes):
             return False
         writes = self.writes or self._writes()
-        if any(True for _ in writes.deleted) or writes.documents or any(writes.reads):
-            return False
-        return not any(map(is_document, writes.set))
+        # A key that was deleted, and was not there, would not be seen by those who choose what goes together.
+        return not (any(True for _ in writes.deleted) or any(writes.reads))
 
 
 class _Keys(Iterable[str]):
