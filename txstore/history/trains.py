@@ -51,6 +51,10 @@ TRUSTED = 5.0
 _LONGEST_TRIP = 0.5
 #: So many round trips a train takes at most, together with what those in it have asked for in vain before.
 _TRIPS_OF_A_TRAIN = 12
+#: Whoever is alone lets others pass for so many round trips, at most, while they go on to offer.
+_LET_PASS = 60
+#: What they offer may be for slots so far below: each learns of what was taken a trip or two later.
+_BEHIND = 16
 #: So many seconds, and round trips, pass before somebody else leads, or puts what is missing in its place.
 _PATIENCE_SECONDS, _PATIENCE_TRIPS = 1.0, 20
 
@@ -349,11 +353,14 @@ class Trains:
 
         They need a few trips for that. Who takes slots alone needs one, and would always be faster.
         """
-        began = asked = time.monotonic()
-        trip, top = _LONGEST_TRIP, slot - 1
-        while asked - began < _TRIPS_OF_A_TRAIN * trip:
-            before, top = top, max(self._look(branch, slot).slots, default=top)
+        began = heard = asked = time.monotonic()
+        trip, top, offers = _LONGEST_TRIP, slot - 1, set[tuple[int, bytes]]()
+        while asked - heard < _TRIPS_OF_A_TRAIN * trip and asked - began < _LET_PASS * trip:
+            listed = self._line.list_from(branch, max(slot - _BEHIND, 0))
+            before, top = top, max(listed.slots, default=top)
             trip = min(trip, time.monotonic() - asked)
+            if not listed.offers.keys() <= offers:  # they live, and were refused a slot by others who are alone
+                heard, offers = asked, offers | listed.offers.keys()
             if top > before:
                 found = self._line.read_file(branch, top)
                 if found is not None and found.stored.header.train is not None:
