@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from txstore.format.records import SNAPSHOT, TransactionRecord
 from txstore.history.commit import MAIN, Stored
 from txstore.history.find import At, find_commit, find_tagged
 from txstore.history.opening import Access, open_commits, open_storage
+from txstore.history.runs import Located
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.chunk_locks import ChunkLocks, Owner
 from txstore.maintenance.retention import FoldingTransaction, check_retention
@@ -291,6 +292,11 @@ class Position:
         """Return a value as `Snapshot.at_hand` does, if the commit was found."""
         found = self._snapshot
         return None if found is None else found.at_hand(key)
+
+    async def await_located(self, keys: Sequence[str]) -> Located | None:
+        """Return where values are as `Snapshot.await_located` does, if the commit was found."""
+        found = self._snapshot
+        return None if found is None else await found.await_located(keys)
 
     def let_go(self) -> None:
         """Pin the commit no longer. It is found again where it is asked for, if no vacuum has removed it."""

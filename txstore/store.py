@@ -560,6 +560,12 @@ class TxStore(Store, ChunkStore):
         self._is_open = True
         return self._view.locate(keys)
 
+    async def await_located(self, keys: Sequence[str]) -> Located | None:
+        if self._session is not None:
+            return None
+        self._is_open = True
+        return await self._position.await_located(keys)
+
     def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
         self._is_open = True
         return self._writer().set_chunks(keys, batch, threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -502,6 +503,158 @@ def test_a_child_reads_although_its_parent_was_reading_when_it_forked(objects: F
             assert status_of(child) == 0
         gate.open()
         assert first.result(TIMEOUT) == values.values[0]
+
+
+# --- without a thread
+
+
+@pytest.fixture
+def awaited(objects: FakeObjects) -> FakeObjects:
+    objects.can_await()
+    return objects
+
+
+async def value_of(values: Values, i: int) -> bytes | None:
+    """Return a value that is read without a thread; None if that can't be done."""
+    found = await values.pack.reader.try_ranges([(values.offsets[i], len(values.values[i]))])
+    return None if found is None else bytes(found[0])
+
+
+async def test_few_values_are_awaited_and_kept(awaited: FakeObjects) -> None:
+    values = Values(awaited, 300, 5000)
+    ranges = [(values.offsets[i], 5000) for i in (3, 100, 250)]
+    assert await values.pack.reader.try_ranges(ranges) == [values.values[i] for i in (3, 100, 250)]
+    assert sorted(awaited.requests) == [values.range(i) for i in (3, 100, 250)]
+    assert await value_of(values, 100) == values.view(100)
+    assert len(awaited.requests) == 3
+    assert not values.pack.reader._fetches
+
+
+async def test_what_a_thread_or_a_coroutine_has_under_way_is_awaited(awaited: FakeObjects) -> None:
+    for with_thread in (True, False):
+        values = Values(awaited, 10, 1000)
+        awaited.clear()
+        awaited.before = gate = Gate()
+        read = asyncio.to_thread(values.view, 3) if with_thread else value_of(values, 3)
+        first = asyncio.create_task(read)
+        assert await asyncio.to_thread(gate.reached.wait, TIMEOUT)
+        second = asyncio.create_task(value_of(values, 3))
+        [fetch] = values.pack.reader._fetches
+        await asyncio.to_thread(wait_until, lambda fetch=fetch: fetch._futures)
+        gate.open()
+        assert [await first, await second] == [values.values[3]] * 2
+        assert len(awaited.requests) == 1
+
+
+async def test_a_thread_waits_for_what_a_coroutine_has_under_way(
+    awaited: FakeObjects, waits: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranged_packs, "PATIENCE", TIMEOUT)
+    values = Values(awaited, 10, 1000)
+    awaited.before = gate = Gate()
+    first = asyncio.create_task(value_of(values, 3))
+    assert await asyncio.to_thread(gate.reached.wait, TIMEOUT)
+    second = asyncio.create_task(asyncio.to_thread(values.view, 3))
+    await asyncio.to_thread(wait_until, lambda: len(waits) == 1)
+    gate.open()
+    assert [await first, await second] == [values.values[3]] * 2
+    assert len(awaited.requests) == 1
+
+
+def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(
+    objects: FakeObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that is left with a coroutine under way goes on when somebody runs it again, or never."""
+    monkeypatch.setattr(ranged_packs, "PATIENCE", 0.01)
+    values = Values(objects, 10, 1000)
+
+    async def never(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def turn() -> None:
+        await asyncio.sleep(0)
+
+    stopped, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+    try:
+        objects.try_range = never
+        left = stopped.create_task(value_of(values, 3))
+        stopped.run_until_complete(turn())
+        assert len(values.pack.reader._fetches) == 1
+        assert other.run_until_complete(value_of(values, 3)) is None
+        assert values.view(3) == values.values[3]
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            stopped.run_until_complete(left)
+        assert not values.pack.reader._fetches
+    finally:
+        stopped.close()
+        other.close()
+
+
+async def test_what_fails_or_is_too_much_is_left_to_threads(
+    awaited: FakeObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = Values(awaited, 10, 1000)
+    content = awaited.contents.pop(values.name.path)
+    assert await value_of(values, 3) is None
+    assert not values.pack.reader._fetches
+    with pytest.raises(MissingPackError):
+        await asyncio.to_thread(values.view, 3)
+    awaited.contents[values.name.path] = bytes(100) + content[100:]
+    assert await values.pack.reader.try_ranges([(0, 64)]) is None  # the head of another pack
+    awaited.contents[values.name.path] = content
+    assert await value_of(values, 3) == values.values[3]
+    monkeypatch.setattr(ranged_packs, "AWAITED", 0)
+    assert await value_of(values, 5) is None
+    assert await value_of(values, 3) == values.values[3]  # at hand
+    awaited.try_range = None
+    assert await value_of(values, 5) is None
+
+
+async def test_who_has_waited_for_what_failed_is_left_to_a_thread(awaited: FakeObjects) -> None:
+    values = Values(awaited, 10, 1000)
+    gate = Gate()
+
+    def fail(path: str) -> None:
+        gate(path)
+        if len(awaited.calls) == 1:
+            raise TimeoutError(110, "the store does not answer", path)
+
+    awaited.before = fail
+    first = asyncio.create_task(value_of(values, 3))
+    assert await asyncio.to_thread(gate.reached.wait, TIMEOUT)
+    second = asyncio.create_task(value_of(values, 3))
+    await asyncio.sleep(0)
+    gate.open()
+    assert [await first, await second] == [None, None]
+    assert await asyncio.to_thread(values.view, 3) == values.values[3]
+    assert len(awaited.calls) == 2
+
+
+def test_a_coroutine_that_is_dropped_ends_its_fetch_in_any_thread(objects: FakeObjects) -> None:
+    """The garbage collector may run in a thread that has the lock."""
+    values = Values(objects, 10, 1000)
+    reader = values.pack.reader
+
+    async def never(*_: object) -> None:
+        await asyncio.sleep(TIMEOUT)
+
+    async def begin() -> None:
+        coroutine.send(None)
+
+    objects.try_range = never
+    coroutine = reader.try_ranges([(values.offsets[3], 1000)])
+    asyncio.run(begin())
+    assert len(reader._fetches) == 1
+    with reader._lock:
+        coroutine.close()
+    assert not reader._fetches
+
+
+async def test_what_lies_on_a_disk_is_left_to_a_thread(awaited: FakeObjects, tmp_path: Path) -> None:
+    values = Values(awaited, 10, 1000, cache=PackCache(CacheDirectory(str(tmp_path), 1 << 20), PieceMemory(1 << 20)))
+    assert await value_of(values, 3) is None
+    assert awaited.requests == []
 
 
 # --- what is wrong

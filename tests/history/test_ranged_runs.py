@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from txstore.history import runs as index
 from txstore.history.packs import Missing, MissingPackError, OpenPack
 from txstore.history.ranged_packs import PackReader, RemotePacks, open_packs
 from txstore.history.ranged_runs import TAIL, Filled, LazyRuns, open_run, open_runs
-from txstore.history.runs import OpenRun, Runs
+from txstore.history.runs import Located, OpenRun, Runs
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.storage.pack_cache import PackCache
 
@@ -176,6 +177,30 @@ def test_ranged_runs_answer_as_mapped_ones_to_threads(narrow: None) -> None:
     assert len(everything) > 100
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_awaited_is_what_mapped_runs_locate(narrow: None, seed: int) -> None:
+    world = World(seed)
+    world.objects.can_await()
+    keys = [key.decode() for key in world.source.sample([*KEYS, b"a", b"b/2", b"zz"], world.source.randrange(1, 5))]
+    expected = _values(world.mapped().locate(keys))
+    runs = world.lazy()
+    awaited = asyncio.run(runs.await_located(keys))
+    assert awaited is not None
+    assert _values(awaited) == expected
+    world.objects.clear()
+    assert _values(runs.locate(keys)) == expected
+    assert world.objects.requests == []
+
+
+def _values(located: Located) -> list[bytes | int]:
+    """Return the values that were found, or in their places what was said of them."""
+    return [
+        bytes(memoryview(located.buffers[number])[offset : offset + length]) if number >= 0 else number
+        for number, offset, length, _ in located.table.tolist()
+    ]
 
 
 def test_filled_says_what_is_missing() -> None:
@@ -388,6 +413,20 @@ def test_a_damaged_block_is_an_error_that_names_the_file(asked: Callable[[LazyRu
     if asked not in ASKED[-2:]:
         asked(runs)
         assert runs.lookup(b"array/c/0") is not None
+
+
+def test_damaged_blocks_are_left_to_threads() -> None:
+    large = Large(20_000)
+    large.objects.can_await()
+    keys = [large.keys[0].decode()]
+    runs = large.runs()
+    large.objects.contents[large.pack.path] = damaged(large.content, large.name.offset + 100)
+    assert asyncio.run(runs.await_located(keys)) is None
+    with pytest.raises(CorruptionError, match="damaged run"):
+        runs.locate(keys)
+    large.objects.try_range = None
+    large.objects.contents[large.pack.path] = large.content
+    assert asyncio.run(large.runs().await_located(keys)) is None
 
 
 def test_damage_in_a_cache_is_no_damage_to_a_run() -> None:

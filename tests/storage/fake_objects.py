@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from txstore.format import packfile
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
 from txstore.history.ranged_packs import RemotePack, RemotePacks
+from txstore.storage.objects.backend import TryRange
 from txstore.storage.objects.interface import Object
 from txstore.storage.pack_cache import PackCache, PieceMemory
 
@@ -24,6 +26,7 @@ class FakeObjects:
     url = "fake://"
     creation = "none"
     is_remote = True
+    try_range: TryRange | None = None
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
@@ -55,6 +58,17 @@ class FakeObjects:
         self.before(path)
         content = self._content(path)
         return [content[offset : offset + length] for offset, length in ranges]
+
+    def can_await(self) -> None:
+        """From now on ranges can be awaited, too: None after an error."""
+
+        async def try_range(path: str, offset: int, length: int) -> bytes | None:
+            try:
+                return await asyncio.to_thread(self.get_range, path, offset, length)
+            except OSError:
+                return None
+
+        self.try_range = try_range
 
     def get_tail(self, path: str, length: int) -> tuple[bytes, int]:
         with self._lock:

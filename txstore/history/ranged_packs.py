@@ -3,15 +3,17 @@
 Threads that read one pack at the same time share requests: while a few batches are under way the others wait, and the
 next to go takes along what all of them want. What `read_ahead` makes of that is fetched in parallel, kept in the cache,
 and handed out; who wants what is under way waits for it. Of what is read in order, the next window is fetched in the
-background as soon as somebody comes to the last one.
+background as soon as somebody comes to the last one. Coroutines that want a few short values take no turns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +34,7 @@ from txstore.storage.pack_cache import PackCache, joined
 from txstore.storage.request_threads import executor
 
 if TYPE_CHECKING:
+    from txstore.storage.objects.backend import TryRange
     from txstore.storage.objects.interface import Ranges
 
 #: Packs whose streams are followed. What is behind one is found again, a little slower.
@@ -43,6 +46,11 @@ _LARGE = 1 << 20
 #: Batches of one pack that are under way at once. A thread that comes while there are fewer goes at once, for what it
 #: wants alone; so the more there may be, the fewer threads share a request.
 UNDER_WAY = 16
+#: Fetches of one pack that are under way at once, those of threads included, if coroutines are to begin another. Of
+#: more, threads make fewer requests.
+AWAITED = 64
+#: So long, in seconds, others wait for what a coroutine fetches: its event loop may have been stopped.
+PATIENCE = 2.0
 #: So much on both sides of a document is fetched along: whoever asks for one asks for those of its neighbours next. Of
 #: a pack that a second document is asked for, more: there are many, and not only those of a small commit.
 BESIDE, BESIDE_LARGEST = 32 << 10, 128 << 10
@@ -83,10 +91,13 @@ class _Request:
 class _Fetch:
     """Ranges that are under way, ascending. Whoever wants what lies in them waits for it."""
 
-    __slots__ = ("_is_done", "pieces", "ranges")
+    __slots__ = ("_futures", "_is_done", "_patience", "pieces", "ranges")
 
-    def __init__(self, ranges: Sequence[Range]) -> None:
+    def __init__(self, ranges: Sequence[Range], patience: float | None = None) -> None:
+        """`patience`: how long others wait for it, in seconds; None: until it is done."""
         self.ranges = ranges
+        self._patience = patience
+        self._futures: list[asyncio.Future[None]] = []  # of coroutines that wait for it
         self.pieces: list[tuple[int, memoryview]] | None = None  # None in the end, too, if it has failed
         self._is_done: threading.Event | None = None  # if somebody waits for it
 
@@ -94,11 +105,20 @@ class _Fetch:
         """Return what waits until it is done; the caller holds the lock."""
         if self._is_done is None:
             self._is_done = threading.Event()
-        return self._is_done.wait
+        return partial(self._is_done.wait, self._patience)
+
+    def future(self) -> asyncio.Future[None]:
+        """Return what a coroutine awaits until it is done; the caller holds the lock."""
+        future = asyncio.get_running_loop().create_future()
+        self._futures.append(future)
+        return future
 
     def done(self) -> None:
         if self._is_done is not None:
             self._is_done.set()
+        for future in self._futures:
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                future.get_loop().call_soon_threadsafe(_go_on, future)
 
     def holds(self, begin: int, end: int) -> bool:
         for low, high in self.ranges:
@@ -117,7 +137,8 @@ class PackReader:
         self._path = name.path
         self._size: int | None = None
         self._has_checked_head = False
-        self._lock = processes.new_lock()
+        # A coroutine ends its fetch even when it is dropped: by the garbage collector, in a thread that may be in here.
+        self._lock = processes.new_rlock()
         self._ahead = ReadAhead()
         self._beside = BESIDE
         self._waiting: list[_Request] = []
@@ -129,11 +150,8 @@ class PackReader:
 
         With `is_wide`, of what has to be fetched also what lies beside it.
         """
-        contents = [self._cache.find(self._id, offset, length) for offset, length in ranges]
-        found = [content for content in contents if content is not None]
-        if len(found) == len(ranges):
-            if ranges and self._ahead.is_due(ranges[-1][0]):
-                self._read_on(ranges[-1][0])
+        found = self._kept(ranges)
+        if found is not None:
             return found
         request = _Request(ranges, is_wide=is_wide)
         self._wait_and_go(request)
@@ -143,6 +161,60 @@ class PackReader:
             finally:
                 request.error = None  # it has this frame, which has the request: neither would go by itself
         return request.contents
+
+    def _kept(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview] | None:
+        """Return ranges if all of them are at hand."""
+        contents = [self._cache.find(self._id, offset, length) for offset, length in ranges]
+        found = [content for content in contents if content is not None]
+        if len(found) < len(ranges):
+            return None
+        if ranges and self._ahead.is_due(ranges[-1][0]):
+            self._read_on(ranges[-1][0])
+        return found
+
+    async def try_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview] | None:
+        """Return short ranges as `read` does, without a thread and without a turn; None if that takes one.
+
+        So it does where a request has failed: `read` repeats it, and says what is wrong.
+        """
+        try_range = self._ranges.try_range
+        if try_range is None or not self._cache.is_in_memory:
+            return None
+        reads = [self._start(*wanted) for wanted in ranges]
+        missing = {(read.begin, read.end) for read in reads if read.begin < read.end}
+        if not missing:
+            return self._kept(ranges)
+        with self._lock:
+            if len(self._fetches) >= AWAITED:
+                return None
+            theirs = self._under_way_of(missing)
+            ours = missing - theirs.keys()
+            fetch = self._planned(self._ahead.plan(ours, self._size), PATIENCE) if ours else None
+            others = {id(each): (each, each.future()) for each in theirs.values()}.values()
+        if fetch is not None:
+            await self._await_fetch(fetch, try_range, ours)
+        if others:
+            await asyncio.wait([future for _, future in others], timeout=PATIENCE)
+        pieces: list[tuple[int, memoryview]] = []
+        for each in [fetch, *[each for each, _ in others]]:
+            if each is not None:
+                if each.pieces is None:
+                    return None
+                pieces += each.pieces
+        pieces.sort(key=itemgetter(0))
+        return [_assembled(read, pieces) for read in reads]
+
+    async def _await_fetch(self, fetch: _Fetch, try_range: TryRange, wanted: Iterable[Range]) -> None:
+        """Fetch what others see already. It has no pieces if that has failed."""
+        try:
+            requests = [try_range(self._path, begin, end - begin) for begin, end in fetch.ranges]
+            contents = [await requests[0]] if len(requests) == 1 else await asyncio.gather(*requests)
+            found = [memoryview(content) for content in contents if content is not None]
+            if len(found) == len(requests):
+                with contextlib.suppress(TxStoreError):  # whoever asks again is told
+                    fetch.pieces = self._keep(list(zip(fetch.ranges, found, strict=True)), wanted)
+        finally:
+            self._end(fetch)
 
     def read_into(self, offset: int, place: npt.NDArray[np.uint8]) -> None:
         """Read a long range to where it is wanted, as far as the pack goes; nobody else gets it, unless it is on disk.
@@ -256,7 +328,7 @@ class PackReader:
     def _pieces(self, missing: set[Range], wide: set[Range], alone: set[Range]) -> list[tuple[int, memoryview]]:
         """Return pieces that hold what is missing, with their offsets, ascending: fetched here, or by others."""
         with self._lock:
-            theirs = {each: fetch for each in missing for fetch in self._fetches if fetch.holds(*each)}
+            theirs = self._under_way_of(missing)
             ours = missing - theirs.keys()
             wanted = [self._widened(*each) if each in wide else each for each in ours]
             fetch = self._planned(self._ahead.plan(wanted, self._size, alone)) if ours else None
@@ -282,9 +354,13 @@ class PackReader:
         stop = end + beside
         return max(begin - beside, 0), stop if self._size is None else max(end, min(stop, self._size))
 
-    def _planned(self, ranges: Sequence[Range]) -> _Fetch:
+    def _under_way_of(self, missing: Iterable[Range]) -> dict[Range, _Fetch]:
+        """Return what is under way of ranges; the caller holds the lock."""
+        return {each: fetch for each in missing for fetch in self._fetches if fetch.holds(*each)}
+
+    def _planned(self, ranges: Sequence[Range], patience: float | None = None) -> _Fetch:
         """Let others see what is about to be fetched; the caller holds the lock."""
-        fetch = _Fetch(ranges)
+        fetch = _Fetch(ranges, patience)
         self._fetches.append(fetch)
         return fetch
 
@@ -293,9 +369,12 @@ class PackReader:
             fetch.pieces = self._fetch(fetch.ranges, wanted)
             return fetch.pieces
         finally:
-            with self._lock:
-                self._fetches.remove(fetch)
-                fetch.done()
+            self._end(fetch)
+
+    def _end(self, fetch: _Fetch) -> None:
+        with self._lock:
+            self._fetches.remove(fetch)
+            fetch.done()
 
     def _read_on(self, position: int) -> None:
         """Fetch in the background what follows, for whoever has come to the last window that was read ahead."""
@@ -319,7 +398,13 @@ class PackReader:
     def _fetch(self, ranges: Sequence[Range], wanted: Iterable[Range]) -> list[tuple[int, memoryview]]:
         long = [each for each in ranges if each[1] - each[0] > RANGE]
         short = [each for each in ranges if each[1] - each[0] <= RANGE]
-        pieces = sorted([*zip(short, self._get(short), strict=True), *zip(long, self._get_long(long), strict=True)])
+        pieces = [*zip(short, self._get(short), strict=True), *zip(long, self._get_long(long), strict=True)]
+        return self._keep(sorted(pieces), wanted)
+
+    def _keep(
+        self, pieces: Sequence[tuple[Range, memoryview]], wanted: Iterable[Range]
+    ) -> list[tuple[int, memoryview]]:
+        """Keep what was fetched, and return it with its offsets."""
         large = [each for each in wanted if each[1] - each[0] > _LARGE]
         for (begin, end), content in pieces:
             if begin == 0 and len(content) >= packfile.HEAD_SIZE:
@@ -376,6 +461,11 @@ class PackReader:
             self.forget()
             raise
         self._has_checked_head = True
+
+
+def _go_on(future: asyncio.Future[None]) -> None:
+    if not future.done():  # whoever awaited it may have been cancelled
+        future.set_result(None)
 
 
 def _length(reads: Iterable[_Read]) -> int:

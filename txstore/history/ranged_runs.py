@@ -7,6 +7,7 @@ read and these are there: a block that is not would be taken for a damaged one.
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import struct
 from bisect import bisect_left, bisect_right
@@ -154,6 +155,29 @@ class _Blocks(NamedTuple):
     end: int
 
 
+class _Wanted(NamedTuple):
+    """Values that have to be fetched before they are `Located`."""
+
+    table: list[tuple[int, int, int, int]]  # as that of `Located`, with offsets in packs
+    rows: dict[PackName, list[int]]
+    later: dict[int, ReadInto]
+
+    def ranges(self, name: PackName) -> list[tuple[int, int]]:
+        """Return what is wanted of a pack: (offset, length) each."""
+        return [self.table[row][1:3] for row in self.rows[name]]
+
+    def located(self, contents: Iterable[Sequence[memoryview]]) -> Located:
+        """Return where the values are that were fetched: of each pack, in the order of `ranges`."""
+        table, buffers = list(self.table), list[Mapped]()
+        for rows, of_pack in zip(self.rows.values(), contents, strict=True):
+            for row, content in zip(rows, of_pack, strict=True):
+                _, _, length, checksum = table[row]
+                if len(content) == length:  # else it is damaged, and asked for by itself
+                    table[row] = len(buffers), 0, length, checksum
+                    buffers.append(content)
+        return Located(buffers, np.array(table, np.int64).reshape(-1, 4), self.later)
+
+
 class LazyRuns(Runs):
     """The runs of one commit, in packs that are read by ranges."""
 
@@ -225,11 +249,46 @@ class LazyRuns(Runs):
             found = index.locate(self._runs, encoded)
         except ValueError:
             found = self._ask(_windows_of(self._lazy, encoded), lambda: index.locate(self._runs, encoded))
+        wanted = self._wanted(found)
+
+        def fetch(name: PackName) -> list[memoryview]:
+            return _ranged(self._packs, name).read(wanted.ranges(name))
+
+        return wanted.located(in_parallel(fetch, wanted.rows))
+
+    async def await_located(self, keys: Sequence[str]) -> Located | None:
+        encoded = tuple([key.encode() for key in keys])
+        if not await self._await_blocks(_windows_of(self._far, encoded)):
+            return None
+        try:
+            wanted = self._wanted(index.locate(self._runs, encoded))
+        except ValueError:
+            return None  # whoever has time for it asks again, and is told
+        if wanted.later:
+            return None
+        readers = [(_ranged(self._packs, name).reader, wanted.ranges(name)) for name in wanted.rows]
+        reads = [reader.try_ranges(ranges) for reader, ranges in readers]
+        contents = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
+        found = [content for content in contents if content is not None]
+        return wanted.located(found) if len(found) == len(reads) else None
+
+    async def _await_blocks(self, blocks: Iterable[_Blocks]) -> bool:
+        """Fetch what is missing of a few blocks, without a thread; tell whether they are there."""
+        for file, missing in _missing(blocks).items():
+            contents = await _ranged(self._packs, file).reader.try_ranges([each[1:] for each in missing])
+            if contents is None:
+                return False
+            for (section, offset, _), content in zip(missing, contents, strict=True):
+                section.fill(offset, content)
+        return True
+
+    def _wanted(self, found: bytes) -> _Wanted:
+        """Return what has to be fetched of what `index.locate` has found."""
         # Row by row: of few rows, arrays take longer to make than to fill.
         table: list[tuple[int, int, int, int]] = []
         later: dict[int, ReadInto] = {}
         names_of: dict[tuple[int, int], PackName] = {}
-        wanted: dict[PackName, list[int]] = {}
+        rows: dict[PackName, list[int]] = {}
         for row, (kind, run, number, offset, length, checksum) in enumerate(_ENTRY.iter_unpack(found)):
             where = MISSING if kind < 0 else ELSEWHERE
             if kind == packfile.REF_PACK and length > RANGE:
@@ -239,20 +298,9 @@ class LazyRuns(Runs):
                 name = names_of.get((run, number))
                 if name is None:
                     name = names_of[run, number] = self.pack_name(run, number)
-                wanted.setdefault(name, []).append(row)
+                rows.setdefault(name, []).append(row)
             table.append((where, offset, length, checksum))
-
-        def fetch(name: PackName) -> list[memoryview]:
-            return _ranged(self._packs, name).read([table[row][1:3] for row in wanted[name]])
-
-        buffers: list[Mapped] = []
-        for rows, contents in zip(wanted.values(), in_parallel(fetch, wanted), strict=True):
-            for row, content in zip(rows, contents, strict=True):
-                _, _, length, checksum = table[row]
-                if len(content) == length:  # else it is damaged, and asked for by itself
-                    table[row] = len(buffers), 0, length, checksum
-                    buffers.append(content)
-        return Located(buffers, np.array(table, np.int64).reshape(-1, 4), later)
+        return _Wanted(table, rows, later)
 
     def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
         found: list[Listed] = []
@@ -359,12 +407,7 @@ class LazyRuns(Runs):
         return CorruptionError("a run", reason=str(error))
 
     def _fill(self, blocks: Iterable[_Blocks]) -> None:
-        wanted: dict[PackName, list[tuple[LazySection, int, int]]] = {}
-        for open_run, begin, end in blocks:
-            section = open_run.section
-            for offset, length in section.missing(begin, end):
-                wanted.setdefault(open_run.file, []).append((section, offset, length))
-        self._fetch(wanted)
+        self._fetch(_missing(blocks))
 
     def _fill_anew(self, blocks: Iterable[_Blocks]) -> None:
         wanted: dict[PackName, list[tuple[LazySection, int, int]]] = {}
@@ -396,6 +439,16 @@ def _windows_of(runs: Iterable[LazyRun], keys: Sequence[bytes]) -> list[_Blocks]
     """Return the blocks in which there may be one of several keys."""
     found = {(run, *run.run.window(key, 0)[:2]): None for run in runs for key in keys}
     return [_Blocks(*each) for each in found]
+
+
+def _missing(blocks: Iterable[_Blocks]) -> dict[PackName, list[tuple[LazySection, int, int]]]:
+    """Return what is not there of blocks, by pack: offset and length."""
+    found: dict[PackName, list[tuple[LazySection, int, int]]] = {}
+    for open_run, begin, end in blocks:
+        section = open_run.section
+        for offset, length in section.missing(begin, end):
+            found.setdefault(open_run.file, []).append((section, offset, length))
+    return found
 
 
 def _windows(run: index.Run, start: bytes, stop: bytes | None, seq: int) -> Iterator[tuple[int, int]]:

@@ -178,6 +178,11 @@ class Snapshot(Hierarchy):
         """
         return self.runs.locate(keys)
 
+    async def await_located(self, keys: Sequence[str]) -> Located | None:
+        """Return what `locate` does, and fetch few small values without a thread. None if that takes one."""
+        runs: Runs | None = self.__dict__.get("runs")  # if they are open
+        return None if runs is None else await runs.await_located(keys)
+
     def is_foreign(self, key: str) -> bool:
         """Tell whether a value lies outside: to read it takes as long as it takes where that is."""
         if not self.may_be_foreign:

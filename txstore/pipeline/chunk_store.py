@@ -27,6 +27,10 @@ class ChunkStore(ABC):
         """Return where many values lie; None if each has to be asked for by itself."""
 
     @abstractmethod
+    async def await_located(self, keys: Sequence[str]) -> Located | None:
+        """Return what `locate` does, and fetch few small values without a thread. None if that takes one."""
+
+    @abstractmethod
     def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
         """Stage many values, as a batch encodes them; return which rows have to be set one by one."""
 

@@ -42,6 +42,8 @@ Row = tuple[Any, ArraySpec, Any, Any, bool]
 
 #: A batch of fewer bytes is done on zarr's loop: it takes less time than to hand it to a thread.
 _SMALL = 256 << 10
+#: Of not more chunks than this, those that are far away are asked for on zarr's loop.
+_FEW = 16
 #: What one thread is given at least, in bytes.
 _SHARE = 256 << 10
 
@@ -146,7 +148,7 @@ class TxCodecPipeline(CodecPipeline):
         if not store.is_fetched:
             states = await self._in_thread(self._work(len(rows), array), self._read, store, rows, array)
         elif self.layout is not None and self.layout.inner is None:
-            states = await in_thread(self._fetch, store, rows, array)
+            states = await self._fetched(store, rows, array)
         else:  # a part of a shard is a part of a request
             states = None
         if states is None:
@@ -177,6 +179,13 @@ class TxCodecPipeline(CodecPipeline):
             if target is not None and located.later[row](target):
                 found[row] = chunks.READ
         return bytes(found)
+
+    async def _fetched(self, store: ChunkStore, rows: list[Row], array: AnyArray) -> bytes | None:
+        if len(rows) <= _FEW and self._work(len(rows), array) < _SMALL:
+            located = await store.await_located([row[0].path for row in rows])
+            if located is not None:
+                return self._decoded(located, rows, array)
+        return await in_thread(self._fetch, store, rows, array)
 
     def _fetch(self, store: ChunkStore, rows: list[Row], array: AnyArray) -> bytes | None:
         """Read rows of which not all need fit in memory beside the array: some are fetched while others are decoded."""

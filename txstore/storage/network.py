@@ -26,6 +26,7 @@ class NetworkStorage(LocalStorage):
     lock_excludes_all = False
     #: What NFS clients believe of a directory at most, as they are mounted by default (acdirmax).
     stale_seconds = 60.0
+    try_range = None
 
     def __init__(self, root: str, cache: PackCache) -> None:
         super().__init__(root)

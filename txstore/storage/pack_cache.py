@@ -114,6 +114,11 @@ class PackCache:
         if self._directory is not None:
             self._directory.keep(pack_id, offset, content)
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether nothing of it lies on a disk."""
+        return self._directory is None
+
     def find(self, pack_id: bytes, offset: int, length: int) -> memoryview | None:
         """Return a range of a pack if all of it is kept."""
         parts = self.find_start(pack_id, offset, length)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from txstore.storage.objects.backend import Content, TryRange
 from txstore.storage.objects.interface import ObjectStore
 
 KINDS = {
@@ -41,6 +42,16 @@ class CountingObjects:
             return found(*arguments)
 
         return call
+
+    @property
+    def try_range(self) -> TryRange | None:
+        try_range = self._store.try_range
+
+        async def call(path: str, offset: int, length: int) -> Content | None:
+            self._count("reads", 1, "try_range", (path,))
+            return await try_range(path, offset, length)
+
+        return None if try_range is None else call
 
     def _count(self, kind: str, number: int, name: str, what: Any) -> None:
         with self._lock:

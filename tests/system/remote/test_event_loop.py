@@ -55,6 +55,7 @@ async def test_the_loop_goes_on_while_the_server_is_slow(s3, proxy):
     turns = Turns()
     for use in (
         lambda reader: reader.get("x/c/0", prototype),
+        read_chunk,
         lambda reader: reader.exists("x/c/1"),
         lambda reader: reader.getsize("x/c/2"),
         lambda reader: reader.getsize_prefix("x"),
@@ -75,6 +76,11 @@ async def test_the_loop_goes_on_while_the_server_is_slow(s3, proxy):
     proxy.faults = Faults()
     await asyncio.to_thread(writer.rollback)
     assert len(proxy.log) >= 16
+
+
+async def read_chunk(reader):
+    array = await zarr.api.asynchronous.open_array(store=reader, path="x", mode="r")
+    assert await array.getitem(slice(5, 6)) == [5]
 
 
 async def collect(names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -16,7 +17,7 @@ import pytest
 from tests.system.processes.steps import status_of
 from tests.system.remote.conftest import STORES, with_engine
 from tests.system.remote.servers import Server
-from txstore.storage.objects import async_backend, azure
+from txstore.storage.objects import async_backend, azure, obstore_backend
 from txstore.storage.objects.interface import Object, ObjectStore, check_creation, open_objects
 
 
@@ -72,6 +73,12 @@ def test_ranges(objects):
     assert objects.get_ranges("o", []) == []
     many = [(offset, 10) for offset in range(0, len(content), 5000)]
     assert objects.get_ranges("o", many) == [content[offset : offset + 10] for offset, _ in many]
+    try_range = objects.try_range
+    assert (try_range is not None) == isinstance(objects._backend, obstore_backend.ObstoreBackend)
+    if try_range is not None:
+        for offset, length in [(0, 1), (7, 100_000), (len(content) - 3, 10)]:
+            assert asyncio.run(try_range("o", offset, length)) == content[offset : offset + length]
+        assert asyncio.run(try_range("none", 0, 1)) is None
 
 
 def test_a_range_of_several_that_is_cut_short_is_an_error(objects):

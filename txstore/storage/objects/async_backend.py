@@ -42,6 +42,8 @@ async def each_of(function: Callable[[S], Awaitable[T]], arguments: Iterable[S])
 class AsyncBackend(ABC):
     """A `Backend` whose requests are coroutines, which run on the loop of an fsspec file system."""
 
+    await_range = None
+
     def __init__(self, filesystem: Any, prefix: str) -> None:
         self._fs = filesystem
         self._prefix = prefix  # of the names of all objects: empty, or with a slash at its end

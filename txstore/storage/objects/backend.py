@@ -6,7 +6,7 @@ A `Backend` belongs to one process and one root. `client` makes an `ObjectStore`
 from __future__ import annotations
 
 import email.utils
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -31,11 +31,18 @@ class Object(NamedTuple):
 
 #: What was read: of libraries that keep it in memory of their own, a view of that.
 Content: TypeAlias = bytes | memoryview
+#: `get_range` that is awaited; and one that is not tried again: it returns None after any error.
+AwaitRange: TypeAlias = Callable[[str, int, int], Awaitable[Content]]
+TryRange: TypeAlias = Callable[[str, int, int], Awaitable[Content | None]]
 Objects: TypeAlias = list[Object]  # within classes that have a method of the name `list`
 
 
 class Backend(Protocol):
     """The methods are those of `interface.ObjectStore`, and mean the same."""
+
+    @property
+    def await_range(self) -> AwaitRange | None:
+        """What reads a range on any event loop, as `get_range` does; None if the library has no such thing."""
 
     def get(self, path: str) -> bytes: ...
     def get_range(self, path: str, offset: int, length: int) -> Content: ...

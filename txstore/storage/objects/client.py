@@ -10,10 +10,11 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from txstore import processes
-from txstore.storage.objects.backend import READ_ONLY, Backend, Content, Object, Objects
+from txstore.storage.objects.backend import READ_ONLY, AwaitRange, Backend, Content, Object, Objects, TryRange
 from txstore.storage.objects.errors import UNANSWERED, CutShortError, Explained, chain, explain
 from txstore.storage.objects.urls import Target
 
@@ -116,6 +117,13 @@ class ObjectClient:
         if length <= 0:
             return b""
         return self._request(path, lambda backend: backend.get_range(path, offset, length))
+
+    @property
+    def try_range(self) -> TryRange | None:
+        backend = self._backend
+        if backend is None or self._pid != os.getpid() or backend.await_range is None:
+            return None  # to connect may take long
+        return partial(_try, backend.await_range)
 
     def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Content]:
         wanted = [each for each in ranges if each[1] > 0]
@@ -224,3 +232,10 @@ class ObjectClient:
                 self._backend = backend_of(self._target, self._build)
                 self._pid = os.getpid()
             return self._backend
+
+
+async def _try(await_range: AwaitRange, path: str, offset: int, length: int) -> Content | None:
+    try:
+        return await await_range(path, offset, length)
+    except Exception:  # noqa: BLE001 - whatever it is: `get_range` meets it, too, or gets over it
+        return None

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore.storage.objects import fsspec_backends, obstore_backend, urls
-from txstore.storage.objects.backend import Content, Object, Objects
+from txstore.storage.objects.backend import Content, Object, Objects, TryRange
 from txstore.storage.objects.client import ObjectClient
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ __all__ = ["Object", "ObjectStore", "check_creation", "open_objects"]
 
 class Ranges(Protocol):
     """What finished packs can be read from: see `ObjectStore`."""
+
+    @property
+    def try_range(self) -> TryRange | None:
+        """What reads a range on any event loop, without a thread; None if that can't be done."""
 
     def get_range(self, path: str, offset: int, length: int) -> Content: ...
     def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Content]: ...

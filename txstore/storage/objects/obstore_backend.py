@@ -197,6 +197,9 @@ class ObstoreBackend:
                 return b""
             raise
 
+    async def await_range(self, path: str, offset: int, length: int) -> Content:
+        return memoryview(await self._store.get_range_async(path, start=offset, length=length))
+
     def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[Content]:
         # Not its own `get_ranges`: that joins ranges that touch, which were cut to be fetched in parallel, and panics
         # where an object ends before a range.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class PlainBackend:
     """Any file system, as fsspec has it: nothing exclusive, and nothing in one step."""
 
+    await_range = None
+
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem
         self._root = root.rstrip("/")

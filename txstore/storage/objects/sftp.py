@@ -37,6 +37,8 @@ def _pieces(offset: int, length: int) -> list[tuple[int, int]]:
 
 
 class SftpBackend:
+    await_range = None
+
     def __init__(self, connect: Callable[[], Any], root: str) -> None:
         self._connect = connect
         self._root = root.rstrip("/")

@@ -82,6 +82,8 @@ def _begin() -> None:
 class SmbBackend:
     """Files below a directory of a share. They are written below `.partial/`, and renamed, which does not replace."""
 
+    await_range = None
+
     def __init__(self, options: Mapping[str, Any], root: str) -> None:
         import smbclient
         import smbclient.path
