@@ -111,10 +111,12 @@ class Engine:
         isolation: str = SNAPSHOT,
         other_parent: Stored | None = None,
         settle_conflicts: Settle | None = None,
+        transaction: bytes | None = None,
     ) -> Transaction:
         """Begin a transaction at `base`, or at the head. `lock`: at the head as it is when the locks are held.
 
         `other_parent` is that of a commit that is a merge, `settle_conflicts` says what becomes of conflicts.
+        `transaction` is the id that it gets, which nothing was ever staged under.
         """
         check_description(message, properties)
         check_isolation(isolation)
@@ -123,7 +125,9 @@ class Engine:
             locks, base = TransactionLocks.at_newest(self, lambda: self.newest(branch), lock, lock_timeout)
         elif base is None:
             base = self.newest(branch)
-        record = new_record(base, branch, self.durability, message, properties, isolation=isolation)
+        record = new_record(
+            base, branch, self.durability, message, properties, isolation=isolation, transaction=transaction
+        )
         staging = Staging(self.commits, base, record, other_parent=other_parent, settle_conflicts=settle_conflicts)
         return self._transaction(staging, locks)
 

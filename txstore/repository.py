@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +39,7 @@ from txstore.history.log import Log, changing
 from txstore.history.opening import Access
 from txstore.history.snapshot import Snapshot
 from txstore.history.tags import Tags
+from txstore.history.tickets import Turns
 from txstore.maintenance.backup import Backup, back_up
 from txstore.maintenance.erase import ErasureReport, check_paths, erase
 from txstore.maintenance.optimize import optimize
@@ -253,6 +254,31 @@ class Repository:
         TransactionStateError
             The transaction with this name is being ended, or has less isolation.
         """
+        return self._transaction(
+            message,
+            name=name,
+            branch=branch,
+            lock=lock,
+            lock_timeout=lock_timeout,
+            properties=properties,
+            isolation=isolation,
+            on_conflict=on_conflict,
+        )
+
+    def _transaction(
+        self,
+        message: str | None = None,
+        *,
+        name: str | None = None,
+        branch: str = MAIN,
+        lock: Lock | None = None,
+        lock_timeout: float | None = 60.0,
+        properties: Mapping[str, Any] | None = None,
+        isolation: str = SNAPSHOT,
+        on_conflict: str | None = None,
+        turn: tuple[Snapshot, bytes] | None = None,
+    ) -> TxStore:
+        """As `transaction`; `turn`: the head that it begins at, and the id that it has."""
         from txstore.store import TxStore  # late: the mappings below work without zarr 3
 
         if name is not None and lock is not None:
@@ -261,8 +287,10 @@ class Repository:
         first, branch = None, self.engine.branch(branch)
         if name is not None:
             first = self.engine.named(name, branch=branch, message=message, properties=properties, isolation=isolation)
-        elif lock is not None:
+        elif lock is not None or turn is not None:
+            base, transaction = turn or (None, None)
             first = self.engine.begin(
+                base,
                 branch=branch,
                 message=message,
                 properties=properties,
@@ -270,6 +298,7 @@ class Repository:
                 lock_timeout=lock_timeout,
                 isolation=isolation,
                 settle_conflicts=settle,
+                transaction=transaction,
             )
         return TxStore.begin(
             self.engine, branch=branch, message=message, properties=properties, first=first, isolation=isolation,
@@ -320,24 +349,46 @@ class Repository:
         Or when a vacuum has passed its base just as it began. Returns what `fn` returned. Raises `ConflictError`, or
         `SnapshotExpiredError`, after `retries` retries; by default when it was tried for `timeout` seconds, and ten
         times at least. `fn` must not keep array objects of an earlier run.
+
+        On an object store, those who have met conflicts stand in line: `fn` is run when those before have committed.
         """
         began = time.monotonic()
         pause, made = _FIRST_PAUSE, 0
-        while True:
-            tried = time.monotonic()
-            try:
-                with self.transaction(**transaction_arguments) as store:
-                    return fn(store)
-            except (ConflictError, SnapshotExpiredError):
-                now = time.monotonic()
-                is_late = made >= _LEAST_RETRIES and now - began > timeout
-                if is_late if retries is None else made >= retries:
-                    raise
-            made += 1
-            # Where a try takes long, as it does at a distance, a short pause would part nobody.
-            pause = min(max(pause, (now - tried) / 4), _LONGEST_PAUSE)
-            time.sleep(random.uniform(0, pause))
-            pause *= 2
+        with self._turns(transaction_arguments) as turns:
+            while True:
+                tried = time.monotonic()
+                try:
+                    with self._in_turn(turns, began + timeout, transaction_arguments) as store:
+                        result = fn(store)
+                        if turns is not None:
+                            turns.about_to_commit()
+                    return result
+                except (ConflictError, SnapshotExpiredError):
+                    now = time.monotonic()
+                    is_late = made >= _LEAST_RETRIES and now - began > timeout
+                    if is_late if retries is None else made >= retries:
+                        raise
+                made += 1
+                if turns is not None and turns.lost():
+                    continue
+                # Where a try takes long, as it does at a distance, a short pause would part nobody.
+                pause = min(max(pause, (now - tried) / 4), _LONGEST_PAUSE)
+                time.sleep(random.uniform(0, pause))
+                pause *= 2
+
+    def _turns(self, arguments: Mapping[str, Any]) -> AbstractContextManager[Turns | None]:
+        """Return the turns of somebody who runs transactions; None where nobody waits for others."""
+        # With locks, others wait for these; and a transaction with a name is begun by somebody else.
+        if arguments.get("name") is not None or arguments.get("lock") is not None:
+            return nullcontext()
+        return self.engine.commits.turns(self.engine.branch(arguments.get("branch", MAIN)))
+
+    def _in_turn(self, turns: Turns | None, until: float, arguments: Mapping[str, Any]) -> TxStore:
+        """Return a store of a new transaction, when it is its turn, or at a time by `time.monotonic`."""
+        if turns is None:
+            return self.transaction(**arguments)
+        head = turns.next(until)
+        return self._transaction(**arguments, turn=(self.engine.snapshots.newest(turns.branch, head), turns.id))
 
     # --- reading
 

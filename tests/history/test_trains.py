@@ -267,7 +267,7 @@ def test_who_takes_slots_fast_sees_that_others_are_about_to(url, slot, before, i
     commits: Any = txstore.Repository(url).engine.commits
     offered, made = (None, None) if before is None else (100.0 - before, 100.0)
     offer = Object("offer", 1, offered)
-    commits._notice("main", 5, Listed({5: Object("commit", 1, made)}, {(slot, b"o" * 16): offer}, {}))
+    commits._notice("main", 5, Listed({5: Object("commit", 1, made)}, {(slot, b"o" * 16): offer}, {}, {}))
     assert commits.is_contended("main") == is_contended
 
 

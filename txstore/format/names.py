@@ -32,6 +32,7 @@ NEW = ".new"
 #: What the name of a lease ends with (`leases`): it is beside what is held.
 LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
+_WAIT = "wait-"
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -133,6 +134,26 @@ def parse_offer(file: str) -> tuple[int, bytes] | None:
 def parse_lead(file: str) -> int | None:
     """Return the slot of the file name of `lead_path`, None for any other name."""
     return parse_slot(file.removesuffix(".lead")) if file.endswith(".lead") else None
+
+
+def ticket_path(branch: str, ticket: tuple[int, bytes]) -> str:
+    """What says that somebody waits for its turn to commit. It lies behind all slots: whoever lists these sees it."""
+    slot, commit_id = ticket
+    return f"{commits_directory(branch)}/{_WAIT}{slot_name(slot)}-{commit_id.hex()}"
+
+
+def parse_ticket(file: str) -> tuple[int, bytes] | None:
+    """Return of a ticket's file name the slot of the head when it was drawn, and the id of the commit that it is for.
+
+    None for any other name.
+    """
+    name, _, commit_id = file.removeprefix(_WAIT).partition("-")
+    slot = parse_slot(name) if file.startswith(_WAIT) else None
+    return None if slot is None or not _ID.fullmatch(commit_id) else (slot, bytes.fromhex(commit_id))
+
+
+#: What parses the names that lie beside commits on an object store: no part of the data.
+_BESIDE_COMMITS = (parse_offer, parse_lead, parse_ticket)
 
 
 def staging_path(transaction: bytes, participant: int) -> str:
@@ -258,8 +279,9 @@ def belongs(path: str) -> bool:
     branch, _, name = rest.partition("/")
     if not is_branch_id(branch) or top not in ("commits", FLOOR, "heads"):
         return False
-    is_commit = top == "commits" and (is_orphan(name) or parse_offer(name) is not None or parse_lead(name) is not None)
-    return not name or is_commit or (top != "heads" and parse_slot(name) is not None)
+    if top == "commits" and (is_orphan(name) or any(parse(name) is not None for parse in _BESIDE_COMMITS)):
+        return True
+    return not name or (top != "heads" and parse_slot(name) is not None)
 
 
 def _is_staged(file: str) -> bool:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from txstore.history.branch_names import BranchNames
 from txstore.history.commit import MAIN, Stored
 from txstore.history.identity import Identity
 from txstore.history.packs import PackWriter, Writer
+from txstore.history.tickets import Turns
 from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_advance, in_background
 
@@ -216,6 +218,10 @@ class Commits:
     def head_to_follow(self, branch: str) -> Stored | None:
         """Return the newest commit, or one that was the newest a moment ago: whoever offers to follow it is told."""
         return self.head(branch)
+
+    def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
+        """Return the turns of somebody who does work again that was in conflict; None where nobody stands in line."""
+        return contextlib.nullcontext()
 
     def _follow_hint(self, branch: str, newest: Stored | None) -> Stored | None:
         try:

@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.identity import Identity
 from txstore.history.object_writer import ObjectWriter
+from txstore.history.tickets import End, Tickets, Turns, Waiting
 from txstore.history.trains import TRUSTED, Listed, Look, Member, Trains
 from txstore.storage.objects.errors import was_unanswered
 from txstore.storage.objects.interface import Object
@@ -115,6 +117,8 @@ class RemoteCommits(Commits):
         self._loose: dict[str, list[Member]] = {}
         self._loose_lock = processes.new_lock()
         self._trains = Trains(self, storage.objects)
+        self._tickets = Tickets(self, storage.objects)
+        self._waiting: dict[str, Waiting] = {}  # of each branch, who stood in line when it was last listed
         self._can_list_on = True
         self._has_lost = False  # a slot, by whoever is about to commit
         self._has_waited: bytes | None = None  # the last commit here that has let others pass
@@ -212,6 +216,39 @@ class RemoteCommits(Commits):
         self._is_contended[branch], self._is_crowded[branch] = bool(others), len(others) >= _CROWD
         self._led[branch] = max(listed.leads, default=-1)
         self._has_lost = False
+        self._waiting[branch] = Waiting.of(listed.tickets, listed.slots.values())
+
+    # --- turns
+
+    def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
+        has_lines = self.storage.objects.is_remote and self.identity.exists()
+        return self._tickets.turns(branch) if has_lines else contextlib.nullcontext()
+
+    @property
+    def shows_tickets(self) -> bool:
+        return self._can_list_on
+
+    def waiting(self, branch: str) -> Waiting:
+        return self._waiting.get(branch, Waiting([], []))
+
+    def note_free(self, branch: str, look: Look) -> None:
+        before = self._looks.get(branch)
+        if before is None or before.monotonic < look.monotonic:
+            self._has_looked(branch, look, before)
+
+    def end_of(self, branch: str, slot: int) -> End | None:
+        try:
+            return self.storage.read_tail(names.commit_path(branch, slot), self.tail_size)
+        except FileNotFoundError:
+            return None
+
+    def note_next(self, known: Stored, branch: str, slot: int, end: End) -> Stored | None:
+        newest, found = self._newest.get(branch), self.decode(names.commit_path(branch, slot), branch, slot, *end)
+        is_next = found.follows(known) and newest is not None and newest.header.id == known.header.id
+        if not is_next or found.header.train is not None:
+            return self.head(branch)
+        self._newest[branch] = found
+        return found
 
     # --- trains
 

@@ -268,10 +268,11 @@ class Listed(NamedTuple):
     slots: dict[int, Object]
     offers: dict[tuple[int, bytes], Object]  # by slot and commit
     leads: dict[int, Object]
+    tickets: dict[tuple[int, bytes], Object]  # by the slot at which each was drawn, and the commit that it is for
 
     @classmethod
     def of(cls, found: Collection[Object]) -> Listed:
-        listed = cls({}, {}, {})
+        listed = cls({}, {}, {}, {})
         for each in found:
             if (slot := names.parse_slot(each.name)) is not None:
                 listed.slots[slot] = each
@@ -279,6 +280,8 @@ class Listed(NamedTuple):
                 listed.offers[offer] = each
             elif (led := names.parse_lead(each.name)) is not None:
                 listed.leads[led] = each
+            elif (ticket := names.parse_ticket(each.name)) is not None:
+                listed.tickets[ticket] = each
         return listed
 
 

@@ -67,10 +67,14 @@ def new_record(
     properties: Mapping[str, Any] | None,
     name: str | None = None,
     isolation: str = SNAPSHOT,
+    transaction: bytes | None = None,
 ) -> TransactionRecord:
-    """Return the record of a transaction that this process begins, of what was checked before."""
+    """Return the record of a transaction that this process begins, of what was checked before.
+
+    `transaction` is its id, which nothing was ever staged under.
+    """
     return TransactionRecord(
-        id=os.urandom(16),
+        id=transaction or os.urandom(16),
         branch=branch,
         base=None if base.stored is None else (base.stored.header.slot, base.stored.header.id.hex()),
         name=name,

@@ -62,6 +62,20 @@ def test_a_small_commit(open_repo, proxy):
         assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
 
 
+def test_a_run_that_meets_nobody(open_repo, proxy):
+    """It takes as many requests as a transaction: nobody draws a ticket who is alone."""
+    repo = open_repo()
+    with repo.transaction() as store:
+        zarr.create_array(store, name="log", shape=(0,), chunks=(100,), dtype="i4", fill_value=-1)
+    repo.run(lambda store: zarr.open_array(store, path="log").append(np.zeros(1, "i4")))
+    for number in range(5):
+        begin(proxy, repo)
+        repo.run(lambda store, number=number: zarr.open_array(store, path="log").append(np.full(1, number, "i4")))
+        counts = counted(proxy, repo)
+        assert counts["writes"] == 2, proxy.log  # the commit, and the hint
+        assert reads(counts) <= 1, [(each.method, each.path) for each in proxy.log]
+
+
 def test_a_commit_after_others(open_repo, proxy):
     """Another process has committed meanwhile: it takes what tells whether that is in conflict, and no more."""
     repo, other = open_repo(), open_repo()

@@ -1,0 +1,334 @@
+"""Turns of those whose commits conflict by nature, on an object store: a line of tickets.
+
+Of those who change the same thing at once, all but one do their work in vain. So whoever has met a conflict, or sees
+that others stand in line, draws a ticket, an object behind the slots, which every look for the head shows. It begins
+its next transaction when those before it have committed, and so on top of what they have made.
+
+All of this is advice: the slot and the search for conflicts decide, as ever. A ticket that is lost, late, or of a
+process that has died, costs time and nothing else. `docs/understand/remote-design.md`, "Tickets".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from txstore.errors import TxStoreError
+from txstore.format import names
+from txstore.history.commit import Stored
+from txstore.history.trains import Look
+from txstore.storage.objects.interface import Object, ObjectStore
+from txstore.storage.request_threads import executor
+
+if TYPE_CHECKING:
+    from typing import Self
+
+#: The slot of the head when a ticket was drawn, and the id of the commit that it is for: in this order they have turns.
+Place: TypeAlias = tuple[int, bytes]
+#: Bytes at the end of a commit file, and how long that is.
+End: TypeAlias = tuple[bytes, int]
+
+#: The ids of those who lose their turn begin with so many bytes of the id that they had.
+_LIKE = 4
+#: A ticket that is so many seconds older than what is newest is nobody's any more.
+_YOUNG = 60.0
+#: So often in a round trip those ask for the next slot itself who have one before them, two, and so on. All others
+#: sleep, and look how far the line has come.
+_ASKS = (8, 6, 3, 2, 1)
+#: They sleep for this part of the time that those before them are likely to take: to come late would hold up others.
+_EARLY = 0.6
+#: For so many times what a commit takes they ask, before they look for who has left: others may commit meanwhile.
+_ASKING = 6
+#: Where transactions take long, they ask less often: a pause is this part of the time since the last commit was seen.
+_PAUSE = 0.05
+#: Seconds: nobody sleeps longer, since others may leave.
+_LONGEST_SLEEP = 1.0
+#: Who has met no conflict for so many seconds does not wait for others, which may have nothing to do with its commits:
+#: else those who wait for one another for no reason would do so for ever.
+_MET = 60.0
+#: What a round trip takes, in seconds, at most: it is measured, with all that a process may have been held up by.
+_LONGEST_TRIP = 0.5
+#: The first in line has so many seconds, or round trips, or times what such a transaction took here; for each that is
+#: before them, others wait for so many trips more: so the next is the first to lose its patience.
+_PATIENCE_SECONDS, _PATIENCE_TRIPS, _PATIENCE_TRIES, _MORE_TRIPS = 1.0, 20, 2, 4
+#: Seconds: for transactions that take longer nobody waits, since nobody can tell that their process has died.
+_LONGEST_PATIENCE = 5.0
+
+
+class Waiting(NamedTuple):
+    """Who stands in line, as a listing has shown it."""
+
+    places: list[Place]  # in their order
+    left: list[Place]  # tickets of those that have died long ago
+
+    @classmethod
+    def of(cls, tickets: dict[Place, Object], others: Collection[Object]) -> Waiting:
+        """Given the tickets in a listing, and other objects there, of which the newest says what time it is."""
+        if not tickets:
+            return cls([], [])
+        times = [each.modified for each in (*tickets.values(), *others) if each.modified is not None]
+        newest = max(times, default=0.0)
+        young, old = list[Place](), list[Place]()
+        for place, ticket in tickets.items():
+            (old if ticket.modified is not None and newest - ticket.modified > _YOUNG else young).append(place)
+        return cls(sorted(young), old)
+
+
+class Slots(Protocol):
+    """The history whose slots are waited for: `RemoteCommits`."""
+
+    @property
+    def shows_tickets(self) -> bool:
+        """Whether who looks for the head sees the tickets."""
+
+    def head(self, branch: str) -> Stored | None:
+        """Look for the newest commit."""
+
+    def waiting(self, branch: str) -> Waiting:
+        """Return who stood in line when it was last looked for the head."""
+
+    def end_of(self, branch: str, slot: int) -> End | None:
+        """Return the end of what is in a slot, None if the slot is free."""
+
+    def note_free(self, branch: str, look: Look) -> None:
+        """Note that the slot above the newest commit was free."""
+
+    def note_next(self, known: Stored, branch: str, slot: int, end: End) -> Stored | None:
+        """Note what was found in the slot above a commit; return the head. Raises `CorruptionError`, `OSError`."""
+
+
+class Pace:
+    """How fast things go, as far as this process has seen it. In seconds."""
+
+    def __init__(self) -> None:
+        self.trip = 0.0  # 0: not known yet
+        self.between = 0.0  # two commits
+        self.try_ = 0.0  # from the beginning of a transaction to its conflict
+        self.met_at: float | None = None  # others whose commits are in conflict
+        self._last: tuple[float, int] | None = None
+
+    def note_trip(self, seconds: float) -> None:
+        """Few are faster than they should be, and many slower."""
+        self.trip = min(seconds, 1.2 * self.trip or seconds, _LONGEST_TRIP)
+        self.between = self.between or 1.5 * self.trip
+
+    def note_slot(self, slot: int) -> None:
+        now = time.monotonic()
+        if self._last is not None and slot > self._last[1]:
+            each = (now - self._last[0]) / (slot - self._last[1])
+            each = min(max(each, self.trip), _LONGEST_SLEEP)
+            self.between = min(each, 1.1 * self.between)
+        if self._last is None or slot > self._last[1]:
+            self._last = now, slot
+
+    @property
+    def patience(self) -> float:
+        tries = min(_PATIENCE_TRIES * self.try_, _LONGEST_PATIENCE)
+        return max(_PATIENCE_SECONDS, _PATIENCE_TRIPS * self.trip, tries)
+
+    @property
+    def has_met_others(self) -> bool:
+        return self.met_at is not None and time.monotonic() - self.met_at < _MET
+
+
+class Tickets:
+    """The lines of one repository: one for each branch."""
+
+    def __init__(self, slots: Slots, objects: ObjectStore) -> None:
+        self._slots = slots
+        self._objects = objects
+        self._paces: dict[str, Pace] = {}
+
+    def turns(self, branch: str) -> Turns:
+        """Return the turns of somebody who is about to commit to a branch, again and again if need be."""
+        return Turns(self._slots, self._objects, branch, self._paces.setdefault(branch, Pace()))
+
+
+class Turns:
+    """The turns of one who commits: no ticket is drawn unless others wait, or were met. A context manager."""
+
+    def __init__(self, slots: Slots, objects: ObjectStore, branch: str, pace: Pace) -> None:
+        self.id = os.urandom(16)  # of the next transaction
+        self._slots = slots
+        self._objects = objects
+        self.branch = branch
+        self._pace = pace
+        self._began = 0.0
+        self._at = 0  # the slot of the head, as it was last seen
+        self._took = 0.0  # the last look, in seconds: a server that has much to do is asked less
+        self._news = time.monotonic()  # when another commit was seen
+        self._slot: int | None = None  # at which the first ticket was drawn: whoever loses its turn stays where it is
+        self._drawn: Future[None] | None = None
+        self._is_refused = False  # a ticket was, by the server
+        self._process = os.getpid()
+        self._served: set[bytes] = set()  # the commits that were seen here
+        self._given_up: set[Place] = set()  # whose turn has come to nothing
+        self._ahead: list[Place] = []
+        self._first: tuple[Place, float] | None = None  # in line, and since when, as far as is known here
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._give_back()
+
+    def next(self, until: float) -> Stored | None:
+        """Return the head when it is this one's turn, or at a time by `time.monotonic`. Raises `OSError`."""
+        head = self._look()
+        if self._slot is None and self._ahead:
+            if not self._pace.has_met_others:
+                self._ahead = []
+            else:
+                self._draw(0 if head is None else head.header.slot)
+        while self._ahead and head is not None and time.monotonic() < until and not self._has_lost_patience():
+            far = len(self._ahead) - len(_ASKS)
+            if far > 0:
+                time.sleep(self._pause(max(far * self._pace.between * _EARLY, self._took / 2)))
+                head = self._look()
+            else:
+                head = self._next(head) or self._look()
+        self._began = time.monotonic()
+        return head
+
+    def about_to_commit(self) -> None:
+        """Let others see that this one has its turn: the slot is taken while the ticket is deleted."""
+        self._give_back()
+
+    def lost(self) -> bool:
+        """Stand in line from now on, since the transaction has met a conflict; return False if that can't be done."""
+        self._give_back()
+        # What was staged under the last one may be deleted yet. It begins as that did: the place in line is the same.
+        self.id = self.id[:_LIKE] + os.urandom(16 - _LIKE)
+        if not self._slots.shows_tickets or self._is_refused:
+            return False
+        self._pace.met_at = time.monotonic()
+        self._pace.try_ = self._pace.met_at - self._began
+        self._draw(self._at)
+        return True
+
+    # --- the own ticket
+
+    def _draw(self, slot: int) -> None:
+        if self._slot is None:
+            self._slot = slot
+        path = names.ticket_path(self.branch, (self._slot, self.id))
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            self._drawn = _threads().submit(_put, self._objects, path)
+
+    def _give_back(self) -> None:
+        drawn, self._drawn = self._drawn, None
+        if drawn is not None and self._slot is not None and self._process == os.getpid():
+            self._is_refused = drawn.done() and drawn.exception() is not None
+            path = names.ticket_path(self.branch, (self._slot, self.id))
+            with contextlib.suppress(RuntimeError):  # as above: whoever comes next deletes it
+                _threads().submit(_delete, self._objects, [path], drawn)
+
+    # --- those before it
+
+    def _look(self) -> Stored | None:
+        """Look for the head, and for who is in line."""
+        began = time.monotonic()
+        head = self._slots.head(self.branch)
+        self._took = time.monotonic() - began
+        self._pace.note_trip(self._took)
+        waiting = self._slots.waiting(self.branch)
+        self._delete(waiting.left)
+        me = None if self._slot is None else (self._slot, self.id)
+        self._ahead = [each for each in waiting.places if me is None or each < me]
+        self._see(head)
+        return head
+
+    def _see(self, head: Stored | None) -> None:
+        if head is not None:
+            if head.header.slot != self._at:
+                self._at, self._news = head.header.slot, time.monotonic()
+            self._pace.note_slot(head.header.slot)
+            self._served |= {head.header.id, head.header.parent_id}
+        self._ahead = [each for each in self._ahead if each[1] not in self._served and each not in self._given_up]
+        first = self._ahead[0] if self._ahead else None
+        if first is None:
+            self._first = None
+        elif self._first is None or self._first[0] != first:
+            self._first = first, time.monotonic()
+
+    def _has_lost_patience(self) -> bool:
+        """Tell whether those before this one have had their turns, and made nothing of them: they have died."""
+        if self._first is None:
+            return False
+        patience = self._pace.patience + (len(self._ahead) - 1) * _MORE_TRIPS * self._pace.trip
+        if time.monotonic() - self._first[1] <= patience:
+            return False
+        self._given_up.update(self._ahead)
+        self._delete(self._ahead)
+        self._ahead = []
+        return True
+
+    def _delete(self, places: Collection[Place]) -> None:
+        if places:
+            paths = [names.ticket_path(self.branch, each) for each in places]
+            with contextlib.suppress(RuntimeError):
+                _threads().submit(_delete, self._objects, paths, None)
+
+    def _pause(self, seconds: float) -> float:
+        return min(max(seconds, _PAUSE * (time.monotonic() - self._news)), _LONGEST_SLEEP)
+
+    # --- the next commit
+
+    def _next(self, head: Stored) -> Stored | None:
+        """Return the head when another commit has taken the slot above; None if that takes its time."""
+        asked: dict[Future[End | None], Look] = {}
+        slot = head.header.slot + 1
+        looks = time.monotonic() + _ASKING * self._pace.between
+        try:
+            while time.monotonic() < looks:
+                look = Look.now()
+                asked[_askers().submit(self._ask, slot)] = look
+                ends = look.monotonic + self._pause(self._pace.trip / _ASKS[len(self._ahead) - 1])
+                while asked and (left := ends - time.monotonic()) > 0:
+                    for answer in wait(asked, left, FIRST_COMPLETED).done:
+                        look = asked.pop(answer)
+                        if (found := answer.result()) is not None:
+                            newest = self._slots.note_next(head, self.branch, slot, found)
+                            self._see(newest)
+                            return newest
+                        self._slots.note_free(self.branch, look)
+                time.sleep(max(0.0, ends - time.monotonic()))
+        except (OSError, TxStoreError, RuntimeError):
+            return None  # the next look says what is wrong; or the interpreter ends, and starts no more threads
+        finally:
+            for answer in asked:
+                answer.cancel()
+        return None
+
+    def _ask(self, slot: int) -> End | None:
+        """Ask once, and leave it at that: several answers come, and one of them is to be decoded."""
+        began = time.monotonic()
+        found = self._slots.end_of(self.branch, slot)
+        self._pace.note_trip(time.monotonic() - began)
+        return found
+
+
+def _put(objects: ObjectStore, path: str) -> None:
+    objects.put(path, [b"waiting"])
+
+
+def _delete(objects: ObjectStore, paths: Collection[str], after: Future[None] | None) -> None:
+    if after is not None:
+        wait([after])
+    with contextlib.suppress(OSError):  # others do so when they have waited for it, and so does a vacuum
+        objects.delete(list(paths))
+
+
+def _threads() -> ThreadPoolExecutor:
+    return executor("ticket", 4)
+
+
+def _askers() -> ThreadPoolExecutor:
+    return executor("next slot", 16)
