@@ -33,7 +33,7 @@ Values = dict[str, Any]
 DISTANCE = 0.03  # seconds
 JITTER = 0.5
 VARIABLES = 500
-COMMITTERS = 32
+COMMITTERS, DELETERS = 32, 4
 COMMITS = 300
 KEYS, LOADS = 1_000_000, 4
 SAMPLES = 100
@@ -240,6 +240,13 @@ def commits(setting: Setting) -> Iterator[Row]:
         yield Row(f"{name} share", f"{how}: {share}", found["fewest"] / max(1, found["most"]), 0.5, "", at_least=True)
         yield Row(f"{name} p99", f"{how}: p99 of a commit", found["p99"], 1, "s")
         yield Row(f"{name} requests", f"{how}: requests a commit", found["requests"], 15, "")
+    found = _crowd(commit_or_delete_for, COMMITTERS, seconds, JITTER)
+    how = f"{COMMITTERS} committers, of which {DELETERS} delete, and so take their slots alone, with jitter"
+    share = f"fewest by most ({found['fewest']:.0f}/{found['most']:.0f})"
+    yield Row(
+        "distance mixed share", f"{how}: {share}", found["fewest"] / max(1, found["most"]), 0.5, "", at_least=True
+    )
+    yield Row("distance mixed p99", f"{how}: p99 of a commit", found["p99"], 2, "s")
     found = _crowd(append_for, COMMITTERS, seconds, JITTER)
     how = f"{COMMITTERS} that append to one array by repo.run"
     yield Row("distance appends", f"{how}: appends/s", found["rate"], 25, "", at_least=True)
@@ -302,6 +309,22 @@ def commit_for(port: int, number: int, seconds: float, meet: Callable[[], None])
         zarr.open_array(store, path="x")
     meet()
     return _times_of(lambda made: _commit_once(repo, number, made), seconds)
+
+
+def commit_or_delete_for(port: int, number: int, seconds: float, meet: Callable[[], None]) -> Values:
+    if number >= DELETERS:
+        return commit_for(port, number, seconds, meet)
+    repo = Place(port, "commits").repository()
+    with repo.transaction() as store:
+        store[f"{number}/0"] = b"0"
+
+    def once(made: int) -> None:
+        with repo.transaction() as store:
+            store[f"{number}/{made + 1}"] = b"0"
+            del store[f"{number}/{made}"]
+
+    meet()
+    return _times_of(once, seconds)
 
 
 def _commit_once(repo: txstore.Repository, number: int, made: int) -> None:
