@@ -365,20 +365,20 @@ def append_for(port: int, number: int, seconds: float, meet: Callable[[], None])
 
 
 def values(setting: Setting) -> Iterator[Row]:
-    found = _in_turns(large_values, setting)
+    found = _in_turns(large_values, setting, 5)
     for verb in ("write", "read"):
         yield _beside(f"{LARGE} × 64 MiB, {verb}", f"distance large {verb}", found, verb)
-    found = _in_turns(many_values, setting)
+    found = _in_turns(many_values, setting, 3)
     yield _beside(f"{MANY:,} × 128 KiB, {AT_ONCE} at once, read", "distance many", found, "read")
-    found = _in_turns(random_values, setting)
+    found = _in_turns(random_values, setting, 9)  # each takes a fifth of a second
     yield _beside(f"{RANDOM} random of 16 KiB, {AT_ONCE} threads", "distance random", found, "read")
 
 
-def _in_turns(task: Callable[..., Values], setting: Setting) -> dict[str, list[Values]]:
+def _in_turns(task: Callable[..., Values], setting: Setting, rounds: int) -> dict[str, list[Values]]:
     """Let each store do the same, in turns, since who is the first to use memory pays for it; s3fs only once."""
     who_all = [who for who in installed() if who != "s3fs" or not setting.quick]
     found: dict[str, list[Values]] = {who: [] for who in who_all}
-    for number in range(setting.rounds(3, 1)):
+    for number in range(setting.rounds(rounds, 1)):
         for who in who_all if number % 2 else reversed(who_all):
             if who != "s3fs" or not number:
                 with S3Stub() as stub:

@@ -31,7 +31,7 @@ from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.identity import Identity
 from txstore.history.object_writer import ObjectWriter
 from txstore.history.tickets import End, Tickets, Turns, Waiting
-from txstore.history.trains import TRUSTED, Listed, Look, Member, Trains
+from txstore.history.trains import BEHIND, TRUSTED, Listed, Look, Member, Trains
 from txstore.storage.objects.errors import was_unanswered
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
@@ -170,10 +170,10 @@ class RemoteCommits(Commits):
     def _look_above(self, branch: str, known: Stored) -> Stored | None:
         """Return the newest commit from a known one on; None if that is not there, and nothing above it."""
         slot = known.header.slot
-        listed = self._list_from(branch, slot)
+        listed = self._list_from(branch, max(slot - BEHIND, 0))
         if listed is None:
             return self._walk_above(branch, known)
-        slots = listed.slots
+        slots = {at: each for at, each in listed.slots.items() if at >= slot}
         if not slots:
             # A server's listing may be late: what this process has seen is there all the same.
             return known if self._has_id(known) else None

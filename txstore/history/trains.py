@@ -54,7 +54,7 @@ _TRIPS_OF_A_TRAIN = 12
 #: Whoever is alone lets others pass for so many round trips, at most, while they go on to offer.
 _LET_PASS = 60
 #: What they offer may be for slots so far below: each learns of what was taken a trip or two later.
-_BEHIND = 16
+BEHIND = 16
 #: So many seconds, and round trips, pass before somebody else leads, or puts what is missing in its place.
 _PATIENCE_SECONDS, _PATIENCE_TRIPS = 1.0, 20
 
@@ -359,7 +359,7 @@ class Trains:
         began = heard = asked = time.monotonic()
         trip, top, offers = _LONGEST_TRIP, slot - 1, set[tuple[int, bytes]]()
         while asked - heard < _TRIPS_OF_A_TRAIN * trip and asked - began < _LET_PASS * trip:
-            listed = self._line.list_from(branch, max(slot - _BEHIND, 0))
+            listed = self._line.list_from(branch, max(slot - BEHIND, 0))
             before, top = top, max(listed.slots, default=top)
             trip = min(trip, time.monotonic() - asked)
             if not listed.offers.keys() <= offers:  # they live, and were refused a slot by others who are alone
@@ -410,12 +410,14 @@ class Trains:
     def _lead(self, content: bytes, mine: Stored, trip: float) -> Member | None:
         """Take the slot for all; None if another has it."""
         branch, slot = mine.header.branch, mine.header.slot
-        low = min(self._line.first_unseen(branch), self._last.get(branch, slot))
+        # Not all that was ever offered in vain: many pages take so long that the slot is another's by then.
+        low = min(self._line.first_unseen(branch), max(self._last.get(branch, slot), slot - BEHIND))
         self._last[branch] = slot
         for _ in range(_YIELDS):
             look = Look.now()
             listed = self._line.list_from(branch, low)
             if max(listed.slots, default=-1) >= slot:
+                _later(self._sweep, branch, slot - 1, listed)
                 return None
             offered = {who for at, who in listed.offers if at == slot}
             # Those who have wanted the slot below in vain are about to offer again: else one could win for ever who is
