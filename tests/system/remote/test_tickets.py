@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ import pytest
 import txstore
 from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import with_engine
+from tests.system.remote.killing import acknowledged, kill_in_turn
 from tests.system.remote.proxy import Faults, Proxy
-from tests.waiting import wait_until
 from txstore.format import names
 from txstore.history import tickets
 
@@ -52,9 +51,6 @@ def test_those_in_line_are_killed(server_of, tmp_path, faults):
         proxy.faults = Faults(seed=3, methods=frozenset({"PUT", "GET", "POST"}), **faults)
         files = [tmp_path / f"{writer}" for writer in range(WRITERS)]
 
-        def acknowledged() -> list[str]:
-            return [line for file in files if file.exists() for line in file.read_text(encoding="utf-8").splitlines()]
-
         workers = [
             Worker(
                 append, url, options, writer, 1000 if writer < KILLED else APPENDS, str(files[writer]), context=QUICK
@@ -62,12 +58,7 @@ def test_those_in_line_are_killed(server_of, tmp_path, faults):
             for writer in range(WRITERS)
         ]
         with ended(*workers):
-            for nth, worker in enumerate(workers[:KILLED]):
-                enough = (nth + 1) * APPENDS
-                wait_until(lambda enough=enough: len(acknowledged()) >= enough)
-                time.sleep(0.013 * nth)  # not always at the same step
-                worker.process.kill()
-                worker.process.join()
+            kill_in_turn(workers[:KILLED], files, APPENDS)
             for worker in workers[KILLED:]:
                 worker.result()
         assert any("/wait-" in each.path for each in proxy.log if each.method == "PUT"), "nobody has met anybody"
@@ -79,7 +70,7 @@ def test_those_in_line_are_killed(server_of, tmp_path, faults):
     assert [commit.slot for commit in log] == list(range(len(log)))[::-1]
     assert json.loads(bytes(repo.mapping()["log"])) == made, "somebody has not seen what was there"
     assert len(made) == len(set(made)), "an append was made twice"
-    told = acknowledged()
+    told = acknowledged(files)
     assert set(told) <= set(made), "an append that was acknowledged is lost"
     assert len(set(made) - set(told)) <= KILLED, "of each that was killed, one at most is not acknowledged"
     assert repo.verify().faults == []

@@ -6,7 +6,6 @@ TXSTORE_TRAIN_COMMITS is how many commits each of those makes that are not kille
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ import pytest
 import txstore
 from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import with_engine
+from tests.system.remote.killing import acknowledged, kill_in_turn
 from tests.system.remote.proxy import Faults, Proxy
-from tests.waiting import wait_until
 from txstore.history import remote_commits, trains
 
 COMMITS = int(os.environ.get("TXSTORE_TRAIN_COMMITS", 8))
@@ -45,20 +44,12 @@ def test_writers_are_killed(server_of, tmp_path, faults):
         proxy.faults = Faults(seed=3, methods=frozenset({"PUT", "GET"}), **faults)
         files = [tmp_path / f"{writer}" for writer in range(WRITERS)]
 
-        def acknowledged() -> list[str]:
-            return [line for file in files if file.exists() for line in file.read_text(encoding="utf-8").splitlines()]
-
         workers = [
             Worker(write, url, options, writer, 1000 if writer < KILLED else COMMITS, str(files[writer]), context=QUICK)
             for writer in range(WRITERS)
         ]
         with ended(*workers):
-            for nth, worker in enumerate(workers[:KILLED]):
-                enough = (nth + 1) * COMMITS
-                wait_until(lambda enough=enough: len(acknowledged()) >= enough)
-                time.sleep(0.013 * nth)  # not always at the same step
-                worker.process.kill()
-                worker.process.join()
+            kill_in_turn(workers[:KILLED], files, COMMITS)
             for worker in workers[KILLED:]:
                 worker.result()
         proxy.faults = Faults()
@@ -68,7 +59,7 @@ def test_writers_are_killed(server_of, tmp_path, faults):
     made = [commit.message for commit in log if commit.message != "first"]
     assert [commit.slot for commit in log] == list(range(len(log)))[::-1]
     assert len(made) == len(set(made)), "a commit was made twice"
-    told = acknowledged()
+    told = acknowledged(files)
     assert set(told) <= set(made), "a commit that was acknowledged is lost"
     assert len(set(made) - set(told)) <= KILLED, "of each that was killed, one commit at most is not acknowledged"
     assert {key.replace("/c/", "/") for key in repo.mapping() if key != "a"} == set(made)
