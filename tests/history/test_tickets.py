@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ import txstore
 from tests.waiting import TIMEOUT, wait_until
 from txstore.format import names
 from txstore.history import tickets
-from txstore.history.tickets import Turns, Waiting
+from txstore.history.tickets import Pace, Seen, Turns, Waiting
+from txstore.history.trains import Listed, Look
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
 
@@ -70,7 +72,7 @@ def in_line(url: str) -> list[tickets.Place]:
 
 def leave_ticket(url: str, number: int = 1) -> tickets.Place:
     """Put a ticket there as a process does that is killed then."""
-    place = 0, number.to_bytes(16, "big")
+    place = 0, number.to_bytes(2, "big") * 8
     objects_of(url).put(names.ticket_path("main", place), [b"waiting"])
     return place
 
@@ -140,7 +142,9 @@ def test_who_meets_a_conflict_draws_a_ticket_and_gives_it_back(url, drawn):
     wait_until(lambda: not in_line(url))
     head = repo.head()
     assert head is not None
-    assert drawn[0].endswith(head.id), "others see that who has drawn this ticket has had its turn"
+    found = names.parse_ticket(drawn[0].rpartition("/")[2])
+    assert found is not None
+    assert head.id.startswith(found[1][:4].hex()), "others see that who has drawn this ticket has had its turn"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -187,19 +191,50 @@ def test_those_in_line_have_their_turns_in_order(url, patient):
     wait_until(lambda: not in_line(url))
 
 
-def test_who_loses_its_turn_stays_where_it_is_in_line(url):
+def test_who_loses_its_turn_stays_where_it_is_in_line(url, drawn):
     with txstore.Repository(url).engine.commits.turns("main") as turns:
         assert turns is not None
         assert turns.lost()
         wait_until(lambda: in_line(url))
-        (first,) = in_line(url)
+        ((_, ticket),), first = in_line(url), turns.id
         assert turns.lost()
-        wait_until(lambda: in_line(url) not in ([first], []) and len(in_line(url)) == 1)
-        (second,) = in_line(url)
-        assert first != second, "what was staged under the first id may be deleted yet"
-        for between in (0, 1 << 128 - 1):  # whoever else is there is before both, or behind both
-            other = first[0], between.to_bytes(16, "big")
-            assert (first < other) == (second < other)
+        assert turns.id != first, "what was staged under the first id may be deleted yet"
+        assert turns.id[:4] == ticket[:4], "others see whose turn is over when it commits"
+        assert len(drawn) == 1
+        assert len(in_line(url)) == 1, "nobody takes the turn for over"
+    wait_until(lambda: not in_line(url))
+
+
+def test_who_is_overtaken_in_its_turn_goes_on_from_what_it_has_met(url, patient, requests):
+    """It takes the slot above at once: who commits in a row would be faster than one that has to look first."""
+    repo = has_met_others(url)
+    change, left = append("mine"), 2
+    requests.clear()
+
+    def run(store: Any) -> None:
+        nonlocal left
+        change(store)
+        if left:
+            left -= 1
+            with txstore.Repository(url).transaction() as theirs:
+                append(left)(theirs)
+            requests.clear()
+
+    looks = []
+    see = type(repo.engine.commits).see
+
+    def noted(self: Any, branch: str) -> Any:
+        looks.append(threading.current_thread().name)
+        return see(self, branch)
+
+    type(repo.engine.commits).see = noted
+    try:
+        repo.run(run)
+    finally:
+        type(repo.engine.commits).see = see
+    assert logged(url) == [1, 0, "mine"]
+    waited_for = [name for name in looks if "ticket" not in name]
+    assert len(waited_for) == 2, "when it began, and when it had met the first conflict"
 
 
 def test_a_ticket_of_the_dead_is_waited_for_and_deleted(url, impatient):
@@ -230,12 +265,126 @@ def test_nobody_is_waited_for_when_the_time_is_over(url, patient):
     assert logged(url) == ["mine"]
 
 
-def test_who_has_met_nobody_does_not_wait(url, patient, drawn):
+def test_who_has_met_nobody_lets_one_pass_and_does_not_wait_for_it_twice(url, patient, drawn, monkeypatch):
     """Its commits may have nothing to do with those of the others."""
     leave_ticket(url)
-    knows_head(url).run(append("mine"))
-    assert logged(url) == ["mine"]
+    repo, waited = knows_head(url), []
+    next_one = Turns._next
+
+    def noted(self: Turns, head: Any, seconds: float) -> Any:
+        waited.append(seconds)
+        return next_one(self, head, seconds)
+
+    monkeypatch.setattr(Turns, "_next", noted)
+    for number in range(3):
+        repo.run(append(number))
+    assert logged(url) == [0, 1, 2]
+    assert len(waited) == 1
     assert len(drawn) == 1, "the one that was there"
+
+
+def test_who_has_met_nobody_is_no_faster_than_those_in_line(url, patient, monkeypatch):
+    """Beside one that commits in a row, the first in line has its turn."""
+    outsider, crew = knows_head(url), has_met_others(url)
+    place = leave_ticket(url)
+    monkeypatch.setattr(tickets, "_LET_PASS", 1e9)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(outsider.run, append("outsider"))
+        with pytest.raises(TimeoutError):
+            running.result(0.2)
+        with crew.begin("in line") as mapping:  # as the one whose ticket it is
+            mapping["log"] = b'["first"]'
+        running.result(TIMEOUT)
+    assert logged(url) == ["first", "outsider"]
+    objects_of(url).delete([names.ticket_path("main", place)])
+
+
+class FakeSlots:
+    """A history in which commits are their slots. Answers come when they are let."""
+
+    shows_tickets = True
+
+    def __init__(self, listed: Listed) -> None:
+        self.listed = listed
+        self.asked: list[int] = []
+        self.read: list[str] = []
+        self.answers: dict[int, threading.Event] = {}
+
+    def see(self, branch: str) -> Seen:
+        return Seen(Look.now(), self.listed)
+
+    def head_in(self, branch: str, seen: Seen | None) -> Any:
+        self.read.append("head")
+        return self.stored(max(self.listed.slots))
+
+    def stored(self, slot: int) -> Any:
+        return SimpleNamespace(header=SimpleNamespace(slot=slot, id=_id(slot), parent_id=_id(slot - 1)))
+
+    def end_of(self, branch: str, slot: int) -> Any:
+        self.asked.append(slot)
+        return (b"", slot) if self.answers[slot].wait(TIMEOUT) else None
+
+    def note_free(self, branch: str, look: Look) -> None: ...
+
+    def note_next(self, known: Any, branch: str, slot: int, end: Any) -> Any:
+        assert known.header.slot == slot - 1
+        return self.stored(slot)
+
+
+def _id(slot: int) -> bytes:
+    return slot.to_bytes(4, "big") * 4
+
+
+def line_of(ahead: int) -> Listed:
+    """What is listed where the commits that those in line are to make have slots up to 20."""
+    found, head = Object("", 0, None), 20 - ahead
+    return Listed({head: found}, {}, {}, {(1, _id(slot)): found for slot in range(head + 1, 21)})
+
+
+def test_the_second_slot_is_asked_for_before_the_first_one_is_taken(patient, monkeypatch):
+    """Who is told of one commit late is not told of the next one as late."""
+    slots = FakeSlots(line_of(2))
+    slots.answers = {19: threading.Event(), 20: threading.Event()}
+    slots.answers[20].set()  # and is answered first
+    monkeypatch.setattr(Turns, "_pause", lambda self, seconds: 0.01)
+    pace = Pace()
+    pace.met_at = time.monotonic()
+    with ThreadPoolExecutor(1) as threads, Turns(slots, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]
+        running = threads.submit(turns.next, time.monotonic() + LONG)
+        wait_until(lambda: 20 in slots.asked)
+        slots.answers[19].set()
+        assert running.result(TIMEOUT).header.slot == 20
+        assert slots.read == ["head"], "nothing was looked for again"
+        assert slots.asked.count(20) == 1, "nor asked for"
+
+
+def test_who_stands_far_behind_reads_no_commits(patient, monkeypatch):
+    slots, ahead = FakeSlots(line_of(12)), []
+    for slot in range(8, 21):
+        slots.answers[slot] = threading.Event()
+        slots.answers[slot].set()
+
+    def sleep(self: Turns, seconds: float) -> float:
+        ahead.append(len(self._ahead))
+        if len(self._ahead) > 4:
+            slots.listed = line_of(len(self._ahead) - 1)
+            assert not slots.read
+        return 0.01
+
+    monkeypatch.setattr(Turns, "_pause", sleep)
+    monkeypatch.setattr(tickets, "_ASKING", LONG / 0.01)
+    pace = Pace()
+    pace.met_at = time.monotonic()
+    with Turns(slots, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]
+        assert turns.next(time.monotonic() + LONG).header.slot == 20
+    assert ahead[:9] == list(range(12, 3, -1))
+    assert slots.read == ["head"]
+
+
+class FakeTickets:
+    def put(self, path: str, parts: Any) -> None: ...
+
+    def delete(self, paths: Any) -> None: ...
 
 
 def test_plain_transactions_do_not_wait(url, patient):

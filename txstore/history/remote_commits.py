@@ -30,7 +30,7 @@ from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.identity import Identity
 from txstore.history.object_writer import ObjectWriter
-from txstore.history.tickets import End, Tickets, Turns, Waiting
+from txstore.history.tickets import End, Seen, Tickets, Turns
 from txstore.history.trains import BEHIND, TRUSTED, Listed, Look, Member, Trains
 from txstore.storage.objects.errors import was_unanswered
 from txstore.storage.objects.interface import Object
@@ -118,7 +118,6 @@ class RemoteCommits(Commits):
         self._loose_lock = processes.new_lock()
         self._trains = Trains(self, storage.objects)
         self._tickets = Tickets(self, storage.objects)
-        self._waiting: dict[str, Waiting] = {}  # of each branch, who stood in line when it was last listed
         self._can_list_on = True
         self._has_lost = False  # a slot, by whoever is about to commit
         self._has_waited: bytes | None = None  # the last commit here that has let others pass
@@ -147,9 +146,13 @@ class RemoteCommits(Commits):
         return last  # the server says whether the next slot is still free
 
     def head(self, branch: str = MAIN) -> Stored | None:
-        newest, look = self._newest.get(branch), Look.now()
+        return self.head_in(branch, None)
+
+    def head_in(self, branch: str, seen: Seen | None) -> Stored | None:
+        newest = self._newest.get(branch)
+        look = Look.now() if seen is None else seen.look
         known = newest if newest is not None and newest.header.branch == branch else self._hinted(branch)
-        found = self._look_above(branch, known) if known is not None else None
+        found = self._look_above(branch, known, seen) if known is not None else None
         if found is None:
             found = self._search(branch, None) or self.fork_point(branch)
         if newest is not None and (
@@ -167,10 +170,20 @@ class RemoteCommits(Commits):
             self._looks[branch] = look
         return found
 
-    def _look_above(self, branch: str, known: Stored) -> Stored | None:
-        """Return the newest commit from a known one on; None if that is not there, and nothing above it."""
+    def see(self, branch: str) -> Seen | None:
+        newest, look = self._newest.get(branch), Look.now()
+        if newest is None or newest.header.branch != branch:
+            return None
+        listed = self._list_from(branch, max(newest.header.slot - BEHIND, 0))
+        return None if listed is None else Seen(look, listed)
+
+    def _look_above(self, branch: str, known: Stored, seen: Seen | None) -> Stored | None:
+        """Return the newest commit from a known one on; None if that is not there, and nothing above it.
+
+        `seen`: what was listed from there, if it was a moment ago.
+        """
         slot = known.header.slot
-        listed = self._list_from(branch, max(slot - BEHIND, 0))
+        listed = self._list_from(branch, max(slot - BEHIND, 0)) if seen is None else seen.listed
         if listed is None:
             return self._walk_above(branch, known)
         slots = {at: each for at, each in listed.slots.items() if at >= slot}
@@ -216,7 +229,6 @@ class RemoteCommits(Commits):
         self._is_contended[branch], self._is_crowded[branch] = bool(others), len(others) >= _CROWD
         self._led[branch] = max(listed.leads, default=-1)
         self._has_lost = False
-        self._waiting[branch] = Waiting.of(listed.tickets, listed.slots.values())
 
     # --- turns
 
@@ -228,8 +240,10 @@ class RemoteCommits(Commits):
     def shows_tickets(self) -> bool:
         return self._can_list_on
 
-    def waiting(self, branch: str) -> Waiting:
-        return self._waiting.get(branch, Waiting([], []))
+    def head_that_was_met(self, branch: str) -> Stored | None:
+        # Those who stand in line don't go together: each needs what the one before has made.
+        self._is_contended[branch] = self._has_lost = False
+        return self.head_to_follow(branch)
 
     def note_free(self, branch: str, look: Look) -> None:
         before = self._looks.get(branch)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from txstore.errors import TxStoreError
 from txstore.format import names
 from txstore.history.commit import Stored
-from txstore.history.trains import Look
+from txstore.history.trains import Listed, Look
 from txstore.storage.objects.interface import Object, ObjectStore
 from txstore.storage.request_threads import executor
 
@@ -39,11 +39,19 @@ _LIKE = 4
 _YOUNG = 60.0
 #: So often in a round trip those ask for the next slot itself who have one before them, two, and so on. All others
 #: sleep, and look how far the line has come.
-_ASKS = (8, 6, 3, 2, 1)
+_ASKS = (8, 3, 1, 1)
+#: So many slots they ask for at once: the second may be taken by the time that they are told of the first, and who
+#: learns of one commit late would learn as late of the next.
+_SLOTS = 2
 #: They sleep for this part of the time that those before them are likely to take: to come late would hold up others.
 _EARLY = 0.6
 #: For so many times what a commit takes they ask, before they look for who has left: others may commit meanwhile.
 _ASKING = 6
+#: Who is outside of the line waits for so many trips for one of those in it, whose commits may have nothing to do
+#: with its own.
+_LET_PASS = 3
+#: Who has seen so many of those before it commit, one right after the other, counts on the next slot.
+_CALLED = 2
 #: Where transactions take long, they ask less often: a pause is this part of the time since the last commit was seen.
 _PAUSE = 0.05
 #: Seconds: nobody sleeps longer, since others may leave.
@@ -79,6 +87,13 @@ class Waiting(NamedTuple):
         return cls(sorted(young), old)
 
 
+class Seen(NamedTuple):
+    """What there is of a branch, and when it was listed."""
+
+    look: Look
+    listed: Listed
+
+
 class Slots(Protocol):
     """The history whose slots are waited for: `RemoteCommits`."""
 
@@ -86,11 +101,14 @@ class Slots(Protocol):
     def shows_tickets(self) -> bool:
         """Whether who looks for the head sees the tickets."""
 
-    def head(self, branch: str) -> Stored | None:
-        """Look for the newest commit."""
+    def see(self, branch: str) -> Seen | None:
+        """List what there is from below the newest known commit on; None if none is known, or if it can't be listed."""
 
-    def waiting(self, branch: str) -> Waiting:
-        """Return who stood in line when it was last looked for the head."""
+    def head_in(self, branch: str, seen: Seen | None) -> Stored | None:
+        """Return the newest commit, as a listing of a moment ago has shown it, or look for it."""
+
+    def head_that_was_met(self, branch: str) -> Stored | None:
+        """Return the newest commit, for somebody who has just lost a slot to it."""
 
     def end_of(self, branch: str, slot: int) -> End | None:
         """Return the end of what is in a slot, None if the slot is free."""
@@ -110,6 +128,7 @@ class Pace:
         self.between = 0.0  # two commits
         self.try_ = 0.0  # from the beginning of a transaction to its conflict
         self.met_at: float | None = None  # others whose commits are in conflict
+        self.let_pass: Place | None = None  # who was waited for by who is outside of the line, and did not come
         self._last: tuple[float, int] | None = None
 
     def note_trip(self, seconds: float) -> None:
@@ -162,14 +181,19 @@ class Turns:
         self._at = 0  # the slot of the head, as it was last seen
         self._took = 0.0  # the last look, in seconds: a server that has much to do is asked less
         self._news = time.monotonic()  # when another commit was seen
-        self._slot: int | None = None  # at which the first ticket was drawn: whoever loses its turn stays where it is
-        self._drawn: Future[None] | None = None
-        self._is_refused = False  # a ticket was, by the server
+        self._place: Place | None = None  # of the ticket: whoever loses its turn stays where it is
+        self._is_drawn = False
+        self._asked_for: Future[None] | None = None  # the last request for the ticket
         self._process = os.getpid()
-        self._served: set[bytes] = set()  # the commits that were seen here
+        self._served: set[bytes] = set()  # how the ids of the commits begin that were seen here
         self._given_up: set[Place] = set()  # whose turn has come to nothing
         self._ahead: list[Place] = []
+        self._was_first = False  # in line, when it began
+        self._looked: Future[Seen | None] | None = None  # while it tried to commit
+        self._called = 0  # so many commits in a row were of those before it
         self._first: tuple[Place, float] | None = None  # in line, and since when, as far as is known here
+        self._asked: dict[Future[End | None], tuple[int, Look]] = {}  # for which slots, and when
+        self._ends: dict[int, End] = {}  # what was found in slots
 
     def __enter__(self) -> Self:
         return self
@@ -177,36 +201,61 @@ class Turns:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._forget()
         self._give_back()
 
     def next(self, until: float) -> Stored | None:
         """Return the head when it is this one's turn, or at a time by `time.monotonic`. Raises `OSError`."""
-        head = self._look()
-        if self._slot is None and self._ahead:
-            if not self._pace.has_met_others:
-                self._ahead = []
-            else:
-                self._draw(0 if head is None else head.header.slot)
-        while self._ahead and head is not None and time.monotonic() < until and not self._has_lost_patience():
-            far = len(self._ahead) - len(_ASKS)
-            if far > 0:
-                time.sleep(self._pause(max(far * self._pace.between * _EARLY, self._took / 2)))
+        self._called = 0
+        head = self._meet() if self._was_first else self._look()
+        if head is not None and self._ahead and self._place is None:
+            head = self._let_pass(head)
+        while self._ahead and time.monotonic() < until and not self._has_lost_patience():
+            if self._far > 0:
+                time.sleep(self._pause(max(self._far * self._pace.between * _EARLY, self._took / 2)))
                 head = self._look()
             else:
-                head = self._next(head) or self._look()
+                head = (head and self._next(head, _ASKING * self._pace.between)) or self._look()
+        if head is None:
+            head = self._slots.head_in(self.branch, None)
+        self._forget()
+        self._was_first = self._place is not None and not self._ahead
         self._began = time.monotonic()
         return head
 
+    def _let_pass(self, head: Stored) -> Stored:
+        """Let one of those in line commit, once, before one that is outside of it; return the head.
+
+        They learn of each commit a trip later than whoever has made it, and beside one that commits in a row they would
+        always come too late.
+        """
+        first, passed = self._ahead[0], None
+        if first != self._pace.let_pass:
+            passed = self._next(head, _LET_PASS * self._pace.trip)
+            self._pace.let_pass = first if passed is None else None
+        self._ahead = []
+        return passed or head
+
     def about_to_commit(self) -> None:
-        """Let others see that this one has its turn: the slot is taken while the ticket is deleted."""
-        self._give_back()
+        """Let others see that this one has had its turn: the slot is taken while the ticket is deleted.
+
+        Somebody outside of the line may take that slot. Where this is likely, the ticket stays until the commit is
+        made, so that nobody takes the turn for over; and it is looked for those in line meanwhile.
+        """
+        self._looked = None
+        if self._called >= _CALLED:
+            self._give_back()
+        elif self._place is not None:
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+                self._looked = _threads().submit(self._slots.see, self.branch)
 
     def lost(self) -> bool:
         """Stand in line from now on, since the transaction has met a conflict; return False if that can't be done."""
-        self._give_back()
-        # What was staged under the last one may be deleted yet. It begins as that did: the place in line is the same.
+        # What was staged under the last one may be deleted yet. It begins as that did: so others know it by its ticket.
         self.id = self.id[:_LIKE] + os.urandom(16 - _LIKE)
-        if not self._slots.shows_tickets or self._is_refused:
+        asked = self._asked_for
+        is_refused = asked is not None and asked.done() and asked.exception() is not None
+        if not self._slots.shows_tickets or is_refused:
             return False
         self._pace.met_at = time.monotonic()
         self._pace.try_ = self._pace.met_at - self._began
@@ -216,42 +265,76 @@ class Turns:
     # --- the own ticket
 
     def _draw(self, slot: int) -> None:
-        if self._slot is None:
-            self._slot = slot
-        path = names.ticket_path(self.branch, (self._slot, self.id))
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-            self._drawn = _threads().submit(_put, self._objects, path)
+        self._place = self._place or (slot, self.id)
+        if not self._is_drawn:
+            self._is_drawn = True
+            self._ask_for(_put, [names.ticket_path(self.branch, self._place)])
 
     def _give_back(self) -> None:
-        drawn, self._drawn = self._drawn, None
-        if drawn is not None and self._slot is not None and self._process == os.getpid():
-            self._is_refused = drawn.done() and drawn.exception() is not None
-            path = names.ticket_path(self.branch, (self._slot, self.id))
-            with contextlib.suppress(RuntimeError):  # as above: whoever comes next deletes it
-                _threads().submit(_delete, self._objects, [path], drawn)
+        if self._is_drawn and self._place is not None and self._process == os.getpid():
+            self._is_drawn = False
+            self._ask_for(_delete, [names.ticket_path(self.branch, self._place)])
+
+    def _ask_for(self, request: Callable[..., None], paths: list[str]) -> None:
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            self._asked_for = _threads().submit(request, self._objects, paths, self._asked_for)
 
     # --- those before it
 
+    @property
+    def _far(self) -> int:
+        """How many stand between this one and those who ask for the next slot."""
+        return len(self._ahead) - len(_ASKS)
+
     def _look(self) -> Stored | None:
-        """Look for the head, and for who is in line."""
+        """Look who is in line; return the head, None if so many are that there is time to read it."""
         began = time.monotonic()
-        head = self._slots.head(self.branch)
+        seen = self._slots.see(self.branch)
         self._took = time.monotonic() - began
-        self._pace.note_trip(self._took)
-        waiting = self._slots.waiting(self.branch)
-        self._delete(waiting.left)
-        me = None if self._slot is None else (self._slot, self.id)
-        self._ahead = [each for each in waiting.places if me is None or each < me]
+        if seen is not None:
+            self._pace.note_trip(self._took)
+            self._stand_behind(seen)
+            if self._ahead and self._place is None:
+                if self._pace.has_met_others:
+                    self._draw(self._at)
+                else:
+                    self._ahead = self._ahead[:1]
+            if self._far > 0:
+                return None
+        head = self._slots.head_in(self.branch, seen)
         self._see(head)
         return head
 
+    def _meet(self) -> Stored | None:
+        """Return the head for the first in line, who has lost a slot, and so has read what is there."""
+        with contextlib.suppress(OSError):
+            seen = None if self._looked is None else self._looked.result()
+            if seen is not None:
+                self._stand_behind(seen)
+        head = self._slots.head_that_was_met(self.branch)
+        self._see(head)
+        return head
+
+    def _stand_behind(self, seen: Seen) -> None:
+        """Note who is in line before this one."""
+        slots, waiting = seen.listed.slots, Waiting.of(seen.listed.tickets, seen.listed.slots.values())
+        self._delete(waiting.left)
+        self._ahead = [each for each in waiting.places if self._place is None or each < self._place]
+        self._note(max(slots, default=self._at))
+
     def _see(self, head: Stored | None) -> None:
         if head is not None:
-            if head.header.slot != self._at:
-                self._at, self._news = head.header.slot, time.monotonic()
-            self._pace.note_slot(head.header.slot)
-            self._served |= {head.header.id, head.header.parent_id}
-        self._ahead = [each for each in self._ahead if each[1] not in self._served and each not in self._given_up]
+            self._served |= {head.header.id[:_LIKE], head.header.parent_id[:_LIKE]}
+            self._note(head.header.slot)
+
+    def _note(self, slot: int) -> None:
+        """Note how far the line has come."""
+        if slot != self._at:
+            self._at, self._news = slot, time.monotonic()
+        self._pace.note_slot(slot)
+        self._ahead = [
+            each for each in self._ahead if each[1][:_LIKE] not in self._served and each not in self._given_up
+        ]
         first = self._ahead[0] if self._ahead else None
         if first is None:
             self._first = None
@@ -274,38 +357,59 @@ class Turns:
         if places:
             paths = [names.ticket_path(self.branch, each) for each in places]
             with contextlib.suppress(RuntimeError):
-                _threads().submit(_delete, self._objects, paths, None)
+                _threads().submit(_delete, self._objects, paths)
 
     def _pause(self, seconds: float) -> float:
         return min(max(seconds, _PAUSE * (time.monotonic() - self._news)), _LONGEST_SLEEP)
 
     # --- the next commit
 
-    def _next(self, head: Stored) -> Stored | None:
-        """Return the head when another commit has taken the slot above; None if that takes its time."""
-        asked: dict[Future[End | None], Look] = {}
-        slot = head.header.slot + 1
-        looks = time.monotonic() + _ASKING * self._pace.between
+    def _next(self, head: Stored, seconds: float) -> Stored | None:
+        """Return the head when others have taken the slots above; None if that takes so long."""
+        slot, ahead = head.header.slot + 1, len(self._ahead)
+        looks = time.monotonic() + seconds
         try:
             while time.monotonic() < looks:
                 look = Look.now()
-                asked[_askers().submit(self._ask, slot)] = look
-                ends = look.monotonic + self._pause(self._pace.trip / _ASKS[len(self._ahead) - 1])
-                while asked and (left := ends - time.monotonic()) > 0:
-                    for answer in wait(asked, left, FIRST_COMPLETED).done:
-                        look = asked.pop(answer)
-                        if (found := answer.result()) is not None:
-                            newest = self._slots.note_next(head, self.branch, slot, found)
-                            self._see(newest)
-                            return newest
-                        self._slots.note_free(self.branch, look)
+                for each in range(slot, slot + min(ahead, _SLOTS)):
+                    if each not in self._ends:
+                        self._asked[_askers().submit(self._ask, each)] = each, look
+                ends = look.monotonic + self._pause(self._pace.trip / _ASKS[ahead - 1])
+                while True:
+                    if slot in self._ends:
+                        return self._seen(head)
+                    left = ends - time.monotonic()
+                    if not self._asked or left <= 0:
+                        break
+                    self._hear(slot, wait(self._asked, left, FIRST_COMPLETED).done)
                 time.sleep(max(0.0, ends - time.monotonic()))
         except (OSError, TxStoreError, RuntimeError):
-            return None  # the next look says what is wrong; or the interpreter ends, and starts no more threads
-        finally:
-            for answer in asked:
-                answer.cancel()
+            self._forget()  # the next look says what is wrong; or the interpreter ends, and starts no more threads
         return None
+
+    def _hear(self, slot: int, answers: Collection[Future[End | None]]) -> None:
+        for answer in answers:
+            at, look = self._asked.pop(answer)
+            if (end := answer.result()) is not None:
+                self._ends[at] = end
+            elif at == slot:
+                self._slots.note_free(self.branch, look)
+
+    def _seen(self, head: Stored) -> Stored | None:
+        """Return the last of the commits that were found right above the head."""
+        newest: Stored | None = head
+        while newest is not None and (end := self._ends.pop(newest.header.slot + 1, None)) is not None:
+            newest = self._slots.note_next(newest, self.branch, newest.header.slot + 1, end)
+            before = len(self._ahead)
+            self._see(newest)
+            self._called = self._called + 1 if len(self._ahead) < before else 0
+        return newest
+
+    def _forget(self) -> None:
+        """Wait for no answer any more."""
+        for answer in self._asked:
+            answer.cancel()
+        self._asked, self._ends = {}, {}
 
     def _ask(self, slot: int) -> End | None:
         """Ask once, and leave it at that: several answers come, and one of them is to be decoded."""
@@ -315,11 +419,14 @@ class Turns:
         return found
 
 
-def _put(objects: ObjectStore, path: str) -> None:
-    objects.put(path, [b"waiting"])
+def _put(objects: ObjectStore, paths: Collection[str], after: Future[None] | None = None) -> None:
+    if after is not None:
+        wait([after])
+    for path in paths:
+        objects.put(path, [b"waiting"])
 
 
-def _delete(objects: ObjectStore, paths: Collection[str], after: Future[None] | None) -> None:
+def _delete(objects: ObjectStore, paths: Collection[str], after: Future[None] | None = None) -> None:
     if after is not None:
         wait([after])
     with contextlib.suppress(OSError):  # others do so when they have waited for it, and so does a vacuum
