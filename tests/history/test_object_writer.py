@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_until
+from tests.waiting import TIMEOUT, wait_for_requests, wait_until
 from txstore.format import names, packfile
 from txstore.history import object_writer
 from txstore.history.object_writer import UPLOAD_BYTES, UPLOADS, ObjectWriter, _Room
@@ -173,5 +173,6 @@ def test_what_was_staged_is_let_go_of_by_one_request(monkeypatch: pytest.MonkeyP
     writer.finish(writer.size)
     writer._storage.forget_staged(writer.path)  # its slot is taken
     writer.release()
+    wait_for_requests()
     assert deleted == [[writer.path, writer.path + names.LEASE]]
     assert not uploads.objects.list(names.STAGING)

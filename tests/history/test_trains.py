@@ -194,6 +194,7 @@ def test_a_node_that_is_changed_does_not_go_with_what_is_below(url, meet, above)
 
 def test_what_has_packs_goes_along(url, meet, monkeypatch):
     monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
+    monkeypatch.setattr(remote_commits.RemoteCommits, "is_contended", lambda *_: True)  # each looks once more
     meet(url, CREW)
     made = [each.result() for each in commit_together(crew(url))]
     assert len(made) == CREW

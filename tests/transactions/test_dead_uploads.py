@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.waiting import TIMEOUT, wait_for_requests
 from txstore.format import names
 from txstore.history import object_writer
 from txstore.storage.objects import client
@@ -124,6 +124,7 @@ def packs(url: str) -> set[str]:
 
 
 def staged(url: str) -> set[str]:
+    wait_for_requests()
     return {each.name for each in txstore.Repository(url).engine.storage.objects.list(names.STAGING)}
 
 

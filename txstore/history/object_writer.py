@@ -31,7 +31,7 @@ from txstore.format.packfile import Predecessor, Seen, encode_frame, frame_layou
 from txstore.history.packs import PackWriter, Staged
 from txstore.storage.leases import Lease
 from txstore.storage.remote import RemoteStorage
-from txstore.storage.request_threads import executor, in_parallel
+from txstore.storage.request_threads import executor, in_background, in_parallel
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -109,7 +109,7 @@ class ObjectWriter:
             self._check()
             if self._participant or self._is_published or self._aside is not None or self.size <= SENT_AGAIN:
                 return False
-            self._hold(packfile.encode_head(self.id, self._repository_id))
+            self._hold(packfile.encode_head(self.id, self._repository_id), is_alone=True)
             own, nth = self._own_file, len(self._packs) + 1
             own.finish(own.size)
             frames = self._storage.read_staged(self.path)[packfile.HEAD_SIZE :]
@@ -175,7 +175,8 @@ class ObjectWriter:
         if last is not None:
             self._room.take(last.end)
         if not self._participant:
-            self._hold(b"")  # a vacuum must not take for abandoned what no commit refers to yet
+            # A vacuum must not take for abandoned what no commit refers to yet.
+            self._hold(b"", is_alone=True)
         number = packfile.pack_number(self._participant, len(self._packs) + 1)
         pack = _Pack(self._transaction, number, self._repository_id, len(self._packs) + 1, self._sequence - 1)
         self._packs.append(pack)
@@ -192,13 +193,14 @@ class ObjectWriter:
         if self._lease is not None:
             self._lease.check()
 
-    def _hold(self, about: bytes) -> None:
+    def _hold(self, about: bytes, *, is_alone: bool = False) -> None:
         """Let others see that this process stages, and that it lives; the caller holds the lock.
 
         Raises `FileExistsError` if another process is this participant.
         """
         if self._lease is None:
-            self._lease = self._storage.create_held(self.path, about or self._own_content())
+            content = about or self._own_content()
+            self._lease = self._storage.create_held(self.path, content, is_alone=is_alone)
 
     def _own_content(self) -> bytes:
         self._own_file.create()
@@ -342,9 +344,9 @@ class ObjectWriter:
         return self._own_file.close() or self._lease is not None
 
     def release(self) -> None:
-        """Let others see that this process stages no more: what was committed is referred to."""
+        """Let others see that this process stages no more: what was committed is referred to. Nobody waits for that."""
         if self.close(deletes=False):
-            self._storage.delete(self.path)  # with the lease
+            in_background(self._storage.delete, self.path)  # with the lease
 
     def close_between_reads(self) -> None:
         if self._participant:

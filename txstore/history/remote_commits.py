@@ -134,8 +134,10 @@ class RemoteCommits(Commits):
 
     def head_to_follow(self, branch: str) -> Stored | None:
         newest, look = self._newest.get(branch), self._looks.get(branch)
-        if newest is None or look is None or look.age >= _STAYS or not self.storage.objects.is_remote:
+        if look is None or look.age >= _STAYS or not self.storage.objects.is_remote:
             return self.head(branch)
+        if newest is None:
+            return None  # as it was a moment ago, before the first commit
         self.missing(branch, -1, ())  # what has been seen since is loose no more
         with self._loose_lock:
             loose = self._loose.get(branch)
@@ -167,7 +169,7 @@ class RemoteCommits(Commits):
             there = self._newest.get(branch)  # another thread may have found a newer one since
             if there is None or there.header.slot < found.header.slot:
                 self._newest[branch] = found
-            self._looks[branch] = look
+        self._looks[branch] = look
         return found
 
     def see(self, branch: str) -> Seen | None:

@@ -7,10 +7,12 @@ their place.
 
 from __future__ import annotations
 
+import operator
 import posixpath
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from txstore import processes
@@ -20,6 +22,7 @@ from txstore.storage.interface import Held, Mapped, StagedFile
 from txstore.storage.leases import Lease, Leases
 from txstore.storage.objects.interface import ObjectStore, check_creation
 from txstore.storage.pack_cache import PackCache
+from txstore.storage.request_threads import in_background
 from txstore.storage.turns import Wait
 
 if TYPE_CHECKING:
@@ -97,13 +100,20 @@ class RemoteStorage:
         staged = self._staged.get(path)
         return b"" if staged is None else bytes(staged.content)
 
-    def create_held(self, path: str, content: bytes) -> Lease:
+    def create_held(self, path: str, content: bytes, *, is_alone: bool = False) -> Lease:
+        """As in `Storage`. `is_alone`: no other process asks whether this one lives, but for a vacuum.
+
+        Where others ask, the lease comes first: without one, the object would look abandoned. A vacuum leaves alone
+        what is young, so one trip is enough for both.
+        """
+        create = partial(self._create_once, path, content)
+        created = in_background(operator.call, create) if is_alone else create
         try:
-            lease = self.leases.take(_leased(path))  # first: without a lease, it would look abandoned
+            lease = self.leases.take(_leased(path))
         except BlockingIOError as error:
             raise FileExistsError(f"{path}: another process is about to create this") from error
         try:
-            self._create_once(path, content)
+            created()
         except BaseException:
             lease.close()
             raise

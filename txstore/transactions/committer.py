@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from txstore.errors import ConflictError, SnapshotExpiredError
+from txstore.errors import ConflictError, SnapshotExpiredError, TxStoreError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section, Statistics
 from txstore.format.documents import kind_of_node
@@ -22,6 +23,7 @@ from txstore.history.packs import Staged
 from txstore.history.slots import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.trains import OFFERED
+from txstore.storage.request_threads import in_background
 from txstore.transactions import conflicts
 from txstore.transactions.chains import Link
 from txstore.transactions.conflicts import Writes
@@ -143,9 +145,14 @@ class Committer:
 
         look_by_the_way(self.commits, is_large=bool(self.packs))
 
-        # 4. All that is large is made durable. Then this plan catches up and says what the header holds (`contents`),
-        #    once for each slot that is tried, until the file takes one.
+        # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan
+        #    catches up and says what the header holds (`contents`), once for each slot that is tried, until the
+        #    file takes one.
+        looked = in_background(self.commits.head, self.branch) if self.packs and not self.commits.takes_turns else None
         self.publisher.prepare(self.head.stored)
+        if looked is not None:
+            with contextlib.suppress(OSError, TxStoreError):  # `catch_up` says what is wrong
+                looked()
         return self.publisher.publish_in_line(self) if self._in_line else self.publisher.publish(self)
 
     def _is_fresh(self) -> bool:
