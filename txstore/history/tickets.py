@@ -50,6 +50,8 @@ _ASKING = 6
 #: Who is outside of the line waits for so many trips for one of those in it, whose commits may have nothing to do
 #: with its own.
 _LET_PASS = 3
+#: But not more often than this for the same one in vain, which may have died.
+_IN_VAIN = 4
 #: Who has seen so many of those before it commit, one right after the other, counts on the next slot.
 _CALLED = 2
 #: Where transactions take long, they ask less often: a pause is this part of the time since the last commit was seen.
@@ -128,7 +130,8 @@ class Pace:
         self.between = 0.0  # two commits
         self.try_ = 0.0  # from the beginning of a transaction to its conflict
         self.met_at: float | None = None  # others whose commits are in conflict
-        self.let_pass: Place | None = None  # who was waited for by who is outside of the line, and did not come
+        # For whom who is outside of the line has waited, and how often in vain.
+        self.let_pass: tuple[Place | None, int] = None, 0
         self._last: tuple[float, int] | None = None
 
     def note_trip(self, seconds: float) -> None:
@@ -230,9 +233,11 @@ class Turns:
         always come too late.
         """
         first, passed = self._ahead[0], None
-        if first != self._pace.let_pass:
+        before, in_vain = self._pace.let_pass
+        in_vain = in_vain if first == before else 0
+        if in_vain < _IN_VAIN:
             passed = self._next(head, _LET_PASS * self._pace.trip)
-            self._pace.let_pass = first if passed is None else None
+            self._pace.let_pass = first, in_vain + 1 if passed is None else 0
         self._ahead = []
         return passed or head
 
