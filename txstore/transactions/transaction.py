@@ -830,7 +830,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if self.state == "open":
             self._check_may_end("committed")
         result = self.base
-        committer, is_begun = None, False
+        committer, stored, is_begun = None, None, False
         try:
             with self._lock:
                 self._check_open()
@@ -880,6 +880,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         finally:
             self._finalizer.detach()
             self._release_locks()
+        if stored is not None:
+            self._commits.run_packs.begin(stored, result.runs_named)
         return result
 
     def _go_on(self, committer: Committer | None) -> None:
