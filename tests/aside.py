@@ -31,6 +31,12 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_packs, "threading", SimpleNamespace(Thread=_Thread))
 
 
+def merge_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commits of now merge all runs, aside and inline, whatever their lengths, but the first of a process."""
+    inline(monkeypatch)
+    monkeypatch.setattr(run_packs, "plan_aside", lambda runs, at_once: runs if len(runs) > 1 else ())
+
+
 class _Thread:
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool) -> None:
         assert daemon, "it must keep no process from ending"

@@ -68,7 +68,9 @@ def content(repo: txstore.Repository, branch: str = "main") -> dict[str, bytes]:
 
 
 def packs(repo: txstore.Repository) -> list[str]:
-    return sorted(path for folder in repo.engine.commits.pack_folders() for path in repo.engine.commits.paths_in(folder))
+    return sorted(
+        path for folder in repo.engine.commits.pack_folders() for path in repo.engine.commits.paths_in(folder)
+    )
 
 
 def staged(repo: txstore.Repository) -> list[str]:
@@ -530,7 +532,9 @@ print("waits", flush=True)
 
 
 def test_when_the_process_ends_it_is_deleted(on_disk):
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, on_disk().url], capture_output=True, text=True, timeout=TIMEOUT)
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, on_disk().url], capture_output=True, text=True, timeout=TIMEOUT
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
     repo = on_disk()
     assert packs(repo) == []
@@ -565,7 +569,9 @@ def test_a_thread_that_merges_keeps_no_process_from_ending(on_disk):
         "began = threading.Event()\n"
         "RunPack.__init__ = lambda *_: (began.set(), threading.Event().wait())\nrepo = ",
     ).replace('print("waits"', 'assert began.wait(60)\nprint("waits"')
-    done = subprocess.run([sys.executable, "-c", program, on_disk().url], capture_output=True, text=True, timeout=TIMEOUT)
+    done = subprocess.run(
+        [sys.executable, "-c", program, on_disk().url], capture_output=True, text=True, timeout=TIMEOUT
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
 
 
