@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -19,11 +20,12 @@ import pytest
 import txstore
 from tests import aside
 from tests.aside import adopted, fill, some, waiting
-from tests.system.bad_input.disk import ROOT, in_child
+from tests.system.bad_input.disk import ROOT, in_child, run_python
+from tests.transactions.faults import watch
 from tests.waiting import TIMEOUT, wait_until
 from txstore.errors import CommitUnknownError
 from txstore.format import names, packfile
-from txstore.history import run_packs
+from txstore.history import run_packs, trains
 from txstore.history.commits import Commits
 from txstore.history.remote_commits import RemoteCommits
 from txstore.history.run_packs import ADOPTED_FOR, RunPack
@@ -312,8 +314,6 @@ def test_a_slot_that_was_lost_means_to_look_again(open_again, inline, monkeypatc
 
 
 def without_turns(*_: Any, **__: Any) -> Any:
-    import contextlib
-
     return contextlib.nullcontext()
 
 
@@ -392,8 +392,6 @@ def test_an_offer_lists_no_run_pack(far, inline):
     assert len(adopting.header.packs) == 1
     file = repo.engine.storage.read(adopting.path)
     offer = offer_of(file, adopting)
-    from txstore.history import trains
-
     header, _ = trains._header_of(offer)
     assert header.packs == ()
     assert [run.pack for run in header.runs] == [None]
@@ -458,8 +456,6 @@ def test_a_merge_that_fails_is_given_up_and_done_again(open_again, inline, monke
 
 @pytest.mark.parametrize("call", ["create", "file.write", "file.sync", "make_directory", "link", "sync_directory"])
 def test_nothing_is_left_of_one_that_fails(on_disk, inline, call):
-    from tests.transactions.faults import watch
-
     repo = on_disk()
     fill(repo, 0)
     before = packs(repo)
@@ -517,10 +513,8 @@ def test_a_repository_that_nobody_has_any_more_leaves_nothing(open_again, inline
     wait_until(is_gone)
 
 
-_PROGRAM = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-import pytest, txstore
+_PROGRAM = """
+import sys, pytest, txstore
 from tests import aside
 aside.inline(pytest.MonkeyPatch())
 repo = txstore.Repository(sys.argv[1])
@@ -532,9 +526,7 @@ print("waits", flush=True)
 
 
 def test_when_the_process_ends_it_is_deleted(on_disk):
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, on_disk().url], capture_output=True, text=True, timeout=TIMEOUT
-    )
+    done = run_python(_PROGRAM, on_disk().url)
     assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
     repo = on_disk()
     assert packs(repo) == []
@@ -543,7 +535,9 @@ def test_when_the_process_ends_it_is_deleted(on_disk):
 
 def test_of_a_process_that_was_killed_others_delete_it(on_disk):
     program = _PROGRAM + "\nimport time\ntime.sleep(1000)\n"
-    process = subprocess.Popen([sys.executable, "-c", program, on_disk().url], stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program, on_disk().url]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
@@ -569,9 +563,7 @@ def test_a_thread_that_merges_keeps_no_process_from_ending(on_disk):
         "began = threading.Event()\n"
         "RunPack.__init__ = lambda *_: (began.set(), threading.Event().wait())\nrepo = ",
     ).replace('print("waits"', 'assert began.wait(60)\nprint("waits"')
-    done = subprocess.run(
-        [sys.executable, "-c", program, on_disk().url], capture_output=True, text=True, timeout=TIMEOUT
-    )
+    done = run_python(program, on_disk().url)
     assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
 
 

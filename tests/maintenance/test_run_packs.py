@@ -24,6 +24,7 @@ from txstore.errors import ErasedError
 from txstore.format import names, packfile
 from txstore.history.runs import find_runs
 from txstore.history.slots import Publisher
+from txstore.maintenance import backup
 from txstore.maintenance import optimize as optimizing
 from txstore.maintenance.report import Fault
 
@@ -297,8 +298,6 @@ def test_a_backup_copies_commits_behind_what_a_run_pack_leads_to(repo, tmp_path,
     gc.collect()
     assert repo.vacuum(keep=1).floor == 2
     order: list[str] = []
-    from txstore.maintenance import backup
-
     real = backup._in_order
 
     def noted(commits: Any, referred: Any) -> Any:
