@@ -479,6 +479,18 @@ def test_nothing_is_left_of_one_that_fails(on_disk, inline, call):
     assert staged(repo) == []
 
 
+def test_a_disk_that_is_nearly_full_is_left_alone(on_disk, inline, monkeypatch):
+    repo = on_disk()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(repo.engine.storage), "free", lambda _: 10_000)
+        fill(repo, 0)
+        fill(repo, 1)
+        assert repo.engine.commits.run_packs._merges == {}
+    fill(repo, 2)
+    put(repo)
+    assert adopted(repo)
+
+
 def test_a_forked_child_leaves_it_to_its_parent(on_disk, inline):
     repo = on_disk()
     with_one(repo)

@@ -34,6 +34,8 @@ STEP = 16
 #: Seconds for which a pack may be adopted: far less than what is staged is kept for, by any storage.
 ADOPTED_FOR = leases.KEPT / 2
 
+#: The disk has to have room for so many times the runs: no commit is to fail for want of what nobody waits for.
+_LEFT_FREE = 8
 #: Opens some runs of a commit.
 OpenRuns = Callable[[Sequence[RunName]], Runs]
 
@@ -163,13 +165,17 @@ class RunPacks:
         branch, slot = stored.header.branch, stored.header.slot
         runs = names_of(stored.header.runs, stored.header.name)
         with self._lock:
-            self._drop_if_useless(branch, runs)
+            useless = self._pop_if_useless(branch, runs)
             is_due = branch in self._committed and not slot % STEP and branch not in self._merges
             self._committed.add(branch)
             inputs = tuple(plan_aside(runs, self._at_once)) if is_due else ()
-            if not inputs:
-                return
-            merge = self._merges[branch] = _Merge(inputs)
+            merge = _Merge(inputs)
+            if inputs:
+                self._merges[branch] = merge
+        if useless is not None:
+            late_work.do_later(self._storage, useless.drop)
+        if not inputs:
+            return
         try:
             late_work.expect(self._storage)
             processes.at_exit(_drop_at_exit)
@@ -179,14 +185,14 @@ class RunPacks:
         except RuntimeError:  # the interpreter is ending, or there can be no more threads
             self._merges.pop(branch, None)
 
-    def _drop_if_useless(self, branch: str, runs: Sequence[RunName]) -> None:
-        """Drop a pack that can't be adopted any more; the caller holds the lock."""
+    def _pop_if_useless(self, branch: str, runs: Sequence[RunName]) -> RunPack | None:
+        """Return a pack that can't be adopted any more, and forget it; the caller holds the lock."""
         merge = self._merges.get(branch)
         if merge is None or merge.pack is None or merge.is_taken:
-            return
-        if find_runs(merge.inputs, runs) is None or not merge.pack.may_be_adopted:
-            del self._merges[branch]
-            late_work.do_later(self._storage, merge.pack.drop)
+            return None
+        if find_runs(merge.inputs, runs) is not None and merge.pack.may_be_adopted:
+            return None
+        return self._merges.pop(branch).pack
 
     def _merge(self, stored: Stored, merge: _Merge, open_runs: list[OpenRuns]) -> None:
         pack = None
@@ -194,8 +200,10 @@ class RunPacks:
         with contextlib.suppress(OSError, TxStoreError, RuntimeError):
             # Taken out of the list: a snapshot, which pins its commit, is not needed any longer than that.
             runs = open_runs.pop()(merge.inputs)
-            content = runs.merge(len(merge.inputs), self._storage)
-            pack = RunPack(self._storage, stored.header.repository_id, merge.inputs, content)
+            free = self._storage.free()
+            if free is None or free >= _LEFT_FREE * sum(name.length for name in merge.inputs):
+                content = runs.merge(len(merge.inputs), self._storage)
+                pack = RunPack(self._storage, stored.header.repository_id, merge.inputs, content)
         with self._lock:
             merge.pack = pack
             if pack is None:
