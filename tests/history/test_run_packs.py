@@ -22,7 +22,7 @@ from tests import aside
 from tests.aside import adopted, fill, some, waiting
 from tests.system.bad_input.disk import ROOT, in_child, run_python
 from tests.transactions.faults import watch
-from tests.waiting import TIMEOUT, wait_until
+from tests.waiting import TIMEOUT, wait_for_late_work, wait_until
 from txstore.errors import CommitUnknownError
 from txstore.format import names, packfile
 from txstore.history import run_packs, trains
@@ -31,7 +31,6 @@ from txstore.history.remote_commits import RemoteCommits
 from txstore.history.run_packs import ADOPTED_FOR, RunPack
 from txstore.history.slots import LostPlaceError, Publisher
 from txstore.history.trains import Trains, members, offer_of
-from txstore.storage import late_work
 
 Open = Callable[[], txstore.Repository]
 
@@ -76,16 +75,8 @@ def packs(repo: txstore.Repository) -> list[str]:
 
 
 def staged(repo: txstore.Repository) -> list[str]:
-    settled()
+    wait_for_late_work()
     return repo.engine.storage.list(names.STAGING)
-
-
-def settled() -> None:
-    """Wait until nothing is left to be done later."""
-    done = threading.Event()
-    late_work._waiting.put((os.getpid(), done.set))
-    if late_work._process == os.getpid():
-        assert done.wait(TIMEOUT)
 
 
 def with_one(repo: txstore.Repository) -> dict[str, bytes]:
@@ -221,7 +212,7 @@ def test_what_others_have_merged_meanwhile_is_dropped(open_again, inline):
     other.optimize()
     put(repo)
     assert adopted(repo) == []
-    settled()
+    wait_for_late_work()
     assert waiting(repo) is None or some(repo).data.name.path != path
     assert path not in packs(repo)
     assert content(repo) == model | {"small": b"1"}
@@ -234,7 +225,7 @@ def test_what_waited_for_long_is_not_adopted(open_again, inline, monkeypatch):
     pack._began -= ADOPTED_FOR
     put(repo)
     assert pack.data.name.path not in adopted(repo)
-    settled()
+    wait_for_late_work()
     assert pack.data.name.path not in packs(repo)
 
 

@@ -18,6 +18,7 @@ import txstore
 from tests import aside
 from tests.maintenance.upkeep import content, put, rewrite, staged, tree
 from tests.transactions.faults import Hook, once, watch
+from tests.waiting import wait_for_late_work
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.storage import local as storages
 from txstore.storage.local import LocalStorage
@@ -676,9 +677,11 @@ def test_a_vacuum_at_every_step_of_merging_aside_and_adopting(steps, no_lock, mo
     first = aside.fill(steps.repo, 0)
     lists = set()
     for repo, other in steps:
-        steps.act = lambda other=other: (put(other, {"z": b"1"}), other.vacuum(keep=1))
+        steps.act = lambda other=other: (put(other, {"z": b"1"}), other.vacuum())
         model = first | aside.fill(repo, 1) | aside.fill(repo, 2)
         put(repo, {"mine": b"1"})
+        wait_for_late_work()  # where it takes requests, that a pack is no longer held comes after the commit
+        steps.end()
         lists.add(len(aside.adopted(repo)))
         if "z" in other.mapping():
             model["z"] = b"1"
