@@ -134,7 +134,7 @@ class RunPacks:
         """Return a pack for one commit to adopt, if it can; `settle` has to be told what came of it."""
         with self._lock:
             merge = self._merges.get(branch)
-            if merge is None or merge.pack is None or merge.is_taken or not merge.pack.may_be_adopted:
+            if merge is None or merge.pack is None or merge.is_taken:
                 return None
             merge.is_taken = True
             return merge.pack
