@@ -148,7 +148,7 @@ def test_after_a_load_processes_that_commit_once_merge_it_by_and_by(at_once: int
 
 def test_a_thread_merges_neither_what_others_are_about_to_nor_what_takes_too_much_memory() -> None:
     small, large, huge = runs(300, 300), runs(3_000, 3_000), runs(4 << 20, 4 << 20)
-    assert plan_aside(small, 16 << 10) == ()
+    assert plan_aside(small, 16 << 10) == plan_aside(runs(600, 300), 16 << 10) == ()
     assert plan_aside([*small, *large], 16 << 10) == large
     assert plan_aside([*large, *huge], 16 << 10) == large
     assert plan_aside(huge, 16 << 10) == ()

@@ -373,13 +373,17 @@ def test_of_what_was_erased_a_damaged_run_is_made_anew(repo):
 
 
 def test_values_that_were_moved_are_found_in_run_packs(repo):
-    """A run pack is looked beside: what it leads to under another name is not erased."""
+    """A run pack is looked beside, too: what it alone leads to under another name is not erased."""
     fill_secrets(repo, 0)
     with repo.begin() as mapping:
         mapping.copy("s", "t", repo.mapping())
     some(repo)
     put(repo, {"small": b"1"})
     assert adopted(repo)
+    del mapping
+    gc.collect()
+    assert repo.vacuum(keep=1).floor == 2
+    assert not repo.engine.storage.exists(names.commit_path("main", 1))
     with pytest.raises(txstore.ErasureError, match="'t/0'"):
         repo.erase("s")
 
