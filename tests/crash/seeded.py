@@ -65,9 +65,9 @@ OMITTED = [
     Omitted(f"{_NAMES} packs/* < {_STORAGE}Publisher.prepare", "cooperative"),
     Omitted(f"{_NAMES} packs < {_STORAGE}Publisher.prepare", "named", "resume", "mkdir packs/"),
     # Run packs.
-    Omitted(f"{_SYNC}.run < RunPack.__init__", "merged aside"),
-    Omitted(f"{_NAMES} packs/* < {_STORAGE}RunPack.__init__", "merged aside"),
-    Omitted(f"{_NAMES} packs < {_STORAGE}RunPack.__init__", "merged aside"),
+    Omitted(f"{_SYNC}.run < RunPack", "merged aside"),
+    Omitted(f"{_NAMES} packs/* < {_STORAGE}RunPack", "merged aside"),
+    Omitted(f"{_NAMES} packs < {_STORAGE}RunPack", "merged aside"),
     # Tags.
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_tag", "tags"),
     Omitted(f"{_NAMES} tags < {_STORAGE}LocalStorage.write_once < Commits.write_tag", "tags"),
@@ -117,7 +117,7 @@ OMITTED = [
     Omitted("rename locks/staging", "named"),
     Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < Committer._run", "cooperative"),
     Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < optimize", "optimized"),
-    Omitted("link packs/*/* < LocalStorage.link < RunPack.__init__", "merged aside"),
+    Omitted("link packs/*/* < LocalStorage.link < RunPack", "merged aside"),
     Omitted(
         "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher._take_slot"
         " < Publisher.publish < optimize",

@@ -602,3 +602,20 @@ def test_a_snapshot_is_pinned_only_until_its_runs_are_open(on_disk, small, monke
     wait_until(lambda: waiting(repo))
     put(repo, "c")
     assert adopted(repo)
+
+
+def test_to_adopt_takes_no_request_more(far, requests, inline, monkeypatch):
+    """But the one, which nobody waits for, that says that the pack is no longer to be held."""
+    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
+    with_one(repo)
+    monkeypatch.setattr(run_packs, "STEP", 1 << 40)  # no more of them
+    requests.clear()
+    put(repo)
+    wait_for_late_work()
+    adopting = [path for path in requests if not path.endswith(".run")]
+    assert len(requests) == len(adopting) + 1
+    assert adopted(repo)
+    requests.clear()
+    put(repo, value=b"2")
+    assert len(requests) == len(adopting)
+    assert repo.verify().faults == []

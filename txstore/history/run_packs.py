@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from txstore import processes
 from txstore.errors import TxStoreError
@@ -24,10 +25,14 @@ from txstore.format import names, packfile
 from txstore.format.commitfile import DataPack, RunName
 from txstore.format.packfile import PackName
 from txstore.history.commit import Stored
+from txstore.history.ranged_runs import TAIL
 from txstore.history.runs import Runs, find_runs, name_run, names_of, plan_aside
 from txstore.storage import late_work, leases
 from txstore.storage.interface import Mapped, StagedFile, Storage
 from txstore.storage.remote import RemoteStorage
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 #: Of so many commits of a branch one looks for runs to be merged: that of one process, where many commit by turns.
 STEP = 16
@@ -59,18 +64,26 @@ class RunPack:
             if isinstance(storage, RemoteStorage):
                 storage.objects.put(self._staged, [name.id])
                 storage.objects.put(name.path, parts)
-                return
-            self._file = storage.create(self._staged)
-            self._file.write(0, parts)
-            self._file.sync()
-            directory = names.data_pack_directory(name.id)
-            storage.make_directory(directory, durable=True)
-            storage.link(self._staged, name.path)
-            for path in (directory, names.PACKS):
-                storage.sync_directory(path)
+            else:
+                self._write(storage, parts)
         except BaseException:
             self.drop()
             raise
+        if storage.ranges is not None:  # whoever opens it next is this process
+            tail = bytes(memoryview(content)[-TAIL:])
+            storage.cache.keep(name.id, offset + length - len(tail), tail)
+
+    def _write(self, storage: Storage, parts: Sequence[Buffer]) -> None:
+        """Write it below `.staging/`, and give it its name when it is durable."""
+        self._file = storage.create(self._staged)
+        self._file.write(0, parts)
+        self._file.sync()
+        path = self.data.name.path
+        directory = names.data_pack_directory(self.data.name.id)
+        storage.make_directory(directory, durable=True)
+        storage.link(self._staged, path)
+        for each in (directory, names.PACKS):
+            storage.sync_directory(each)
 
     @property
     def may_be_adopted(self) -> bool:
