@@ -115,7 +115,7 @@ OMITTED = [
     Omitted("rename .staging/named-run", "named"),
     Omitted("rename locks/commit", "first commit"),
     Omitted("rename locks/staging", "named"),
-    Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < Committer._run", "cooperative"),
+    Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < Committer._publish", "cooperative"),
     Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < optimize", "optimized"),
     Omitted("link packs/*/* < LocalStorage.link < RunPack", "merged aside"),
     Omitted(
@@ -218,8 +218,8 @@ EDITS = [
     ),
     Edit(
         "transactions.reclaim:reclaim_staging",
-        "names.is_new(file) or file in doomed",
-        "names.is_new(file)",
+        "or file in doomed",
+        "",
         "first commit",
     ),
     # Chunks that are written in part.
