@@ -218,8 +218,8 @@ EDITS = [
     ),
     Edit(
         "transactions.reclaim:reclaim_staging",
-        "or file in doomed",
-        "",
+        "is not None or file in doomed",
+        "is not None",
         "first commit",
     ),
     # Chunks that are written in part.
