@@ -37,6 +37,21 @@ def merge_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_packs, "plan_aside", lambda runs, at_once: runs if len(runs) > 1 else ())
 
 
+class MergesAll:
+    """What a state machine of hypothesis has before its other class, so that its commits do as `merge_all` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._patched = pytest.MonkeyPatch()
+        merge_all(self._patched)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()  # type: ignore[misc]
+        finally:
+            self._patched.undo()
+
+
 class _Thread:
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool) -> None:
         assert daemon, "it must keep no process from ending"
