@@ -64,6 +64,10 @@ OMITTED = [
     Omitted(f"{_SYNC}.n < LocalStorage.sync_file < Publisher.prepare", "cooperative"),
     Omitted(f"{_NAMES} packs/* < {_STORAGE}Publisher.prepare", "cooperative"),
     Omitted(f"{_NAMES} packs < {_STORAGE}Publisher.prepare", "named", "resume", "mkdir packs/"),
+    # Run packs.
+    Omitted(f"{_SYNC}.run < RunPack", "merged aside"),
+    Omitted(f"{_NAMES} packs/* < {_STORAGE}RunPack", "merged aside"),
+    Omitted(f"{_NAMES} packs < {_STORAGE}RunPack", "merged aside"),
     # Tags.
     Omitted(f"{_SYNC}.new < LocalStorage.write_once < Commits.write_tag", "tags"),
     Omitted(f"{_NAMES} tags < {_STORAGE}LocalStorage.write_once < Commits.write_tag", "tags"),
@@ -111,8 +115,9 @@ OMITTED = [
     Omitted("rename .staging/named-run", "named"),
     Omitted("rename locks/commit", "first commit"),
     Omitted("rename locks/staging", "named"),
-    Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < Committer._run", "cooperative"),
+    Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < Committer._publish", "cooperative"),
     Omitted("link packs/*/* < LocalStorage.link < Publisher.prepare < optimize", "optimized"),
+    Omitted("link packs/*/* < LocalStorage.link < RunPack", "merged aside"),
     Omitted(
         "rename commits/main/N < LocalStorage.rename_noreplace < Commits.take_slot < Publisher._take_slot"
         " < Publisher.publish < optimize",
@@ -213,8 +218,8 @@ EDITS = [
     ),
     Edit(
         "transactions.reclaim:reclaim_staging",
-        "names.is_new(file) or file in doomed",
-        "names.is_new(file)",
+        "is not None or file in doomed",
+        "is not None",
         "first commit",
     ),
     # Chunks that are written in part.
@@ -292,6 +297,19 @@ EDITS = [
         "not self.commits.has(ahead)",
         "False",
         "killed in line",
+    ),
+    # Run packs: what keeps one that waits, and what may take the place of what.
+    Edit(
+        "maintenance.reachable:StagedPacks.__contains__",
+        "or pack_id in self._runs",
+        "",
+        "merged aside",
+    ),
+    Edit(
+        "transactions.committer:Committer.contents",
+        "(at := index.find_runs(aside.inputs, runs)) is not None",
+        "(at := 0) is not None",
+        "merged aside",
     ),
     # Branches: what is kept for them.
     Edit("history.commits:Commits.create_branch", "self.ensure_durable(stored)", "pass", "branch on scratch"),

@@ -83,7 +83,7 @@ class Listed:
 
 @dataclass
 class Pack:
-    """A commit file, or, without `fixed`, a data pack."""
+    """A commit file, or, without `fixed`, a data pack. Of a run pack, the one section is the value of its frame."""
 
     id: bytes
     repository: bytes
@@ -205,6 +205,13 @@ class Forged:
         offsets = {path: _lay_out(pack) for path, pack in self.packs.items()}
         hashes: dict[str, bytes] = {}
         placed: dict[tuple[str, int], RunName] = {}
+        for path, pack in self.packs.items():
+            if pack.fixed is None and pack.sections and pack.frames:
+                [section], frame = pack.sections, pack.frames[0]
+                frame.value = section if isinstance(section, bytes) else self._encode_run(section, offsets)
+                offsets[path] = _lay_out(pack)
+                count = len(section.entries) if isinstance(section, Run) else 0
+                placed[path, 0] = RunName(None, 0, offsets[path][0][0], len(frame.value), count, 0)
         for path in sorted(self.packs, key=lambda path: (not names.is_commit_path(path), path)):
             pack = self.packs[path]
             if pack.fixed is not None and pack.is_child:
@@ -250,8 +257,8 @@ class Forged:
         name = listed.name
         if listed.of is not None and (there := placed.get(listed.of)) is not None:
             pack = self.packs[listed.of[0]]
-            slot = 0 if pack.fixed is None else pack.fixed[SLOT]
-            file = None if listed.of[0] == path else PackName(pack.id, "main", slot)
+            lies_in = PackName(pack.id) if pack.fixed is None else PackName(pack.id, "main", pack.fixed[SLOT])
+            file = None if listed.of[0] == path else lies_in
             name = there._replace(pack=file, seq=name.seq, max_seq=name.max_seq)
         return _encode_run_name(name._replace(**listed.says))
 
@@ -310,6 +317,10 @@ def _take_apart(content: bytes, is_commit: bool) -> Pack:
         value = content[frame.offset : frame.offset + frame.length]
         region = frame.region.encode()
         pack.frames.append(Frame(frame.kind, frame.seen, frame.sequence, frame.key, value, region=region))
+        if frame.kind == packfile.FRAME_RUN:
+            pack.frames[-1].checksum = frame.checksum
+            pack.sections.append(_take_run_apart(value))
+            pack.places = {(PackName(pack_id).path, 0): frame.offset}
         position = frame.end
     if header is not None:
         at = {section.offset: number for number, section in enumerate(header.sections)}

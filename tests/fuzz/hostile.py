@@ -298,7 +298,7 @@ def _a_frame(forged: Forged, pack: Pack, random: Random) -> None:
     if chance < 0.5:
         frame.value = value(random, frame.key, frame.value)
     elif chance < 0.6:
-        frame.kind = random.choice((*range(13), 255))
+        frame.kind = random.choice((*range(14), 255))
         frame.region = region(random) if frame.kind == packfile.FRAME_PARTIAL else b""
     elif chance < 0.7:
         frame.key = key(random)

@@ -24,10 +24,12 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
+import pytest
 import zarr
 from typer.testing import CliRunner
 
 import txstore
+from tests import aside
 from tests.fuzz import hostile
 from tests.fuzz.forging import Files, Forged
 from txstore.cli import main
@@ -81,7 +83,10 @@ def build(directory: Path) -> list[Forged]:
 
 def _write_plain(path: Path, _: Path) -> None:
     repo = txstore.Repository(path)
+    patched = pytest.MonkeyPatch()
     for slot in range(5):
+        if slot == 2:
+            aside.merge_all(patched)  # the next one adopts it
         with repo.transaction(f"commit {slot}", properties={"slot": slot}) as store:
             if slot == 3:
                 store.mapping.delete_dir("a")
@@ -90,6 +95,8 @@ def _write_plain(path: Path, _: Path) -> None:
             store["b/empty"] = b""
             if slot == 4:
                 del store["a/3"]
+        patched.undo()
+    assert aside.adopted(repo)
     repo.tags["v1"] = 1
 
 
@@ -383,10 +390,13 @@ def _read_a_commit(files: Files, path: str) -> None:
         storage: Any = commits.storage
         check_frames(storage, stored.header.name, commits.identity.id, frames_end(stored))
         check_sections(storage, stored)
+        for pack in stored.header.packs:
+            with contextlib.suppress(FileNotFoundError):
+                check_frames(storage, pack.name, commits.identity.id, pack.end)
         for name in stored.header.runs:
-            if name.pack is None:
-                with contextlib.suppress(ValueError):
-                    run, _ = open_run(storage, name, path)
+            if name.pack is None or name.pack in stored.header.run_packs:
+                with contextlib.suppress(ValueError, FileNotFoundError):
+                    run, _ = open_run(storage, name, path if name.pack is None else name.pack.path)
                     for page in entries_of(run):
                         len(page)
 

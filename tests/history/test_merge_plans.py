@@ -14,7 +14,8 @@ from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
 from txstore.history.remote_commits import RemoteCommits
-from txstore.history.runs import plan_merge
+from txstore.history.run_packs import STEP
+from txstore.history.runs import find_runs, plan_aside, plan_merge
 from txstore.storage import pack_cache
 from txstore.storage.objects import client
 
@@ -30,31 +31,51 @@ def runs(*sizes: int) -> list[RunName]:
 
 
 class Line:
-    """Commits one after the other, each of so many new keys."""
+    """Commits one after the other, each of so many new keys.
 
-    def __init__(self, at_once: int) -> None:
+    `takes`: so many commits are made while a thread of their process merges; None: each is of a process of its own.
+    """
+
+    def __init__(self, at_once: int, takes: int | None = None) -> None:
         self._at_once = at_once
+        self._takes = takes
+        self._aside: tuple[tuple[RunName, ...], int] | None = None  # what a thread merges, and until which commit
         self.runs: list[RunName] = []
         self.copied = 0  # entries
         self.written = 0
         self.most = 0  # bytes that a commit of few keys has merged
+        self.aside: list[int] = []  # bytes that a thread has merged each time
         self.seq = 0
 
     def commit(self, keys: int, value: int = 16) -> None:
         self.seq += 1
         brought = keys * (value + 40 + BYTES)
-        chosen = plan_merge(self.runs, self._at_once, brought)
+        at = None if self._aside is None else find_runs(self._aside[0], self.runs)
+        chosen = plan_merge(self.runs[:at], self._at_once, brought)
         if chosen:
-            at = self.runs.index(chosen[0])
-            assert self.runs[at : at + len(chosen)] == list(chosen)  # side by side
-            total = sum(each.entries for each in chosen)
-            self.copied += total
+            total = self._merge(chosen)
             if keys < 100:
                 self.most = max(self.most, BYTES * total)
-            self.runs[at : at + len(chosen)] = [run(total, self.seq)]
+        if self._aside is not None and self.seq >= self._aside[1]:
+            if find_runs(self._aside[0], self.runs) is not None:
+                self.aside.append(BYTES * self._merge(self._aside[0]))
+            self._aside = None
         self.runs.insert(0, run(keys, self.seq))
         self.written += keys
+        if self._takes is not None and self._aside is None and not self.seq % STEP:
+            inputs = tuple(plan_aside(self.runs, self._at_once))
+            self._aside = (inputs, self.seq + self._takes) if inputs else None
 
+    def _merge(self, chosen: Sequence[RunName]) -> int:
+        at = self.runs.index(chosen[0])
+        assert self.runs[at : at + len(chosen)] == list(chosen)  # side by side
+        total = sum(each.entries for each in chosen)
+        self.copied += total
+        self.runs[at : at + len(chosen)] = [run(total, self.seq)]
+        return total
+
+
+AT_ONCE = pytest.mark.parametrize("at_once", [Commits.merged_at_once, RemoteCommits.merged_at_once])
 
 LINES: dict[str, Iterable[int]] = {
     "small commits": [1] * 6_000,
@@ -67,17 +88,74 @@ LINES: dict[str, Iterable[int]] = {
 }
 
 
-@pytest.mark.parametrize("at_once", [Commits.merged_at_once, RemoteCommits.merged_at_once])
+@AT_ONCE
+@pytest.mark.parametrize("takes", [None, 1, 20])
 @pytest.mark.parametrize("sizes", LINES.values(), ids=LINES)
-def test_runs_are_few_and_their_entries_are_copied_few_times(sizes: Iterable[int], at_once: int) -> None:
-    line = Line(at_once)
+def test_runs_are_few_and_their_entries_are_copied_few_times(
+    sizes: Iterable[int], at_once: int, takes: int | None
+) -> None:
+    line = Line(at_once, takes)
     for keys in sizes:
         line.commit(keys)
-        assert len(line.runs) <= 4 + 2 * math.log2(sum(each.entries for each in line.runs) + 1)
+        assert len(line.runs) <= 8 + 2 * math.log2(sum(each.entries for each in line.runs) + 1)
     assert line.copied <= line.written * (2 + math.log(line.written, 1.5))
 
 
-@pytest.mark.parametrize("at_once", [Commits.merged_at_once, RemoteCommits.merged_at_once])
+@AT_ONCE
+@pytest.mark.parametrize("takes", [1, 20, 50])
+def test_of_one_process_no_small_commit_merges_more_than_a_little(at_once: int, takes: int) -> None:
+    for keys in (1, 20):
+        line = Line(at_once, takes)
+        for _ in range(10_000):
+            line.commit(keys)
+        assert line.most <= at_once
+        assert len(line.runs) <= 16
+
+
+@AT_ONCE
+def test_where_each_process_commits_once_merges_are_bounded_all_the_same(at_once: int) -> None:
+    line = Line(at_once)
+    for _ in range(20_000):
+        line.commit(20)
+    # No run has more than all keys; the others that should not be there are as many as it takes doublings to there.
+    assert at_once < line.most <= BYTES * line.written
+    assert len(line.runs) <= 24
+
+
+@AT_ONCE
+def test_after_a_load_a_thread_merges_what_no_small_commit_does(at_once: int) -> None:
+    line = Line(at_once, 20)
+    for keys in [30_000] * 10:  # 4.8 MB in all
+        line.runs.insert(0, run(keys, keys + len(line.runs)))
+    for _ in range(100):
+        line.commit(1)
+    assert line.most <= at_once
+    assert line.aside
+    assert max(line.aside) >= 4_800_000
+    assert len(line.runs) < 16
+
+
+@AT_ONCE
+def test_after_a_load_processes_that_commit_once_merge_it_by_and_by(at_once: int) -> None:
+    line = Line(at_once)
+    for keys in [30_000] * 10:
+        line.runs.insert(0, run(keys, keys + len(line.runs)))
+    for _ in range(100):
+        line.commit(1)
+    assert line.most <= 4 * at_once
+    assert len(line.runs) < 24
+
+
+def test_a_thread_merges_neither_what_others_are_about_to_nor_what_takes_too_much_memory() -> None:
+    small, large, huge = runs(300, 300), runs(3_000, 3_000), runs(4 << 20, 4 << 20)
+    assert plan_aside(small, 16 << 10) == plan_aside(runs(600, 300), 16 << 10) == ()
+    assert plan_aside([*small, *large], 16 << 10) == large
+    assert plan_aside([*large, *huge], 16 << 10) == large
+    assert plan_aside(huge, 16 << 10) == ()
+    assert plan_aside(runs(3_000, 9_000), 16 << 10) == ()
+
+
+@AT_ONCE
 def test_a_small_commit_after_a_large_load_merges_nothing_large(at_once: int) -> None:
     line = Line(at_once)
     for keys in (500_000, 500_000, *[1] * 2_000):
@@ -93,8 +171,8 @@ def test_who_brings_much_merges_what_others_have_left() -> None:
 
 
 def test_who_brings_little_merges_more_the_more_there_is_to_be_merged() -> None:
-    left = runs(*[3_000, 3_100] * 4)  # of which each commit may merge none
-    assert plan_merge(left[:2], 16 << 10, 100) == ()
+    left = runs(*[3_000, 3_100] * 8)  # of which each commit may merge none
+    assert plan_merge(left[:9], 16 << 10, 100) == ()
     assert plan_merge(left, 16 << 10, 100) == left
 
 

@@ -1,4 +1,5 @@
-"""A small repository that has everything: own and merged runs, a data pack, tombstones, a prefix tombstone, a tag.
+"""A small repository that has everything: own and merged runs, a data pack, a run pack, tombstones, a prefix tombstone,
+a tag.
 
 And chunks that were written in part, and merged: of two processes, beside another commit, and until nothing was left.
 """
@@ -8,9 +9,11 @@ from __future__ import annotations
 import multiprocessing
 from pathlib import Path
 
+import pytest
 import zarr
 
 import txstore
+from tests import aside
 from tests.system.processes.members import join_in_this_process
 from tests.transactions.parts import write_part
 
@@ -56,10 +59,13 @@ def build(path: Path) -> Contents:
         process.join(60)
         assert process.exitcode == 0
     committed()
-    with repo.transaction("delete") as store:
-        del store["b/c/0"]
-        store.mapping.delete_dir("shared")
-        store["d"] = b"d"
+    with pytest.MonkeyPatch.context() as patched:
+        aside.merge_all(patched)
+        with repo.transaction("delete") as store:
+            del store["b/c/0"]
+            store.mapping.delete_dir("shared")
+            store["d"] = b"d"
+    assert aside.waiting(repo)  # the next one adopts it
     committed()
     last = repo.begin(message="last")
     write_part(last, "p/c/0", slice(8, 10), 70)
@@ -72,5 +78,7 @@ def build(path: Path) -> Contents:
     committed()
     assert "p/c/1" not in contents[2]
     assert contents[-1]["p/c/0"] == b"AAAaBBBaFFaGaaaa"
+    headers = [repo.engine.commits.read("main", slot).header for slot in range(6)]  # type: ignore[union-attr]
+    assert [len(header.run_packs) for header in headers] == [0, 0, 0, 0, 1, 1]
     assert repo.verify().faults == []
     return contents

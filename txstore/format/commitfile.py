@@ -168,6 +168,11 @@ class Header:
         return PackName(self.id, self.branch, self.slot)
 
     @property
+    def run_packs(self) -> frozenset[PackName]:
+        """The data packs that its runs lie in: each holds one run, and no values."""
+        return frozenset([run.pack for run in self.runs if run.pack is not None and run.pack.branch is None])
+
+    @property
     def decided_in(self) -> int:
         """The slot whose file has decided this commit: its own, but in a train."""
         return self.slot if self.train is None else self.slot - self.train.place

@@ -32,6 +32,7 @@ NEW = ".new"
 #: What the name of a lease ends with (`leases`): it is beside what is held.
 LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
+_RUN = ".run"
 _WAIT = "wait-"
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -168,6 +169,17 @@ def parse_staging(name: str) -> tuple[bytes, int] | None:
     return bytes.fromhex(transaction), int(participant)
 
 
+def staged_run_path(pack_id: bytes) -> str:
+    """What is below `.staging/` of a run pack until a commit lists it."""
+    return f"{STAGING}/{pack_id.hex()}{_RUN}"
+
+
+def parse_staged_run(file: str) -> bytes | None:
+    """Return the id of a run pack from the name of what is staged of it, None for any other name."""
+    pack_id = file.removesuffix(_RUN)
+    return bytes.fromhex(pack_id) if pack_id != file and _ID.fullmatch(pack_id) else None
+
+
 def open_path(transaction: bytes) -> str:
     """The record of a transaction that several processes may stage into."""
     return f"{STAGING}/{transaction.hex()}.{_OPEN}"
@@ -285,7 +297,7 @@ def belongs(path: str) -> bool:
 
 
 def _is_staged(file: str) -> bool:
-    if is_new(file) or parse_named(file) is not None or parse_record(file) is not None:
+    if is_new(file) or any(parse(file) is not None for parse in (parse_named, parse_record, parse_staged_run)):
         return True
     held = file.removesuffix(LEASE)
     return parse_staging(held) is not None or (held != file and _ID.fullmatch(held) is not None)

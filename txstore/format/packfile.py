@@ -33,6 +33,7 @@ FRAME_VALUE, FRAME_TOMBSTONE, FRAME_PREFIX, FRAME_PARTICIPANT, FRAME_SEAL = 1, 2
 FRAME_FOREIGN = 10  # a value, too: the record of a range of bytes in a file outside (`foreign`)
 FRAME_PARTIAL = 11  # a value, too: of a chunk of which its writer has written a region
 FRAME_MERGED = 12  # a value, too: the commit's own, made of what was written in part. Without bytes: a deletion
+FRAME_RUN = 13  # of a run pack. The run checks itself: the checksum of the value is 0, and stays so when it is erased
 FRAME_ERASED = 0x80  # added to the kind of a frame whose value is no more
 FRAME_READ, FRAME_NAMES_BELOW, FRAME_KEYS_BELOW, FRAME_ANY_BELOW = FRAMES_READ = 6, 7, 8, 9
 SEEN_NOTHING, SEEN_BASE, SEEN_FRAME = 0, 1, 2
@@ -128,6 +129,17 @@ def encode_frame(
     if region:
         rest += REGION.pack(len(region)) + region
     return b"".join((fixed, CHECKSUM.pack(crc32c(rest, crc32c(fixed))), rest))
+
+
+def run_pack_layout(length: int) -> tuple[int, int]:
+    """Return where the run of a run pack begins, and where its frame ends, which is the only one."""
+    return frame_layout(HEAD_SIZE, 0, length)
+
+
+def encode_run_pack(pack_id: bytes, repository_id: bytes, length: int) -> bytes:
+    """Return what comes before the run of a run pack."""
+    begin = encode_head(pack_id, repository_id) + encode_frame(FRAME_RUN, SEEN_NOTHING, 0, b"", length, 0)
+    return begin + bytes(run_pack_layout(length)[0] - len(begin))
 
 
 def rest_length(kind: int, seen: int, key_length: int, rest: memoryview | bytes) -> int:

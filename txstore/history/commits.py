@@ -30,6 +30,7 @@ from txstore.history.branch_names import BranchNames
 from txstore.history.commit import MAIN, Stored
 from txstore.history.identity import Identity
 from txstore.history.packs import PackWriter, Writer
+from txstore.history.run_packs import RunPacks
 from txstore.history.tickets import Turns
 from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_advance, in_background
@@ -69,6 +70,7 @@ class Commits:
         self.storage = storage
         self.identity = Identity(storage)
         self.branches = BranchNames(storage)
+        self.run_packs = RunPacks(storage, self.merged_at_once)
         self.is_tidy = False  # what dead processes had staged was looked for
         self._newest: dict[str, Stored] = {}  # of each branch, the head that was found last
         self._durable_slots: dict[str, int] = {}  # of each branch: known to be durable, with all slots below it

@@ -26,8 +26,11 @@ from txstore.storage.spool import spooled
 
 _LIGHT = 1 << 20  # bytes
 _PAGE = 4096  # keys
-#: A commit that brings little merges more with each run that there is too many; up to here, so that it stays a number.
-_DOUBLED_MOST = 40
+#: Of so many runs more than there should be, a commit that brings little leaves the large ones to whoever has time to
+#: spare. With each one more it merges twice as much; up to here, so that it stays a number.
+_SPARED, _DOUBLED_MOST = 8, 40
+#: So many bytes of runs whoever has time to spare merges at once, at most: they may be in memory, with what comes out.
+_MERGED_ASIDE = 64 << 20
 #: So many bytes of the blocks of each run are looked through at a time for what has changed.
 _CHANGES_WINDOW = 64 << 10
 
@@ -420,12 +423,28 @@ def plan_merge(names: Sequence[RunName], at_once: int, brought: int) -> Sequence
     A run is taken along while it has at most twice the entries of those before it together, so what comes out has half
     as many again as any that went in: the number of times that one entry is copied is logarithmic.
 
-    Large runs are left to those who have time to spare. Of whoever brings much itself, `brought` bytes, half as many
-    again are hardly noticed. Whoever brings little merges `at_once` bytes, and twice as many with each run that should
-    not be there any more. So if nobody ever brings much, the number of those is logarithmic, too: of all bytes there
-    are by `at_once`.
+    Large runs are left to those who have time to spare (`plan_aside`). Of whoever brings much itself, `brought` bytes,
+    half as many again are hardly noticed. Whoever brings little merges `at_once` bytes. It merges more only if nobody
+    has time to spare, where each process ends when it has committed: twice as much with each run more than `_SPARED`
+    that should not be there. So the number of those is logarithmic, too: of all bytes there are by `at_once`.
     """
-    room = max(at_once << min(_overdue(names), _DOUBLED_MOST), brought // 2)
+    doubled = min(max(_overdue(names) - _SPARED, 0), _DOUBLED_MOST)
+    return _side_by_side(names, max(at_once << doubled, brought // 2))
+
+
+def plan_aside(names: Sequence[RunName], at_once: int) -> Sequence[RunName]:
+    """Return which runs of a commit are to be merged by whoever has time to spare; none: nothing.
+
+    The newest are left to the commits that follow, of other processes, too, which merge `at_once` bytes: they would
+    merge these first.
+    """
+    first = next((at for at, name in enumerate(names) if name.length > at_once // 2), len(names))
+    chosen = _side_by_side(names[first:], _MERGED_ASIDE)
+    return chosen if sum(name.length for name in chosen) > at_once else ()
+
+
+def _side_by_side(names: Sequence[RunName], room: int) -> Sequence[RunName]:
+    """Return the newest runs that are to be merged together and have at most so many bytes."""
     for first in range(len(names) - 1):
         count = _fitting(names[first:], room)
         if count > 1:

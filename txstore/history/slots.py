@@ -67,6 +67,7 @@ class Contents(NamedTuple):
     sections: tuple[Section, ...]
     runs: tuple[RunName, ...]
     statistics: Statistics = Statistics()
+    packs: tuple[DataPack, ...] = ()  # besides the publisher's: durable, and in their places
     floor: int = 0  # at least the parent's
     required: int = 0  # features that a reader has to know, besides those of the parent
     constraints: Mapping[str, Any] | None = None  # None: those of the parent
@@ -406,7 +407,7 @@ class Publisher:
             statistics=contents.statistics,
             sections=sections,
             runs=contents.runs,
-            packs=tuple([pack for pack, _ in self.packs]),
+            packs=(*[pack for pack, _ in self.packs], *contents.packs),
             pending=self.commits.pending(self.branch, parent) if self.durable else 0,
             floor=max(floor, contents.floor),
             required=required | (commitfile.FEATURE_CONSTRAINTS if constraints else 0),

@@ -88,11 +88,15 @@ def join(content: bytes, leader: Stored, offers: Sequence[bytes]) -> tuple[bytes
 
 
 def offer_of(content: bytes, mine: Stored) -> bytes:
-    """Return as much of a commit file as its commit needs behind any other one: its own frames and its own run."""
+    """Return as much of a commit file as its commit needs behind any other one: its own frames and its own run.
+
+    Not a run pack that it would adopt: the runs are those of the commit before it.
+    """
     header = mine.header
+    packs = tuple([pack for pack in header.packs if pack.name not in header.run_packs])
     own = header.sections[0]
     end = own.offset + own.length + -own.length % 8
-    return _file(content[:end], replace(header, sections=(own,), runs=header.runs[:1]), mine)[0]
+    return _file(content[:end], replace(header, sections=(own,), runs=header.runs[:1], packs=packs), mine)[0]
 
 
 def members(content: bytes, leader: Stored) -> list[Member]:

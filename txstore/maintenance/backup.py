@@ -521,3 +521,5 @@ def _needs(stored: Stored, referred: Mapping[str, set[str]]) -> Iterator[str]:
     for run in header.runs:
         if run.pack is not None and run.pack != header.name:
             yield run.pack.path
+    for pack in header.run_packs:  # which are copied before all commits
+        yield from sorted(referred.get(pack.path, ()))

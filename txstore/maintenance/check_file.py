@@ -219,6 +219,7 @@ class Checked:
     values: int = 0
     end: int = packfile.HEAD_SIZE  # of the frames
     is_whole: bool = True  # every frame was found
+    runs: set[tuple[int, int]] = field(default_factory=set)  # offset and length of those that frames hold
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -255,6 +256,8 @@ def check_frames(
         if frame.is_erased:
             if not window.is_zero(frame.offset, frame.offset + frame.length):
                 note(frame.offset, "erasure", "the value was erased, and something is there", frame.key)
+        elif frame.kind == packfile.FRAME_RUN:
+            checked.runs.add((frame.offset, frame.length))
         elif frame.kind in (packfile.FRAME_VALUE, packfile.FRAME_PARTIAL) or frame.length:
             computed = window.checksum(frame.offset, frame.length)
             if computed != frame.checksum:

@@ -75,9 +75,10 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     staged = StagedKeys(0)
     merged: dict[str, packfile.Frame] = {}  # by the commit itself
     erased: set[tuple[int, int]] = set()  # participants and sequences of frames whose values are no more
-    packs = [pack.name for pack in header.packs]
+    staged_packs = [pack for pack in header.packs if pack.name not in header.run_packs]
+    packs = [pack.name for pack in staged_packs]
     parts = [(0, header.name, frames_end(stored))]
-    parts += [(packfile.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in header.packs]
+    parts += [(packfile.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in staged_packs]
     for number, name, end in parts:
         window = Window(commits.storage, name.path)
         first = packfile.first_frame(bytes(window.at(0, packfile.HEAD_SIZE))) if packfile.nth_of(number) else 0
@@ -186,13 +187,17 @@ def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link, kind
     return found is not None and (found.kind, found.length, found.checksum) == (kind, link.length, link.checksum)
 
 
-def merged_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt | None:
-    """Merge anew what a commit has merged: the runs of its parent that it no longer lists."""
+def merged_run(commits: Commits, stored: Stored, parent: Stored | None, run: RunName) -> Rebuilt | None:
+    """Merge anew what a commit has merged into a run: runs of its parent that it no longer lists.
+
+    It may have merged some, and adopted what was merged of others: each run is newer than all that stand behind it.
+    """
     if parent is None:
         return None
-    kept = set(names_of(stored.header.runs, stored.header.name))
+    listed = names_of(stored.header.runs, stored.header.name)
+    older = max((name.max_seq for name in listed[listed.index(run) + 1 :]), default=-1)
     before = names_of(parent.header.runs, parent.header.name)
-    merged = [i for i, name in enumerate(before) if name not in kept]
+    merged = [i for i, name in enumerate(before) if name not in listed and older < name.max_seq <= run.max_seq]
     if not merged or merged != list(range(merged[0], merged[-1] + 1)):
         return None
     inputs = [before[i] for i in merged]
@@ -227,6 +232,9 @@ def carried_headers(commits: Commits, stored: Stored, length: int) -> bytes | No
 
 def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> list[Part]:
     """Return the beginnings of damaged frames, where but one bit has changed, or the commit's run has the key."""
+    if pack in stored.header.run_packs:
+        lengths = [run.length for run in stored.header.runs if run.pack == pack]
+        return [Part(0, packfile.encode_run_pack(pack.id, stored.header.repository_id, lengths[0]))]
     refs = _refs_to(pack, commits, stored)
     window, parts = Window(commits.storage, pack.path), []
     walk = list(walk_frames(window, end))

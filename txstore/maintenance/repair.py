@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError
 from txstore.format import commitfile, encoding, names, packfile, records
@@ -230,16 +231,19 @@ class _Repairer:
             for pack in stored.header.packs:
                 if pack.name.path in faults:
                     self._repair_pack(commits, stored, pack.name, pack.end, faults[pack.name.path])
+                    self._repair_runs(commits, stored, parent, pack.name, pack.end, faults[pack.name.path])
             if stored.path in faults:
-                self._repair_pack(commits, stored, stored.header.name, frames_end(stored), faults[stored.path])
-                self._repair_runs(commits, stored, parent, faults[stored.path])
+                name, length = stored.header.name, stored.footer.file_length
+                self._repair_pack(commits, stored, name, frames_end(stored), faults[stored.path])
+                self._repair_runs(commits, stored, parent, name, length, faults[stored.path])
                 self._repair_carried(commits, stored, faults[stored.path])
 
     def _repair_pack(self, commits: Commits, stored: Stored, name: PackName, end: int, faults: list[Fault]) -> None:
         """Repair head, padding and the beginnings of frames."""
         parts = []
         paddings: dict[int, int] = {}
-        number = packfile.number_of(stored.header.id, name.id)
+        is_of_it = name not in stored.header.run_packs  # else it is of no transaction
+        number = packfile.number_of(stored.header.id, name.id) if is_of_it else 0
         for fault in faults:
             if fault.part == "head":
                 parts.append(Part(0, packfile.encode_head(name.id, commits.identity.id, number)))
@@ -263,23 +267,29 @@ class _Repairer:
         except (TxStoreError, OSError, ValueError):
             return
 
-    def _repair_runs(self, commits: Commits, stored: Stored, parent: Stored | None, faults: list[Fault]) -> None:
+    def _repair_runs(
+        self, commits: Commits, stored: Stored, parent: Stored | None, file: PackName, length: int, faults: list[Fault]
+    ) -> None:
+        """Build the damaged runs of one file that came with a commit: its own, or a run pack."""
         damaged = {fault.offset for fault in faults if fault.part == "run"}
-        for run in stored.header.runs:
-            if run.pack is not None or run.offset not in damaged:
+        is_missing = any(fault.part == "missing" for fault in faults)
+        own = stored.header.runs[0] if stored.header.runs else None
+        for run in names_of(stored.header.runs, stored.header.name):
+            if run.pack != file or not (is_missing or run.offset in damaged):
                 continue
-            is_own = run == stored.header.runs[0]
+            is_own = own is not None and own.pack is None and run == own.inside(file)
             try:
-                build = rebuild.own_run if is_own else rebuild.merged_run
+                build = rebuild.own_run if is_own else partial(rebuild.merged_run, run=run)
                 rebuilt = build(commits, stored, parent)
             except (TxStoreError, OSError, ValueError):
                 continue  # what it would be rebuilt from is damaged, too
             if rebuilt is None:
                 continue
-            name = run.inside(stored.header.name)
-            fits = rebuilt.is_sure and _is_like(rebuilt.section, name)
-            if not fits or not self._put_run(stored, run, rebuilt.section, "own" if is_own else "merged"):
-                self._lost[(stored.header.id, run.offset)] = name, rebuilt
+            fits = rebuilt.is_sure and _is_like(rebuilt.section, run)
+            if fits and is_missing:
+                self._put_run_pack(file, length, rebuilt.section)
+            elif not fits or not self._put_run(run, length, rebuilt.section, "own" if is_own else "merged"):
+                self._lost[(file.id, run.offset)] = run, rebuilt
 
     def _repair_carried(self, commits: Commits, stored: Stored, faults: list[Fault]) -> None:
         for section in stored.header.sections:
@@ -291,15 +301,19 @@ class _Repairer:
                 with contextlib.suppress(TxStoreError, OSError, ValueError):
                     self._files.rewrite(stored.path, parts, size, lambda _: True, "carried headers restored")
 
-    def _put_run(self, stored: Stored, run: RunName, section: bytes, kind: str) -> bool:
+    def _put_run_pack(self, name: PackName, length: int, section: bytes) -> None:
+        begin = packfile.encode_run_pack(name.id, open_commits(self.storage).identity.id, len(section))
+        self.storage.make_directory(names.data_pack_directory(name.id), durable=True)
+        self._files.write_small(name.path, (begin + section).ljust(length, b"\0"), "run pack made anew")
+
+    def _put_run(self, run: RunName, size: int, section: bytes, kind: str) -> bool:
         def is_whole(path: str) -> bool:
             open_run(self.storage, run, path)
             return True
 
-        size = stored.footer.file_length
         action = f"{kind} run rebuilt in its place"
         try:
-            self._files.rewrite(stored.path, [Part(run.offset, section)], size, is_whole, action)
+            self._files.rewrite(index.placed(run).path, [Part(run.offset, section)], size, is_whole, action)
         except (TxStoreError, OSError, ValueError):
             return False
         return True

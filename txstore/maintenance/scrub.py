@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from txstore._native import index, index_twin
 from txstore.errors import CorruptionError
 from txstore.format import commitfile, encoding, names, packfile
+from txstore.format.commitfile import RunName
 from txstore.format.keys import after_prefix, directory_prefix
 from txstore.format.packfile import Frame, PackName
 from txstore.history.commit import Stored
@@ -37,6 +38,7 @@ class _File:
     size: int
     stored: Stored | None = None  # of a commit file
     end: int | None = None  # of the frames that count in a data pack, if a commit says so
+    runs: tuple[commitfile.Section, ...] = ()
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class _Surveyor:
         self._until = until
         self._young: set[bytes] = set()  # packs that are newer than what this is about
         self._ends: dict[bytes, int] = {}  # of the frames that count, of data packs
+        self._run_packs: dict[PackName, RunName] = {}  # each with its run
         self._referred: set[bytes] = set()  # packs that runs lead to
         self._found = Survey()
         self._offsets: dict[bytes, set[int]] = {}  # of the values that are to be erased, by their packs
@@ -91,14 +94,15 @@ class _Surveyor:
         packs = list(data_packs(self._commits))
         staged = StagedPacks(self._storage.list(names.STAGING))
         files = list(self._commit_files())
-        for file in files:
+        with_runs = [*files, *self._files_of_run_packs()]
+        for file in with_runs:
             for section, run, tables in self._runs_of(file):
                 self._look_through(file, section, run, tables)
         for file in (*files, *self._data_packs(packs, staged)):
             if file.name.id not in self._young:
                 with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                     self._look_into(file)
-        for file in files:
+        for file in with_runs:
             for _, run, tables in self._runs_of(file):
                 self._look_beside(run, tables)
             self._look_into_train(file)
@@ -112,9 +116,19 @@ class _Surveyor:
                     continue
                 header = stored.header
                 self._ends.update((pack.name.id, pack.end) for pack in header.packs)
+                self._run_packs.update((run.pack, run) for run in header.runs if run.pack in header.run_packs)
                 if self._until is not None and slot > self._until.get(branch, -1):
                     self._young |= {header.id, *(pack.name.id for pack in header.packs)}
-                yield _File(header.name, stored.footer.file_length, stored, frames_end(stored))
+                runs = tuple([each for each in header.sections if each.kind == commitfile.SECTION_RUN])
+                yield _File(header.name, stored.footer.file_length, stored, frames_end(stored), runs)
+
+    def _files_of_run_packs(self) -> Iterator[_File]:
+        """Yield those that commits list. A run in any other one leads to values, and holds none."""
+        for name, run in self._run_packs.items():
+            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                size = self._storage.read_tail(name.path, 0)[1]
+                runs = (commitfile.Section(commitfile.SECTION_RUN, run.offset, run.length),)
+                yield _File(name, size, None, self._ends.get(name.id), runs)
 
     def _data_packs(self, packs: Collection[str], staged: StagedPacks) -> Iterator[_File]:
         """Yield the data packs, but for those of transactions that go on.
@@ -137,14 +151,10 @@ class _Surveyor:
     # --- runs
 
     def _runs_of(self, file: _File) -> Iterator[tuple[commitfile.Section, index.Run, list[PackName]]]:
-        if file.stored is None:
-            return
-        for section in file.stored.header.sections:
-            if section.kind != commitfile.SECTION_RUN:
-                continue
+        for section in file.runs:
             try:
                 content = self._storage.read_range(file.name.path, section.offset, section.length)
-                run = index.Run(content, file.stored.header.seq)
+                run = index.Run(content, 0 if file.stored is None else file.stored.header.seq)
                 tables = [file.name, *map(PackName.decode, run.packs)]
             except FileNotFoundError:
                 return  # it went meanwhile

@@ -148,6 +148,7 @@ class _Referred:
     def add(self, stored: Stored) -> None:
         self._ends[stored.path] = _end_of_frames(stored)
         self._ends.update({pack.name.path: pack.end for pack in stored.header.packs})
+        self._ends.update({pack.path: 0 for pack in stored.header.run_packs})  # they have no values
         for names_together in self._runs(stored):
             runs = self._needed.open_runs(names_together)
             for found in runs.scan_all():

@@ -150,7 +150,7 @@ class Verifier:
                 self._fetched.expect(path, length)
 
     def _expect_runs(self) -> None:
-        sizes = dict(files[0] for files in self._files_of.values())
+        sizes = dict(file for files in self._files_of.values() for file in files)
         for listed in self.runs.values():
             path = listed.name.pack.path if listed.name.pack is not None else ""
             if path in sizes:
@@ -311,8 +311,8 @@ class Verifier:
                 return  # gone since: a vacuum
             self.report.commits += 1
             for pack in stored.header.packs:
-                self._check_pack(place, pack.name, repository_id, pack.end, values)
-            self._check_pack(place, stored.header.name, repository_id, frames_end(stored), values)
+                self._check_pack(stored, pack.name, repository_id, pack.end, values)
+            self._check_pack(stored, stored.header.name, repository_id, frames_end(stored), values)
             for fault in check_sections(self._fetched, stored):
                 self._add(fault)
             self.report.bytes += stored.footer.file_length - frames_end(stored)
@@ -338,8 +338,8 @@ class Verifier:
             return None
         return self.commits.decode(path, *place, tail, begin + len(tail))
 
-    def _check_pack(self, place: Place, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
-        branch, slot = place
+    def _check_pack(self, stored: Stored, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
+        branch, slot = place = stored.header.branch, stored.header.slot
         self._known.add(name.path)
         if self._brought.setdefault(name.path, place) != place:
             other = names.commit_path(*self._brought[name.path])
@@ -360,6 +360,11 @@ class Verifier:
             self._damaged.add(name.id)
             return
         self._take(checked, name, end)
+        listed = {(run.offset, run.length) for run in stored.header.runs if run.pack == name}
+        for offset, _ in sorted(checked.runs - listed):
+            self._add(Fault(name.path, "the header does not list this run", offset))
+        for offset, _ in sorted(listed - checked.runs) if checked.is_whole else ():
+            self._add(Fault(name.path, "the header lists a run where no frame holds one", offset))
 
     def _take(self, checked: Checked, name: PackName, end: int) -> None:
         self.report.values += checked.values

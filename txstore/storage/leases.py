@@ -95,11 +95,11 @@ class Leases:
         left = self._renewals(set(paths) - alive)
         if not left:
             return alive
-        began, now = _now(), self._objects.now()
+        began, now = clock(), self._objects.now()
         left = {path: when for path, when in left.items() if now - when < TERM}
         while left:
             time.sleep(BEAT / 3)
-            since, found = now + _now() - began, self._renewals(left)
+            since, found = now + clock() - began, self._renewals(left)
             alive |= {path for path, when in left.items() if found.get(path, when) != when}
             # What is no longer there was let go.
             left = {path: when for path, when in left.items() if found.get(path) == when and since - when < TERM}
@@ -176,7 +176,7 @@ class Lease:
         self._is_closed = False
 
     def take(self) -> None:
-        self._renewed = _now()
+        self._renewed = clock()
         try:
             self._objects.create(self._path, [self._content])
             return
@@ -202,7 +202,7 @@ class Lease:
 
     def renew(self) -> None:
         with self._closing:
-            began = _now()
+            began = clock()
             self._has_lapsed |= began - self._renewed > TERM / 2
             if not self._is_closed and began - self._renewed <= KEPT / 2:
                 self._objects.put(self._path, [self._content])
@@ -214,7 +214,7 @@ class Lease:
             if self._is_closed or self._content.endswith(_COMMITTING):
                 return
             self.check()
-            began, content = _now(), self._content + _COMMITTING
+            began, content = clock(), self._content + _COMMITTING
             self._objects.put(self._path, [content])
             self._content, self._renewed = content, began
 
@@ -222,14 +222,14 @@ class Lease:
         """Raise `OSError` if the lease was not renewed for so long that others may delete what it is about."""
         if self.is_lost and self.leased.endswith(".0"):  # else it ended, and who stages into it is told so
             raise OSError(f"{self.leased}: what was staged was taken for abandoned, and deleted: begin anew")
-        if _now() - self._renewed > KEPT / 2:
+        if clock() - self._renewed > KEPT / 2:
             raise OSError(
                 f"{self._path} could not be renewed for {KEPT / 2:.0f} s, so what was staged may be gone: begin anew"
             )
 
     def check_term(self) -> None:
         """Raise `OSError` if another process may have taken the place of this one, now or before."""
-        if self._has_lapsed or _now() - self._renewed > TERM / 2:
+        if self._has_lapsed or clock() - self._renewed > TERM / 2:
             raise OSError(f"{self._path} was not renewed for {TERM / 2:.0f} s: another process may have taken over")
 
     def close(self, *, deletes: bool = True) -> None:
@@ -244,6 +244,6 @@ class Lease:
                     self._objects.delete([self._path])
 
 
-def _now() -> float:
+def clock() -> float:
     """Return seconds on a clock that goes on while the machine sleeps, where there is one."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -20,6 +20,7 @@ from txstore.history.ancestry import Ancestry
 from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.packs import Staged
+from txstore.history.run_packs import RunPack
 from txstore.history.slots import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.trains import OFFERED
@@ -88,6 +89,7 @@ class Committer:
         self._in_line = in_line and commits.takes_turns and staging.other_parent is None
         self.own: Section | None = None
         self.merged: _Merged | None = None
+        self.aside: RunPack | None = None  # what a thread has merged meanwhile
         self._ancestry = Ancestry(commits)
         self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # on which head, and what its header says then
 
@@ -144,10 +146,17 @@ class Committer:
         self._append_merged_run(self.head)
 
         look_by_the_way(self.commits, is_large=bool(self.packs))
+        self.aside, made = self.commits.run_packs.take(self.branch), None
+        try:
+            made = self._publish()
+            return made
+        finally:
+            if self.aside is not None:
+                self.commits.run_packs.settle(self.branch, self.aside, made, may_be_made=self.offered)
 
-        # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan
-        #    catches up and says what the header holds (`contents`), once for each slot that is tried, until the
-        #    file takes one.
+    def _publish(self) -> Stored | None:
+        # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan catches up and
+        #    says what the header holds (`contents`), once for each slot that is tried, until the file takes one.
         looked = in_background(self.commits.head, self.branch) if self.packs and not self.commits.takes_turns else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
@@ -233,7 +242,8 @@ class Committer:
     def _append_merged_run(self, head: Snapshot) -> None:
         self.merged = None
         brought = self.publisher.end + sum(pack.end for pack in self.packs)
-        if chosen := index.plan_merge(head.run_names, self.commits.merged_at_once, brought):
+        names = self.commits.run_packs.left(self.branch, head.run_names)
+        if chosen := index.plan_merge(names, self.commits.merged_at_once, brought):
             content = head.runs_named(chosen).merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)
@@ -355,11 +365,15 @@ class Committer:
         own, merged, statistics = self.own, self.merged, self.statistics
         kept = self._keep_constraints(head)
         seq, other = head.seq + 1, self.staging.other_parent
-        sections, runs = [], list(head.run_names)
+        sections, runs, packs = [], list(head.run_names), list[DataPack]()
         if merged is not None and (at := index.find_runs(merged.inputs, runs)) is not None:
             # Its inputs still stand side by side: nobody else has merged them meanwhile.
             runs[at : at + len(merged.inputs)] = [merged.run]
             sections.append(merged.section)
+        aside = self.aside
+        if aside is not None and aside.may_be_adopted and (at := index.find_runs(aside.inputs, runs)) is not None:
+            runs[at : at + len(aside.inputs)] = [aside.run]
+            packs.append(aside.data)
         if own is not None:
             entries = statistics.keys_set + statistics.keys_deleted
             runs.insert(0, RunName(None, seq, own.offset, own.length, entries, seq))
@@ -369,6 +383,7 @@ class Committer:
             tuple(sections),
             tuple(runs),
             statistics,
+            tuple(packs),
             required=required,
             constraints=kept,
             merged=other,

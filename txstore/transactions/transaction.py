@@ -37,6 +37,7 @@ from txstore.history.runs import Located
 from txstore.history.slots import LostPlaceError, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.kernel_locks import poll
+from txstore.storage import late_work
 from txstore.storage.foreign import FileVersion, canonical
 from txstore.transactions import dropping
 from txstore.transactions.begin import check_description
@@ -111,7 +112,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         # What is read passes through here; `Committer` looks at `staging` itself.
         self._view = NotingView(staging, staging.note_read) if staging.record.isolation == SERIALIZABLE else staging
         self._locks = locks
-        dropping.expect(staging)
+        late_work.expect(staging.storage)  # of the finalizer
         self._attached = object()  # what this counts as there
         self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
         self._lock = processes.new_lock()  # of state, and of what becomes of it when a write begins
@@ -829,7 +830,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if self.state == "open":
             self._check_may_end("committed")
         result = self.base
-        committer, is_begun = None, False
+        committer, stored, is_begun = None, None, False
         try:
             with self._lock:
                 self._check_open()
@@ -879,6 +880,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         finally:
             self._finalizer.detach()
             self._release_locks()
+        if stored is not None:
+            self._commits.run_packs.begin(stored, result.runs_named)
         return result
 
     def _go_on(self, committer: Committer | None) -> None:

@@ -1,0 +1,621 @@
+"""Runs that a thread merges into a pack of its own, and a later commit adopts: on a disk, and on an object store."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txstore
+from tests import aside
+from tests.aside import adopted, fill, some, waiting
+from tests.system.bad_input.disk import ROOT, in_child, run_python
+from tests.transactions.faults import watch
+from tests.waiting import TIMEOUT, wait_for_late_work, wait_until
+from txstore.errors import CommitUnknownError
+from txstore.format import names, packfile
+from txstore.history import run_packs, trains
+from txstore.history.commits import Commits
+from txstore.history.remote_commits import RemoteCommits
+from txstore.history.run_packs import ADOPTED_FOR, RunPack
+from txstore.history.slots import LostPlaceError, Publisher
+from txstore.history.trains import Trains, members, offer_of
+
+Open = Callable[[], txstore.Repository]
+
+
+@pytest.fixture(params=["disk", "objects"])
+def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Open one repository again and again, each time as another process would; it is verified in the end."""
+    url = str(tmp_path / "data.tx") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
+    yield lambda: txstore.Repository(url)
+    assert txstore.Repository(url).verify().faults == []
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[Open]:
+    yield lambda: txstore.Repository(tmp_path / "data.tx")
+    assert txstore.Repository(tmp_path / "data.tx").verify().faults == []
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    aside.inline(monkeypatch)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    aside.small(monkeypatch)
+
+
+def put(repo: txstore.Repository, key: str = "small", value: bytes = b"1", branch: str = "main") -> None:
+    with repo.begin(branch=branch) as mapping:
+        mapping[key] = value
+
+
+def content(repo: txstore.Repository, branch: str = "main") -> dict[str, bytes]:
+    return {key: bytes(value) for key, value in repo.mapping(branch=branch).items()}
+
+
+def packs(repo: txstore.Repository) -> list[str]:
+    return sorted(
+        path for folder in repo.engine.commits.pack_folders() for path in repo.engine.commits.paths_in(folder)
+    )
+
+
+def staged(repo: txstore.Repository) -> list[str]:
+    wait_for_late_work()
+    return repo.engine.storage.list(names.STAGING)
+
+
+def with_one(repo: txstore.Repository) -> dict[str, bytes]:
+    """Fill a repository until a pack waits for the next commit."""
+    model = fill(repo, 0) | fill(repo, 1)
+    some(repo)
+    return model
+
+
+# --- merging, and adopting
+
+
+def test_a_thread_merges_and_a_later_commit_adopts(open_again, small):
+    repo, model = open_again(), dict[str, bytes]()
+    for number in range(4):
+        model |= fill(repo, number)
+    number = 0
+
+    def is_adopted() -> list[str]:
+        nonlocal number
+        number += 1
+        put(repo, "small", b"%d" % number)
+        return adopted(repo)
+
+    wait_until(is_adopted)
+    head = repo.engine.commits.head()
+    [name] = head.header.run_packs
+    found = next(run for run in head.header.runs if run.pack == name)
+    assert found.seq == 0
+    assert found.entries > aside.KEYS
+    assert len(head.header.runs) < 6
+    wait_until(lambda: not any(file.endswith(".run") and file[:32] == name.id.hex() for file in staged(repo)))
+    for each in (repo, open_again()):
+        assert content(each) == model | {"small": b"%d" % number}
+
+
+def test_the_file_is_as_the_format_says(open_again, inline):
+    repo = open_again()
+    with_one(repo)
+    pack = some(repo)
+    inputs = [run.inside(repo.engine.commits.head().header.name) for run in repo.engine.commits.head().header.runs]
+    assert list(pack.inputs) == inputs
+    content = repo.engine.storage.read(pack.data.name.path)
+    assert len(content) == pack.data.end
+    assert packfile.decode_head(content[:64])[::2] == (pack.data.name.id, 0)
+    frame = packfile.decode_frame(memoryview(content), packfile.HEAD_SIZE)
+    assert (frame.kind, frame.seen, frame.sequence, frame.key, frame.checksum) == (packfile.FRAME_RUN, 0, 0, b"", 0)
+    assert (frame.offset, frame.length, frame.end) == (pack.run.offset, pack.run.length, pack.data.end)
+    merged = repo.mapping().runs.merge(2)
+    assert content[frame.offset : frame.offset + frame.length] == bytes(merged)
+    put(repo)
+
+
+def test_no_small_commit_waits_for_it(open_again, small, monkeypatch):
+    """While a thread merges, which takes as long as it likes, commits are made, and leave its inputs alone."""
+    go_on, began = threading.Event(), threading.Event()
+    write = RunPack.__init__
+
+    def slowly(self: RunPack, *arguments: Any) -> None:
+        began.set()
+        assert go_on.wait(TIMEOUT)
+        write(self, *arguments)
+
+    monkeypatch.setattr(RunPack, "__init__", slowly)
+    repo = open_again()
+    model = fill(repo, 0) | fill(repo, 1)
+    assert began.wait(TIMEOUT)
+    inputs = repo.mapping().run_names
+    for number in range(40):
+        put(repo, f"small/{number}")
+        assert repo.mapping().run_names[-2:] == inputs
+    assert len(repo.mapping().run_names) < 2 + 12
+    model |= fill(repo, 2)  # nor does one that brings as much as was to be merged
+    assert repo.mapping().run_names[-2:] == inputs
+    go_on.set()
+    wait_until(lambda: waiting(repo))
+    put(repo)
+    assert some_run(repo) in adopted(repo)
+    assert content(repo) == model | {f"small/{number}": b"1" for number in range(40)} | {"small": b"1"}
+
+
+def some_run(repo: txstore.Repository) -> str:
+    return next(run.pack.path for run in repo.mapping().run_names if run.pack is not None and run.pack.branch is None)
+
+
+def test_who_commits_once_merges_nothing_aside(open_again, inline):
+    for number in range(4):
+        repo = open_again()
+        fill(repo, number)
+        assert repo.engine.commits.run_packs._merges == {}
+    assert packs(repo) == []
+    fill(repo, 4)
+    assert waiting(repo) is not None
+
+
+def test_of_sixteen_commits_one_looks(open_again, inline, monkeypatch):
+    monkeypatch.setattr(run_packs, "STEP", 16)
+    repo = open_again()
+    for number in range(16):
+        fill(repo, number)
+        assert waiting(repo) is None
+    fill(repo, 16)
+    assert waiting(repo) is not None
+    put(repo)
+    assert len(repo.mapping().run_names) < 8
+
+
+def test_each_branch_has_its_own(open_again, inline):
+    repo = open_again()
+    model = with_one(repo)
+    repo.branches["dev"] = repo.head().id
+    on_dev = model | fill(repo, 2, "dev")
+    assert waiting(repo, "dev") is None  # the first commit to it
+    on_dev |= fill(repo, 3, "dev")
+    assert some(repo, "dev") is not some(repo)
+    put(repo, branch="dev")
+    assert adopted(repo, "dev")
+    assert waiting(repo) is not None
+    assert content(repo, "dev") == on_dev | {"small": b"1"}
+    put(repo)
+    assert adopted(repo)
+    assert content(repo) == model | {"small": b"1"}
+
+
+# --- what it is adopted by
+
+
+def test_what_others_have_merged_meanwhile_is_dropped(open_again, inline):
+    repo, other = open_again(), open_again()
+    model = with_one(repo)
+    path = some(repo).data.name.path
+    assert path in packs(repo)
+    other.optimize()
+    put(repo)
+    assert adopted(repo) == []
+    wait_for_late_work()
+    assert waiting(repo) is None or some(repo).data.name.path != path
+    assert path not in packs(repo)
+    assert content(repo) == model | {"small": b"1"}
+
+
+def test_what_waited_for_long_is_not_adopted(open_again, inline, monkeypatch):
+    repo = open_again()
+    with_one(repo)
+    pack = some(repo)
+    pack._began -= ADOPTED_FOR
+    put(repo)
+    assert pack.data.name.path not in adopted(repo)
+    wait_for_late_work()
+    assert pack.data.name.path not in packs(repo)
+
+
+def test_a_commit_that_fails_leaves_it_to_the_next(open_again, inline, monkeypatch):
+    repo = open_again()
+    model = with_one(repo)
+    pack = some(repo)
+    with monkeypatch.context() as patched:
+        patched.setattr(Commits, "take_slot", raising(OSError(28, "full")))
+        patched.setattr(RemoteCommits, "take_slot", raising(OSError(28, "full")))
+        transaction = repo.begin()
+        transaction["small"] = b"1"
+        with pytest.raises(OSError, match="full"):
+            transaction.commit()
+    assert some(repo) is pack
+    transaction.commit()
+    assert adopted(repo) == [pack.data.name.path]
+    assert content(repo) == model | {"small": b"1"}
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_of_a_commit_of_unknown_outcome_it_stays(open_again, inline, monkeypatch, is_made):
+    repo = open_again()
+    model = with_one(repo)
+    path, take = some(repo).data.name.path, type(repo.engine.commits).take_slot
+
+    def lost(self: Any, *arguments: Any, **options: Any) -> Any:
+        if is_made:
+            take(self, *arguments, **options)
+        raise CommitUnknownError("?", reason="the answer was lost")
+
+    monkeypatch.setattr(Commits, "may_come_late", True)  # as everywhere that an answer can be lost
+    with monkeypatch.context() as patched:
+        patched.setattr(type(repo.engine.commits), "take_slot", lost)
+        with pytest.raises(CommitUnknownError):
+            put(repo)
+    assert waiting(repo) is None
+    model |= {"small": b"1"} if is_made else {}
+    for number in range(2, 6):
+        model |= fill(repo, number)
+    for each in (repo, open_again()):
+        each.vacuum()
+        assert path in packs(each)
+    assert content(open_again()) == model
+
+
+def test_a_slot_that_was_lost_means_to_look_again(open_again, inline, monkeypatch):
+    """Others merge the inputs when the header is about to be written for the second time: it does not list the pack."""
+    repo, other = open_again(), open_again()
+    model = with_one(repo)
+    path, contents, left = some(repo).data.name.path, Publisher._write_header, [other]
+
+    def write(self: Publisher, *arguments: Any) -> Any:
+        stored = contents(self, *arguments)
+        if left and self.commits is repo.engine.commits:
+            left.pop().optimize()
+            listed.append(stored.header.run_packs)
+        elif self.commits is repo.engine.commits:
+            listed.append(stored.header.run_packs)
+        return stored
+
+    listed: list[Any] = []
+    monkeypatch.setattr(Publisher, "_write_header", write)
+    if not repo.engine.storage.is_remote:
+        monkeypatch.setattr(type(repo.engine.storage), "lock", without_turns)
+    put(repo)
+    assert [len(each) for each in listed] == [1, 0]
+    assert path not in adopted(repo)
+    assert content(repo) == model | {"small": b"1"}
+
+
+def without_turns(*_: Any, **__: Any) -> Any:
+    return contextlib.nullcontext()
+
+
+def test_who_loses_a_place_in_line_adopts_at_the_second_try(on_disk, inline, monkeypatch):
+    repo = on_disk()
+    with_one(repo)
+    path, publish, left = some(repo).data.name.path, Publisher.publish_in_line, [None]
+
+    def lose(self: Publisher, plan: Any) -> Any:
+        if left:
+            left.pop()
+            raise LostPlaceError
+        return publish(self, plan)
+
+    monkeypatch.setattr(Publisher, "publish_in_line", lose)
+    put(repo)
+    assert adopted(repo) == [path]
+
+
+def test_who_stands_in_line_adopts_on_top_of_what_is_ahead(on_disk, inline, monkeypatch):
+    """Two threads of one process: the second names as its parent what the first has not made yet."""
+    repo = on_disk()
+    model = with_one(repo)
+    path, sync = some(repo).data.name.path, Publisher._sync
+    first_syncs, second_waits = threading.Event(), threading.Event()
+
+    def wait(self: Publisher) -> None:
+        if threading.current_thread().name == "first":
+            first_syncs.set()
+            assert second_waits.wait(TIMEOUT)
+        elif threading.current_thread().name == "second":
+            second_waits.set()
+        sync(self)
+
+    monkeypatch.setattr(Publisher, "_sync", wait)
+    first = threading.Thread(target=put, args=(repo, "first"), name="first")
+    first.start()
+    assert first_syncs.wait(TIMEOUT)
+    second = threading.Thread(target=put, args=(repo, "second"), name="second")
+    second.start()
+    first.join(TIMEOUT)
+    second.join(TIMEOUT)
+    brought = [
+        [pack.name.path for pack in stored.header.packs]
+        for stored in (repo.engine.commits.read("main", 2), repo.engine.commits.read("main", 3))
+    ]
+    assert brought == [[path], []]
+    assert content(repo) == model | {"first": b"1", "second": b"1"}
+
+
+def test_of_threads_that_commit_at_once_one_adopts(open_again, inline):
+    repo = open_again()
+    model = with_one(repo)
+    for number in range(2, 8):
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda each: put(repo, f"t/{each}"), range(4 * number, 4 * number + 4)))
+        model |= fill(repo, number) | {f"t/{each}": b"1" for each in range(4 * number, 4 * number + 4)}
+    brought = [
+        pack.name.path
+        for slot in range(repo.head().slot + 1)
+        for pack in repo.engine.commits.read("main", slot).header.packs
+    ]
+    assert brought
+    assert len(set(brought)) == len(brought)
+    assert content(repo) == model
+
+
+# --- trains
+
+
+def test_an_offer_lists_no_run_pack(far, inline):
+    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
+    with_one(repo)
+    put(repo)
+    adopting, commits = repo.engine.commits.head(), repo.engine.commits
+    assert len(adopting.header.packs) == 1
+    file = repo.engine.storage.read(adopting.path)
+    offer = offer_of(file, adopting)
+    header, _ = trains._header_of(offer)
+    assert header.packs == ()
+    assert [run.pack for run in header.runs] == [None]
+    assert members(file, commits.head())[0].stored.header.packs == adopting.header.packs
+
+
+def test_behind_another_in_a_train_it_waits_for_the_next_commit(far, inline, monkeypatch):
+    url = f"memory://{uuid.uuid4().hex}"
+    repos = [txstore.Repository(url) for _ in range(3)]
+    model = with_one(repos[0])
+    put(repos[1], "a")
+    pack = some(repos[0])
+    crew = [repo.begin(f"writer {number}") for number, repo in enumerate(repos)]
+    for number, transaction in enumerate(crew):
+        transaction[f"w{number}/c/0"] = b"1"
+    lead = Trains._lead
+
+    def slowly(self: Trains, content: bytes, mine: Any, trip: float) -> Any:
+        if mine.header.message == "writer 0":
+            return None  # it follows
+        wait_until(lambda: len(repos[0].engine.commits.list_from("main", 3).offers) >= 2 or taken(url, 3))
+        return lead(self, content, mine, trip)
+
+    monkeypatch.setattr(Trains, "_lead", slowly)
+    for repo in repos:
+        repo.engine.commits._is_contended["main"] = True
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda each: each.commit(), crew))
+    mine = next(commit for commit in repos[0].log() if commit.message == "writer 0")
+    stored = repos[0].engine.commits.read("main", mine.slot)
+    assert stored.header.train is not None
+    assert stored.header.train.place > 0
+    assert stored.header.packs == ()
+    assert some(repos[0]) is pack
+    put(repos[0])
+    assert adopted(repos[0]) == [pack.data.name.path]
+    assert content(repos[0]) == model | {"a": b"1", "small": b"1"} | {f"w{n}/c/0": b"1" for n in range(3)}
+    assert txstore.Repository(url).verify().faults == []
+
+
+def taken(url: str, slot: int) -> bool:
+    return txstore.Repository(url).engine.storage.exists(names.commit_path("main", slot))
+
+
+# --- what fails, forks and ends
+
+
+def test_a_merge_that_fails_is_given_up_and_done_again(open_again, inline, monkeypatch):
+    repo, before = open_again(), list[str]()
+    with monkeypatch.context() as patched:
+        patched.setattr("txstore.history.run_packs.packfile.encode_run_pack", raising(OSError(28, "full")))
+        model = fill(repo, 0) | fill(repo, 1)
+        assert waiting(repo) is None
+        assert repo.engine.commits.run_packs._merges == {}
+    assert packs(repo) == before
+    assert staged(repo) == []
+    model |= fill(repo, 2)
+    put(repo)
+    assert adopted(repo)
+    assert content(repo) == model | {"small": b"1"}
+
+
+@pytest.mark.parametrize("call", ["create", "file.write", "file.sync", "make_directory", "link", "sync_directory"])
+def test_nothing_is_left_of_one_that_fails(on_disk, inline, call):
+    repo = on_disk()
+    fill(repo, 0)
+    before = packs(repo)
+    watched = watch(repo)
+    write = RunPack.__init__
+
+    def fails(self: RunPack, *arguments: Any) -> None:
+        watched.before[call] = raising(OSError(5, "Input/output error"))
+        try:
+            write(self, *arguments)
+        finally:
+            del watched.before[call]
+
+    RunPack.__init__ = fails  # type: ignore[method-assign]
+    try:
+        fill(repo, 1)
+    finally:
+        RunPack.__init__ = write  # type: ignore[method-assign]
+    assert waiting(repo) is None
+    assert packs(repo) == before
+    assert staged(repo) == []
+
+
+def test_a_disk_that_is_nearly_full_is_left_alone(on_disk, inline, monkeypatch):
+    repo = on_disk()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(repo.engine.storage), "free", lambda _: 10_000)
+        fill(repo, 0)
+        fill(repo, 1)
+        assert repo.engine.commits.run_packs._merges == {}
+    fill(repo, 2)
+    put(repo)
+    assert adopted(repo)
+
+
+def test_a_forked_child_leaves_it_to_its_parent(on_disk, inline):
+    repo = on_disk()
+    with_one(repo)
+    path = some(repo).data.name.path
+
+    def in_the_child() -> tuple[bool, list[str]]:
+        forgotten = waiting(repo) is None
+        fill(repo, 2)
+        fill(repo, 3)
+        run_packs._drop_at_exit()
+        return forgotten, packs(repo)
+
+    forgotten, there = in_child(in_the_child)
+    assert forgotten
+    assert path in there
+    assert some(repo).data.name.path == path
+    put(repo)
+    assert adopted(repo)
+
+
+def test_a_repository_that_nobody_has_any_more_leaves_nothing(open_again, inline):
+    repo = open_again()
+    with_one(repo)
+    assert packs(repo)
+    del repo
+    repo = open_again()
+
+    def is_gone() -> bool:
+        gc.collect()  # there may be a thread that is about to write the last hint
+        return not staged(repo) and not packs(repo)
+
+    wait_until(is_gone)
+
+
+_PROGRAM = """
+import sys, pytest, txstore
+from tests import aside
+aside.inline(pytest.MonkeyPatch())
+repo = txstore.Repository(sys.argv[1])
+for number in range(2):
+    aside.fill(repo, number)
+assert aside.waiting(repo) is not None
+print("waits", flush=True)
+"""
+
+
+def test_when_the_process_ends_it_is_deleted(on_disk):
+    done = run_python(_PROGRAM, on_disk().url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
+    repo = on_disk()
+    assert packs(repo) == []
+    assert staged(repo) == []
+
+
+def test_of_a_process_that_was_killed_others_delete_it(on_disk):
+    program = _PROGRAM + "\nimport time\ntime.sleep(1000)\n"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program, on_disk().url]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        repo = on_disk()
+        put(repo)
+        repo.vacuum()
+        assert [file.endswith(".run") for file in staged(repo)] == [True]  # it lives
+        assert len(packs(repo)) == 1
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    put(on_disk())
+    assert staged(repo) == []
+    repo.vacuum()
+    assert packs(repo) == []
+
+
+def test_a_thread_that_merges_keeps_no_process_from_ending(on_disk):
+    program = _PROGRAM.replace("aside.inline", "aside.small").replace("assert aside.waiting(repo) is not None", "")
+    program = program.replace(
+        "repo = ",
+        "import threading\nfrom txstore.history.run_packs import RunPack\n"
+        "began = threading.Event()\n"
+        "RunPack.__init__ = lambda *_: (began.set(), threading.Event().wait())\nrepo = ",
+    ).replace('print("waits"', 'assert began.wait(60)\nprint("waits"')
+    done = run_python(program, on_disk().url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
+
+
+def test_what_is_staged_of_it_is_no_transaction(open_again, inline):
+    repo = open_again()
+    with_one(repo)
+    assert staged(repo) != []
+    assert list(repo.engine.commits.recorded()) == []
+    assert repo.verify().strays == []
+    put(repo)
+
+
+def test_a_snapshot_is_pinned_only_until_its_runs_are_open(on_disk, small, monkeypatch):
+    go_on, began, write = threading.Event(), threading.Event(), RunPack.__init__
+
+    def slowly(self: RunPack, *arguments: Any) -> None:
+        began.set()
+        assert go_on.wait(TIMEOUT)
+        write(self, *arguments)
+
+    monkeypatch.setattr(RunPack, "__init__", slowly)
+    repo = on_disk()
+    fill(repo, 0)
+    fill(repo, 1)
+    assert began.wait(TIMEOUT)
+    put(repo, "a")
+    put(repo, "b")
+    gc.collect()
+    try:
+        assert repo.vacuum(keep=1).floor == 3
+    finally:
+        go_on.set()
+    wait_until(lambda: waiting(repo))
+    put(repo, "c")
+    assert adopted(repo)
+
+
+def test_to_adopt_takes_no_request_more(far, requests, inline, monkeypatch):
+    """But the one, which nobody waits for, that says that the pack is no longer to be held."""
+    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
+    with_one(repo)
+    monkeypatch.setattr(run_packs, "STEP", 1 << 40)  # no more of them
+    requests.clear()
+    put(repo)
+    wait_for_late_work()
+    adopting = [path for path in requests if not path.endswith(".run")]
+    assert len(requests) == len(adopting) + 1
+    assert adopted(repo)
+    requests.clear()
+    put(repo, value=b"2")
+    assert len(requests) == len(adopting)
+    assert repo.verify().faults == []

@@ -1,0 +1,239 @@
+"""Run packs: runs that were merged while nobody waited for it, each in a pack of its own, which a commit adopts.
+
+A small commit leaves large runs to whoever has time to spare. That is a thread of a process that commits again and
+again: it merges them, and the process's next commit lists the pack, and its run in the place of those that it was
+merged of, if they still stand side by side then. Else somebody else has merged them, and the pack goes.
+
+I10: the pack has a name below `.staging/` before it has one in `packs/`, and keeps it until the commit is made. Others
+leave it alone for as long as it may be adopted: where a kernel tells who lives, since this process holds it; anywhere
+else, since it is young.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from txstore import processes
+from txstore.errors import TxStoreError
+from txstore.format import names, packfile
+from txstore.format.commitfile import DataPack, RunName
+from txstore.format.packfile import PackName
+from txstore.history.commit import Stored
+from txstore.history.ranged_runs import TAIL
+from txstore.history.runs import Runs, find_runs, name_run, names_of, plan_aside
+from txstore.storage import late_work, leases
+from txstore.storage.interface import Mapped, StagedFile, Storage
+from txstore.storage.remote import RemoteStorage
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+#: Of so many commits of a branch one looks for runs to be merged: that of one process, where many commit by turns.
+STEP = 16
+#: Seconds for which a pack may be adopted: far less than what is staged is kept for, by any storage.
+ADOPTED_FOR = leases.KEPT / 2
+
+#: The disk has to have room for so many times the runs: no commit is to fail for want of what nobody waits for.
+_LEFT_FREE = 8
+#: Opens some runs of a commit.
+OpenRuns = Callable[[Sequence[RunName]], Runs]
+
+
+class RunPack:
+    """A run in a pack of its own, which is durable. `inputs`: the runs that it was merged of."""
+
+    def __init__(self, storage: Storage, repository_id: bytes, inputs: tuple[RunName, ...], content: Mapped) -> None:
+        """Write it. Raises `OSError`."""
+        name, length = PackName(os.urandom(16)), len(memoryview(content))
+        offset, end = packfile.run_pack_layout(length)
+        self.inputs = inputs
+        self.data = DataPack(name, end)
+        self.run = name_run(content, 0, offset).inside(name)
+        self._storage = storage
+        self._staged = names.staged_run_path(name.id)
+        self._file: StagedFile | None = None
+        self._began = leases.clock()
+        parts = [packfile.encode_run_pack(name.id, repository_id, length), content, bytes(end - offset - length)]
+        try:
+            if isinstance(storage, RemoteStorage):
+                storage.objects.put(self._staged, [name.id])
+                storage.objects.put(name.path, parts)
+            else:
+                self._write(storage, parts)
+        except BaseException:
+            self.drop()
+            raise
+        if storage.ranges is not None:  # whoever opens it next is this process
+            tail = bytes(memoryview(content)[-TAIL:])
+            storage.cache.keep(name.id, offset + length - len(tail), tail)
+
+    def _write(self, storage: Storage, parts: Sequence[Buffer]) -> None:
+        """Write it below `.staging/`, and give it its name when it is durable."""
+        self._file = storage.create(self._staged)
+        self._file.write(0, parts)
+        self._file.sync()
+        path = self.data.name.path
+        directory = names.data_pack_directory(self.data.name.id)
+        storage.make_directory(directory, durable=True)
+        storage.link(self._staged, path)
+        for each in (directory, names.PACKS):
+            storage.sync_directory(each)
+
+    @property
+    def may_be_adopted(self) -> bool:
+        return leases.clock() - self._began <= ADOPTED_FOR
+
+    def release(self) -> None:
+        """Let go of it: a commit lists it."""
+        with contextlib.suppress(OSError):  # then it looks like what the dead leave, and a commit lists it all the same
+            self._storage.delete(self._staged)
+        self._close()
+
+    def drop(self) -> None:
+        """Delete it: no commit will list it."""
+        with contextlib.suppress(OSError):  # a vacuum does it, too
+            self._storage.delete(self.data.name.path, self._staged)
+        self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+@dataclass(slots=True)
+class _Merge:
+    """Runs that a thread merges; when it has, the pack that waits for a commit."""
+
+    inputs: tuple[RunName, ...]
+    pack: RunPack | None = None
+    is_taken: bool = False  # a commit is trying to adopt it
+
+
+class RunPacks:
+    """The run packs of one opened repository that no commit has adopted yet: one for each branch. Safe in threads."""
+
+    def __init__(self, storage: Storage, at_once: int) -> None:
+        """`at_once`: so many bytes of runs small commits merge themselves."""
+        self._storage = storage
+        self._at_once = at_once
+        self._merges: dict[str, _Merge] = {}  # by branch
+        self._unsettled: list[RunPack] = []  # held, and never deleted here: a commit may list them
+        self._committed: set[str] = set()  # branches that this process has committed to
+        self._lock = processes.new_lock()
+        self._finalizer = weakref.finalize(self, _drop_all, storage, self._merges)
+        self._finalizer.atexit = False
+        processes.watch(self)
+
+    def after_fork_in_child(self) -> None:
+        self._merges.clear()  # they are the parent's
+        self._unsettled, self._committed = [], set()
+
+    # --- before and while a commit is made
+
+    def left(self, branch: str, runs: Sequence[RunName]) -> Sequence[RunName]:
+        """Return which runs of a commit the next one may merge itself: those that are newer than what a thread does."""
+        with self._lock:
+            merge = self._merges.get(branch)
+        at = None if merge is None else find_runs(merge.inputs, runs)
+        return runs[:at]
+
+    def take(self, branch: str) -> RunPack | None:
+        """Return a pack for one commit to adopt, if it can; `settle` has to be told what came of it."""
+        with self._lock:
+            merge = self._merges.get(branch)
+            if merge is None or merge.pack is None or merge.is_taken:
+                return None
+            merge.is_taken = True
+            return merge.pack
+
+    def settle(self, branch: str, pack: RunPack, made: Stored | None, *, may_be_made: bool) -> None:
+        """Note which commit was made; if none was, whether it may have been. What was not adopted waits for another."""
+        with self._lock:
+            merge = self._merges.get(branch)
+            if merge is None or merge.pack is not pack:
+                return  # it is the parent's, before a fork
+            merge.is_taken = False
+            is_adopted = made is not None and pack.data in made.header.packs
+            if made is None and may_be_made:
+                self._unsettled.append(pack)  # I3
+            elif not is_adopted:
+                return
+            del self._merges[branch]
+        if is_adopted:
+            late_work.do_later(self._storage, pack.release)
+
+    # --- when it was made
+
+    def begin(self, stored: Stored, open_runs: OpenRuns) -> None:
+        """Begin to merge runs of a commit that was just made, if it is time to.
+
+        Not where a process commits only once: it would end before it comes to adopt them.
+        """
+        branch, slot = stored.header.branch, stored.header.slot
+        runs = names_of(stored.header.runs, stored.header.name)
+        with self._lock:
+            useless = self._pop_if_useless(branch, runs)
+            is_due = branch in self._committed and not slot % STEP and branch not in self._merges
+            self._committed.add(branch)
+            inputs = tuple(plan_aside(runs, self._at_once)) if is_due else ()
+            merge = _Merge(inputs)
+            if inputs:
+                self._merges[branch] = merge
+        if useless is not None:
+            late_work.do_later(self._storage, useless.drop)
+        if not inputs:
+            return
+        try:
+            late_work.expect(self._storage)
+            processes.at_exit(_drop_at_exit)
+            _in_use.add(self)
+            arguments = stored, merge, [open_runs]
+            threading.Thread(target=self._merge, args=arguments, name="txstore merge", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending, or there can be no more threads
+            self._merges.pop(branch, None)
+
+    def _pop_if_useless(self, branch: str, runs: Sequence[RunName]) -> RunPack | None:
+        """Return a pack that can't be adopted any more, and forget it; the caller holds the lock."""
+        merge = self._merges.get(branch)
+        if merge is None or merge.pack is None or merge.is_taken:
+            return None
+        if find_runs(merge.inputs, runs) is not None and merge.pack.may_be_adopted:
+            return None
+        return self._merges.pop(branch).pack
+
+    def _merge(self, stored: Stored, merge: _Merge, open_runs: list[OpenRuns]) -> None:
+        pack = None
+        # Nobody waits for it: if it fails, a later commit begins anew.
+        with contextlib.suppress(OSError, TxStoreError, RuntimeError):
+            # Taken out of the list: a snapshot, which pins its commit, is not needed any longer than that.
+            runs = open_runs.pop()(merge.inputs)
+            free = self._storage.free()
+            if free is None or free >= _LEFT_FREE * sum(name.length for name in merge.inputs):
+                content = runs.merge(len(merge.inputs), self._storage)
+                pack = RunPack(self._storage, stored.header.repository_id, merge.inputs, content)
+        with self._lock:
+            merge.pack = pack
+            if pack is None:
+                del self._merges[stored.header.branch]
+
+
+_in_use: weakref.WeakSet[RunPacks] = weakref.WeakSet()
+
+
+def _drop_all(storage: Storage, merges: dict[str, _Merge]) -> None:
+    """Drop what waits, when nobody will commit here any more: called by a finalizer, and when the process ends."""
+    while merges:
+        merge = merges.popitem()[1]
+        if merge.pack is not None and not merge.is_taken:
+            late_work.do_later(storage, merge.pack.drop)
+
+
+def _drop_at_exit() -> None:
+    for each in processes.all_of(_in_use):
+        each._finalizer()
