@@ -205,6 +205,21 @@ def test_who_loses_its_turn_stays_where_it_is_in_line(url, drawn):
     wait_until(lambda: not in_line(url))
 
 
+def test_the_ticket_stays_as_long_as_somebody_outside_of_the_line_may_be_faster(url):
+    """Nobody takes a turn for over that is not; and whoever has seen the line go on lets the next one see it at once."""
+    with knows_head(url).engine.commits.turns("main") as turns:
+        assert isinstance(turns, Turns)
+        assert turns.lost()
+        wait_until(lambda: in_line(url))
+        turns.about_to_commit()
+        assert turns._looked is not None
+        turns._looked.result(TIMEOUT)  # by then, what was to be deleted would be
+        assert len(in_line(url)) == 1
+        turns._called = tickets._CALLED
+        turns.about_to_commit()
+        wait_until(lambda: not in_line(url))
+
+
 def test_who_is_overtaken_in_its_turn_goes_on_from_what_it_has_met(url, patient, requests):
     """It takes the slot above at once: who commits in a row would be faster than one that has to look first."""
     repo = has_met_others(url)

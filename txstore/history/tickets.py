@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -94,6 +95,15 @@ class Seen(NamedTuple):
 
     look: Look
     listed: Listed
+
+
+class Answer(NamedTuple):
+    """What was found in a slot, and when that was asked for."""
+
+    slot: int
+    look: Look
+    end: End | None  # None: it was free, unless that could not be told
+    is_error: bool
 
 
 class Slots(Protocol):
@@ -195,7 +205,7 @@ class Turns:
         self._looked: Future[Seen | None] | None = None  # while it tried to commit
         self._called = 0  # so many commits in a row were of those before it
         self._first: tuple[Place, float] | None = None  # in line, and since when, as far as is known here
-        self._asked: dict[Future[End | None], tuple[int, Look]] = {}  # for which slots, and when
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._ends: dict[int, End] = {}  # what was found in slots
 
     def __enter__(self) -> Self:
@@ -378,27 +388,25 @@ class Turns:
                 look = Look.now()
                 for each in range(slot, slot + min(ahead, _SLOTS)):
                     if each not in self._ends:
-                        self._asked[_askers().submit(self._ask, each)] = each, look
+                        _askers().submit(self._ask, each, look, self._answers)
                 ends = look.monotonic + self._pause(self._pace.trip / _ASKS[ahead - 1])
-                while True:
-                    if slot in self._ends:
-                        return self._seen(head)
-                    left = ends - time.monotonic()
-                    if not self._asked or left <= 0:
-                        break
-                    self._hear(slot, wait(self._asked, left, FIRST_COMPLETED).done)
-                time.sleep(max(0.0, ends - time.monotonic()))
+                with contextlib.suppress(queue.Empty):
+                    while slot not in self._ends and (left := ends - time.monotonic()) > 0:
+                        if not self._hear(slot, self._answers.get(timeout=left)):
+                            return None  # the next look says what is wrong
+                if slot in self._ends:
+                    return self._seen(head)
         except (OSError, TxStoreError, RuntimeError):
-            self._forget()  # the next look says what is wrong; or the interpreter ends, and starts no more threads
+            return None  # as above; or the interpreter ends, and starts no more threads
         return None
 
-    def _hear(self, slot: int, answers: Collection[Future[End | None]]) -> None:
-        for answer in answers:
-            at, look = self._asked.pop(answer)
-            if (end := answer.result()) is not None:
-                self._ends[at] = end
-            elif at == slot:
-                self._slots.note_free(self.branch, look)
+    def _hear(self, slot: int, answer: Answer) -> bool:
+        """Note what was found in a slot; return whether that could be told."""
+        if answer.end is not None:
+            self._ends[answer.slot] = answer.end
+        elif answer.slot == slot and not answer.is_error:
+            self._slots.note_free(self.branch, answer.look)
+        return not answer.is_error
 
     def _seen(self, head: Stored) -> Stored | None:
         """Return the last of the commits that were found right above the head."""
@@ -412,16 +420,19 @@ class Turns:
 
     def _forget(self) -> None:
         """Wait for no answer any more."""
-        for answer in self._asked:
-            answer.cancel()
-        self._asked, self._ends = {}, {}
+        self._answers, self._ends = queue.SimpleQueue(), {}
 
-    def _ask(self, slot: int) -> End | None:
+    def _ask(self, slot: int, look: Look, answers: queue.SimpleQueue[Answer]) -> None:
         """Ask once, and leave it at that: several answers come, and one of them is to be decoded."""
-        began = time.monotonic()
-        found = self._slots.end_of(self.branch, slot)
-        self._pace.note_trip(time.monotonic() - began)
-        return found
+        if answers is not self._answers:
+            return  # nobody waits for it any more
+        end, is_error = None, False
+        try:
+            end = self._slots.end_of(self.branch, slot)
+        except (OSError, TxStoreError):  # not kept: it has the frames of this thread
+            is_error = True
+        self._pace.note_trip(time.monotonic() - look.monotonic)
+        answers.put(Answer(slot, look, end, is_error))
 
 
 def _put(objects: ObjectStore, paths: Collection[str], after: Future[None] | None = None) -> None:
