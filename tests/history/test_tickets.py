@@ -206,7 +206,7 @@ def test_who_loses_its_turn_stays_where_it_is_in_line(url, drawn):
 
 
 def test_the_ticket_stays_as_long_as_somebody_outside_of_the_line_may_be_faster(url):
-    """Nobody takes a turn for over that is not; and whoever has seen the line go on lets the next one see it at once."""
+    """Nobody takes a turn for over that is not; who has seen the line go on lets the next one see it at once."""
     with knows_head(url).engine.commits.turns("main") as turns:
         assert isinstance(turns, Turns)
         assert turns.lost()
