@@ -12,13 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_for_requests, wait_until
+from tests.waiting import TIMEOUT, wait_for_late_work, wait_until
 from txstore.format import names, packfile
 from txstore.history import object_writer
 from txstore.history.object_writer import UPLOAD_BYTES, UPLOADS, ObjectWriter, _Room
 from txstore.history.packs import Staged
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
+from txstore.storage.request_threads import REQUESTS, executor
 
 
 def test_packs_are_uploaded_side_by_side_the_last_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +174,25 @@ def test_what_was_staged_is_let_go_of_by_one_request(monkeypatch: pytest.MonkeyP
     writer.finish(writer.size)
     writer._storage.forget_staged(writer.path)  # its slot is taken
     writer.release()
-    wait_for_requests()
+    wait_for_late_work()
     assert deleted == [[writer.path, writer.path + names.LEASE]]
     assert not uploads.objects.list(names.STAGING)
+
+
+def test_what_is_let_go_of_needs_no_thread_for_single_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend may delete two objects by single requests: what waits for these must not take the last thread."""
+    uploads, free = Uploads(monkeypatch), threading.Event()
+    writer = uploads.writer()
+    append(writer, b"value")
+    writer.finish(writer.size)
+    writer._storage.forget_staged(writer.path)
+    threads = executor("single request", REQUESTS)
+    blocked = [threads.submit(free.wait, TIMEOUT) for _ in range(REQUESTS)]
+    try:
+        writer.release()
+        wait_for_late_work()
+        assert not uploads.objects.list(names.STAGING)
+    finally:
+        free.set()
+        for each in blocked:
+            each.result()

@@ -28,7 +28,7 @@ from txstore.format import names, packfile
 from txstore.history import run_packs, trains
 from txstore.history.commits import Commits
 from txstore.history.remote_commits import RemoteCommits
-from txstore.history.run_packs import ADOPTED_FOR, RunPack
+from txstore.history.run_packs import ADOPTED_FOR, RunPack, RunPacks
 from txstore.history.slots import LostPlaceError, Publisher
 from txstore.history.trains import Trains, members, offer_of
 
@@ -218,15 +218,117 @@ def test_what_others_have_merged_meanwhile_is_dropped(open_again, inline):
     assert content(repo) == model | {"small": b"1"}
 
 
-def test_what_waited_for_long_is_not_adopted(open_again, inline, monkeypatch):
+def test_what_waited_for_long_is_adopted_only_where_it_is_held(open_again, inline):
+    """On an object store, others take it for what the dead have left; on a disk, they see that this process lives."""
     repo = open_again()
     with_one(repo)
     pack = some(repo)
     pack._began -= ADOPTED_FOR
     put(repo)
-    assert pack.data.name.path not in adopted(repo)
+    is_held = not repo.engine.storage.is_remote
+    assert (pack.data.name.path in adopted(repo)) == is_held
+    wait_for_late_work()
+    assert (pack.data.name.path in packs(repo)) == is_held
+
+
+def test_what_waits_for_a_branch_that_is_deleted_goes(open_again, inline):
+    repo = open_again()
+    put(repo)
+    repo.branches["dev"] = repo.head()
+    for number in range(2):
+        fill(repo, number, "dev")
+    pack = some(repo, "dev")
+    del repo.branches["dev"]
     wait_for_late_work()
     assert pack.data.name.path not in packs(repo)
+
+
+def test_what_waits_for_a_branch_that_nobody_commits_to_goes_in_time(open_again, inline):
+    repo = open_again()
+    put(repo)
+    repo.branches["dev"] = repo.head()
+    for number in range(2):
+        fill(repo, number, "dev")
+    pack = some(repo, "dev")
+    put(repo, "other")
+    assert some(repo, "dev") is pack
+    pack._began -= ADOPTED_FOR
+    put(repo, "another")
+    wait_for_late_work()
+    assert waiting(repo, "dev") is None
+    assert pack.data.name.path not in packs(repo)
+
+
+def test_who_is_interrupted_when_its_commit_has_adopted_one_drops_nothing(open_again, inline, monkeypatch):
+    repo = open_again()
+    model = with_one(repo)
+    pack, settle = some(repo), RunPacks.settle
+
+    def interrupted(self: RunPacks, *arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(RunPacks, "settle", settle)
+        raise KeyboardInterrupt  # right before it is told what came of it
+
+    monkeypatch.setattr(RunPacks, "settle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        put(repo)
+    assert adopted(repo) == [pack.data.name.path]
+    for number in range(3):
+        put(repo, f"small {number}")
+    wait_for_late_work()
+    assert pack.data.name.path in packs(repo)
+    assert model.items() <= content(repo).items()
+    assert waiting(repo) is not pack, "it is in the way of no later one"
+
+
+def test_a_commit_comes_before_the_one_that_has_adopted_a_pack_has_settled(open_again, inline, monkeypatch):
+    """By another thread: it must not take the pack for useless."""
+    repo = open_again()
+    with_one(repo)
+    pack, settle, held = some(repo), RunPacks.settle, repo.engine.commits.run_packs
+
+    def late(self: RunPacks, *arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(RunPacks, "settle", settle)
+        put(repo, "by another thread")
+        assert pack in held._unsettled
+        settle(self, *arguments, **named)
+
+    monkeypatch.setattr(RunPacks, "settle", late)
+    put(repo)
+    wait_for_late_work()
+    assert pack not in held._unsettled
+    assert pack.data.name.path in packs(repo)
+    assert not repo.engine.storage.exists(pack._staged)
+
+
+def test_what_runs_out_of_memory_is_begun_anew(open_again, inline, monkeypatch):
+    repo = open_again()
+    fill(repo, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(run_packs, "name_run", raising(MemoryError()))
+        with pytest.raises(MemoryError):
+            fill(repo, 1)
+    assert not repo.engine.commits.run_packs._merges
+    fill(repo, 2)
+    assert waiting(repo) is not None
+
+
+def test_what_is_still_being_merged_when_the_process_ends_goes(open_again, inline, monkeypatch):
+    """The thread may be done later than whoever drops what waits."""
+    repo = open_again()
+    merge, held, begun = RunPacks._merge, repo.engine.commits.run_packs, []
+
+    def late(self: RunPacks, *arguments: Any) -> None:
+        self.drop_all()
+        begun.append(arguments)
+        merge(self, *arguments)
+
+    monkeypatch.setattr(RunPacks, "_merge", late)
+    fill(repo, 0)
+    fill(repo, 1)
+    assert begun
+    assert not held._merges
+    assert not packs(repo)
+    assert not repo.engine.commits.paths_in(names.STAGING)
 
 
 def test_a_commit_that_fails_leaves_it_to_the_next(open_again, inline, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import wait_for_requests
+from tests.waiting import wait_for_late_work
 from txstore.format import names
 from txstore.history.object_writer import SENT_AGAIN
 from txstore.history.remote_commits import RemoteCommits
@@ -94,7 +94,7 @@ def test_what_is_little_stays_in_the_commit(overtaken: Overtaken, sent: list[tup
 def test_nothing_is_left_of_it_but_the_pack(overtaken: Overtaken) -> None:
     transaction, other = overtaken()
     transaction.commit()
-    wait_for_requests()
+    wait_for_late_work()
     assert not other.engine.commits.paths_in(names.STAGING)
     other.vacuum(keep=1)
     assert {key: other.mapping()[key] for key in VALUES} == VALUES

@@ -167,6 +167,18 @@ def test_who_is_interrupted_gives_its_ticket_back(url, error, drawn):
     assert logged(url) == ["other"]
 
 
+def test_who_is_interrupted_once_more_when_it_leaves_has_given_its_ticket_back(url, monkeypatch):
+    def interrupted(self: Turns) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), knows_head(url).engine.commits.turns("main") as turns:
+        assert turns is not None
+        assert turns.lost()
+        wait_until(lambda: in_line(url))
+        monkeypatch.setattr(Turns, "_forget", interrupted)
+    wait_until(lambda: not in_line(url))
+
+
 def test_those_in_line_have_their_turns_in_order(url, patient):
     """Each begins when the one before it has committed, and meets nobody."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_for_requests
+from tests.waiting import TIMEOUT, wait_for_late_work
 from txstore.format import names
 from txstore.history import object_writer
 from txstore.storage.objects import client
@@ -124,7 +124,7 @@ def packs(url: str) -> set[str]:
 
 
 def staged(url: str) -> set[str]:
-    wait_for_requests()
+    wait_for_late_work()
     return {each.name for each in txstore.Repository(url).engine.storage.objects.list(names.STAGING)}
 
 
@@ -310,6 +310,7 @@ def test_a_look_that_fails_fails_nobody(url: str, server: Server, monkeypatch: p
 
 def test_usage_counts_what_was_uploaded_and_a_vacuum_says_what_it_frees(url: str, server: Server) -> None:
     repo = txstore.Repository(url)
+    wait_for_late_work()
     before = repo.usage()
     dead = upload(url)
     assert repo.usage().staged >= before.staged + 120_000

@@ -511,6 +511,7 @@ class Commits:
                 raise ValueError(f"transaction {record.name!r} is open on branch {name!r}: commit it, or roll it back")
         with self.storage.lock(names.COMMIT_LOCK):  # nobody commits to it meanwhile
             self.branches.delete(name)
+        self.run_packs.forget(branch)
 
     def rename_branch(self, name: str, new: str) -> None:
         """Give a branch another name. Raises `CommitNotFoundError` if there is none, `ValueError` if that is given."""

@@ -29,9 +29,10 @@ from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document
 from txstore.format.packfile import Predecessor, Seen, encode_frame, frame_layout
 from txstore.history.packs import PackWriter, Staged
+from txstore.storage import late_work
 from txstore.storage.leases import Lease
 from txstore.storage.remote import RemoteStorage
-from txstore.storage.request_threads import executor, in_background, in_parallel
+from txstore.storage.request_threads import executor, in_parallel
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -346,7 +347,7 @@ class ObjectWriter:
     def release(self) -> None:
         """Let others see that this process stages no more: what was committed is referred to. Nobody waits for that."""
         if self.close(deletes=False):
-            in_background(self._storage.delete, self.path)  # with the lease
+            late_work.do_later(self._storage, partial(self._storage.delete, self.path))  # with the lease
 
     def close_between_reads(self) -> None:
         if self._participant:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 #: Of so many commits of a branch one looks for runs to be merged: that of one process, where many commit by turns.
 STEP = 16
-#: Seconds for which a pack may be adopted: far less than what is staged is kept for, by any storage.
+#: Seconds for which a pack may be adopted where nobody sees who lives, and for which one waits for a branch that this
+#: process commits to no more: far less than what is staged is kept for, by any storage.
 ADOPTED_FOR = leases.KEPT / 2
 
 #: The disk has to have room for so many times the runs: no commit is to fail for want of what nobody waits for.
@@ -86,8 +87,13 @@ class RunPack:
             storage.sync_directory(each)
 
     @property
+    def is_old(self) -> bool:
+        return leases.clock() - self._began > ADOPTED_FOR
+
+    @property
     def may_be_adopted(self) -> bool:
-        return leases.clock() - self._began <= ADOPTED_FOR
+        """Whether others leave it alone: as long as this process lives, if all see that, or else as it is young."""
+        return self._storage.lock_excludes_all or not self.is_old
 
     def release(self) -> None:
         """Let go of it: a commit lists it."""
@@ -154,19 +160,20 @@ class RunPacks:
 
     def settle(self, branch: str, pack: RunPack, made: Stored | None, *, may_be_made: bool) -> None:
         """Note which commit was made; if none was, whether it may have been. What was not adopted waits for another."""
+        is_adopted = made is not None and pack.data in made.header.packs
         with self._lock:
             merge = self._merges.get(branch)
-            if merge is None or merge.pack is not pack:
-                return  # it is the parent's, before a fork
-            merge.is_taken = False
-            is_adopted = made is not None and pack.data in made.header.packs
-            if made is None and may_be_made:
-                self._unsettled.append(pack)  # I3
-            elif not is_adopted:
-                return
-            del self._merges[branch]
-        if is_adopted:
-            late_work.do_later(self._storage, pack.release)
+            if merge is not None and merge.pack is pack:
+                if not is_adopted and (made is not None or not may_be_made):
+                    merge.is_taken = False
+                    return
+                # It is never free in between: if this is interrupted, nobody drops what a commit lists.
+                self._unsettled.append(pack)
+                del self._merges[branch]
+            if not is_adopted or pack not in self._unsettled:
+                return  # I3; or it is the parent's, before a fork
+            self._unsettled.remove(pack)
+        late_work.do_later(self._storage, pack.release)
 
     # --- when it was made
 
@@ -178,49 +185,82 @@ class RunPacks:
         branch, slot = stored.header.branch, stored.header.slot
         runs = names_of(stored.header.runs, stored.header.name)
         with self._lock:
-            useless = self._pop_if_useless(branch, runs)
+            useless = self._pop_useless(branch, runs)
             is_due = branch in self._committed and not slot % STEP and branch not in self._merges
             self._committed.add(branch)
-            inputs = tuple(plan_aside(runs, self._at_once)) if is_due else ()
-            merge = _Merge(inputs)
-            if inputs:
-                self._merges[branch] = merge
-        if useless is not None:
-            late_work.do_later(self._storage, useless.drop)
+        for pack in useless:
+            late_work.do_later(self._storage, pack.drop)
+        inputs = tuple(plan_aside(runs, self._at_once)) if is_due else ()
         if not inputs:
             return
+        late_work.expect(self._storage)
+        processes.at_exit(_drop_at_exit)
+        _in_use.add(self)
+        merge = _Merge(inputs)
+        with self._lock:
+            if self._merges.setdefault(branch, merge) is not merge:
+                return  # another thread has begun one
         try:
-            late_work.expect(self._storage)
-            processes.at_exit(_drop_at_exit)
-            _in_use.add(self)
             arguments = stored, merge, [open_runs]
             threading.Thread(target=self._merge, args=arguments, name="txstore merge", daemon=True).start()
-        except RuntimeError:  # the interpreter is ending, or there can be no more threads
-            self._merges.pop(branch, None)
+        except BaseException as error:
+            self.forget(branch)
+            if not isinstance(error, RuntimeError):  # the interpreter is ending, or there can be no more threads
+                raise
 
-    def _pop_if_useless(self, branch: str, runs: Sequence[RunName]) -> RunPack | None:
-        """Return a pack that can't be adopted any more, and forget it; the caller holds the lock."""
-        merge = self._merges.get(branch)
-        if merge is None or merge.pack is None or merge.is_taken:
-            return None
-        if find_runs(merge.inputs, runs) is not None and merge.pack.may_be_adopted:
-            return None
-        return self._merges.pop(branch).pack
+    def forget(self, branch: str) -> None:
+        """Drop what waits for a commit of a branch: there will be none."""
+        with self._lock:
+            merge = self._merges.get(branch)
+            if merge is None or merge.is_taken:
+                return
+            del self._merges[branch]
+        if merge.pack is not None:
+            late_work.do_later(self._storage, merge.pack.drop)
+
+    def drop_all(self) -> None:
+        """Drop what waits, at the end of the process, where other threads may still be committing."""
+        for branch in list(self._merges):
+            self.forget(branch)
+
+    def _pop_useless(self, branch: str, runs: Sequence[RunName]) -> list[RunPack]:
+        """Return packs that no commit will adopt any more, and forget them; the caller holds the lock.
+
+        `runs` are those of the newest commit of a branch. To the others nobody may ever commit again here.
+        """
+        useless = []
+        for each, merge in list(self._merges.items()):
+            pack, is_gone = merge.pack, each == branch and find_runs(merge.inputs, runs) is None
+            if pack is None:
+                continue
+            if merge.is_taken:
+                if is_gone:  # it was adopted, and whoever did so is about to settle it, or was interrupted
+                    self._unsettled.append(pack)
+                    del self._merges[each]
+            elif is_gone or (pack.is_old if each != branch else not pack.may_be_adopted):
+                useless.append(pack)
+                del self._merges[each]
+        return useless
 
     def _merge(self, stored: Stored, merge: _Merge, open_runs: list[OpenRuns]) -> None:
-        pack = None
-        # Nobody waits for it: if it fails, a later commit begins anew.
-        with contextlib.suppress(OSError, TxStoreError, RuntimeError):
-            # Taken out of the list: a snapshot, which pins its commit, is not needed any longer than that.
-            runs = open_runs.pop()(merge.inputs)
-            free = self._storage.free()
-            if free is None or free >= _LEFT_FREE * sum(name.length for name in merge.inputs):
-                content = runs.merge(len(merge.inputs), self._storage)
-                pack = RunPack(self._storage, stored.header.repository_id, merge.inputs, content)
-        with self._lock:
-            merge.pack = pack
-            if pack is None:
-                del self._merges[stored.header.branch]
+        branch, pack = stored.header.branch, None
+        try:
+            # Nobody waits for it: if it fails, a later commit begins anew.
+            with contextlib.suppress(OSError, TxStoreError, RuntimeError):
+                # Taken out of the list: a snapshot, which pins its commit, is not needed any longer than that.
+                runs = open_runs.pop()(merge.inputs)
+                free = self._storage.free()
+                if free is None or free >= _LEFT_FREE * sum(name.length for name in merge.inputs):
+                    content = runs.merge(len(merge.inputs), self._storage)
+                    pack = RunPack(self._storage, stored.header.repository_id, merge.inputs, content)
+        finally:
+            with self._lock:
+                merge.pack = pack
+                is_wanted = self._merges.get(branch) is merge
+                if pack is None and is_wanted:
+                    del self._merges[branch]
+            if pack is not None and not is_wanted:
+                pack.drop()
 
 
 _in_use: weakref.WeakSet[RunPacks] = weakref.WeakSet()
@@ -236,4 +276,4 @@ def _drop_all(storage: Storage, merges: dict[str, _Merge]) -> None:
 
 def _drop_at_exit() -> None:
     for each in processes.all_of(_in_use):
-        each._finalizer()
+        each.drop_all()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from txstore.errors import TxStoreError
 from txstore.format import names
@@ -197,6 +197,7 @@ class Turns:
         self._place: Place | None = None  # of the ticket: whoever loses its turn stays where it is
         self._is_drawn = False
         self._asked_for: Future[None] | None = None  # the last request for the ticket
+        self._is_refused = False  # by the server
         self._process = os.getpid()
         self._served: set[bytes] = set()  # how the ids of the commits begin that were seen here
         self._given_up: set[Place] = set()  # whose turn has come to nothing
@@ -214,15 +215,15 @@ class Turns:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._forget()
         self._give_back()
+        self._forget()
 
     def next(self, until: float) -> Stored | None:
         """Return the head when it is this one's turn, or at a time by `time.monotonic`. Raises `OSError`."""
         self._called = 0
         head = self._meet() if self._was_first else self._look()
         if head is not None and self._ahead and self._place is None:
-            head = self._let_pass(head)
+            head = self._let_pass(head, until)
         while self._ahead and time.monotonic() < until and not self._has_lost_patience():
             if self._far > 0:
                 time.sleep(self._pause(max(self._far * self._pace.between * _EARLY, self._took / 2)))
@@ -236,7 +237,7 @@ class Turns:
         self._began = time.monotonic()
         return head
 
-    def _let_pass(self, head: Stored) -> Stored:
+    def _let_pass(self, head: Stored, until: float) -> Stored:
         """Let one of those in line commit, once, before one that is outside of it; return the head.
 
         They learn of each commit a trip later than whoever has made it, and beside one that commits in a row they would
@@ -246,7 +247,7 @@ class Turns:
         before, in_vain = self._pace.let_pass
         in_vain = in_vain if first == before else 0
         if in_vain < _IN_VAIN:
-            passed = self._next(head, _LET_PASS * self._pace.trip)
+            passed = self._next(head, min(_LET_PASS * self._pace.trip, until - time.monotonic()))
             self._pace.let_pass = first, in_vain + 1 if passed is None else 0
         self._ahead = []
         return passed or head
@@ -268,9 +269,8 @@ class Turns:
         """Stand in line from now on, since the transaction has met a conflict; return False if that can't be done."""
         # What was staged under the last one may be deleted yet. It begins as that did: so others know it by its ticket.
         self.id = self.id[:_LIKE] + os.urandom(16 - _LIKE)
-        asked = self._asked_for
-        is_refused = asked is not None and asked.done() and asked.exception() is not None
-        if not self._slots.shows_tickets or is_refused:
+        self._is_refused |= _has_failed(self._asked_for)
+        if not self._slots.shows_tickets or self._is_refused:
             return False
         self._pace.met_at = time.monotonic()
         self._pace.try_ = self._pace.met_at - self._began
@@ -287,8 +287,9 @@ class Turns:
 
     def _give_back(self) -> None:
         if self._is_drawn and self._place is not None and self._process == os.getpid():
-            self._is_drawn = False
+            self._is_refused |= _has_failed(self._asked_for)
             self._ask_for(_delete, [names.ticket_path(self.branch, self._place)])
+            self._is_drawn = False  # not before: else nobody would do it who is interrupted
 
     def _ask_for(self, request: Callable[..., None], paths: list[str]) -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
@@ -322,8 +323,11 @@ class Turns:
 
     def _meet(self) -> Stored | None:
         """Return the head for the first in line, who has lost a slot, and so has read what is there."""
-        with contextlib.suppress(OSError):
-            seen = None if self._looked is None else self._looked.result()
+        looked, self._looked = self._looked, None
+        if looked is not None:
+            wait([looked])
+            # Not raised: the error would have this frame, and with it all that have called it.
+            seen = None if _has_failed(looked) else looked.result()
             if seen is not None:
                 self._stand_behind(seen)
         head = self._slots.head_that_was_met(self.branch)
@@ -433,6 +437,10 @@ class Turns:
             is_error = True
         self._pace.note_trip(time.monotonic() - look.monotonic)
         answers.put(Answer(slot, look, end, is_error))
+
+
+def _has_failed(request: Future[Any] | None) -> bool:
+    return request is not None and request.done() and request.exception() is not None
 
 
 def _put(objects: ObjectStore, paths: Collection[str], after: Future[None] | None = None) -> None:

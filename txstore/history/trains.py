@@ -92,8 +92,8 @@ def offer_of(content: bytes, mine: Stored) -> bytes:
 
     Not a run pack that it would adopt: the runs are those of the commit before it.
     """
-    header = mine.header
-    packs = tuple([pack for pack in header.packs if pack.name not in header.run_packs])
+    header, run_packs = mine.header, mine.header.run_packs
+    packs = tuple([pack for pack in header.packs if pack.name not in run_packs])
     own = header.sections[0]
     end = own.offset + own.length + -own.length % 8
     return _file(content[:end], replace(header, sections=(own,), runs=header.runs[:1], packs=packs), mine)[0]

@@ -75,7 +75,8 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     staged = StagedKeys(0)
     merged: dict[str, packfile.Frame] = {}  # by the commit itself
     erased: set[tuple[int, int]] = set()  # participants and sequences of frames whose values are no more
-    staged_packs = [pack for pack in header.packs if pack.name not in header.run_packs]
+    run_packs = header.run_packs
+    staged_packs = [pack for pack in header.packs if pack.name not in run_packs]
     packs = [pack.name for pack in staged_packs]
     parts = [(0, header.name, frames_end(stored))]
     parts += [(packfile.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in staged_packs]

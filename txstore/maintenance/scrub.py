@@ -116,7 +116,8 @@ class _Surveyor:
                     continue
                 header = stored.header
                 self._ends.update((pack.name.id, pack.end) for pack in header.packs)
-                self._run_packs.update((run.pack, run) for run in header.runs if run.pack in header.run_packs)
+                run_packs = header.run_packs
+                self._run_packs.update((run.pack, run) for run in header.runs if run.pack in run_packs)
                 if self._until is not None and slot > self._until.get(branch, -1):
                     self._young |= {header.id, *(pack.name.id for pack in header.packs)}
                 runs = tuple([each for each in header.sections if each.kind == commitfile.SECTION_RUN])

@@ -1,7 +1,8 @@
-"""Requests that nobody waits for, and that must not be made where they come up: a thread of their own makes them.
+"""Requests that nobody waits for: a thread of their own makes them, one after the other.
 
-The garbage collector calls a finalizer in any thread at any point: in that of an event loop, which no request may hold
-up, and in which some libraries refuse to make one; or in a thread that holds a lock which the request needs.
+Some must not be made where they come up. The garbage collector calls a finalizer in any thread at any point: in that of
+an event loop, which no request may hold up, and in which some libraries refuse to make one; or in a thread that holds a
+lock which the request needs.
 """
 
 from __future__ import annotations

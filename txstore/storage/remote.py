@@ -7,6 +7,7 @@ their place.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import posixpath
 import threading
@@ -110,8 +111,13 @@ class RemoteStorage:
         created = in_background(operator.call, create) if is_alone else create
         try:
             lease = self.leases.take(_leased(path))
-        except BlockingIOError as error:
-            raise FileExistsError(f"{path}: another process is about to create this") from error
+        except BaseException as error:
+            if is_alone:
+                with contextlib.suppress(OSError):
+                    created()  # so that nothing comes after whatever is deleted now
+            if isinstance(error, BlockingIOError):
+                raise FileExistsError(f"{path}: another process is about to create this") from error
+            raise
         try:
             created()
         except BaseException:

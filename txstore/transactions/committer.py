@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
-from txstore.errors import ConflictError, SnapshotExpiredError, TxStoreError
+from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section, Statistics
 from txstore.format.documents import kind_of_node
@@ -24,7 +25,7 @@ from txstore.history.run_packs import RunPack
 from txstore.history.slots import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.trains import OFFERED
-from txstore.storage.request_threads import in_background
+from txstore.storage.request_threads import executor
 from txstore.transactions import conflicts
 from txstore.transactions.chains import Link
 from txstore.transactions.conflicts import Writes
@@ -41,6 +42,8 @@ _ABSENT = 4096
 _FEW = 1024
 #: Seconds in which others commit little.
 _MOMENT = 0.05
+#: So many transactions of a process look for the head while their last packs are uploaded.
+_LOOKS = 8
 
 
 class _Merged(NamedTuple):
@@ -157,12 +160,17 @@ class Committer:
     def _publish(self) -> Stored | None:
         # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan catches up and
         #    says what the header holds (`contents`), once for each slot that is tried, until the file takes one.
-        looked = in_background(self.commits.head, self.branch) if self.packs and not self.commits.takes_turns else None
+        looked = self._look_meanwhile() if self.packs and not self.commits.takes_turns else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
-            with contextlib.suppress(OSError, TxStoreError):  # `catch_up` says what is wrong
-                looked()
+            wait([looked])  # of an error, `catch_up` says what is wrong
         return self.publisher.publish_in_line(self) if self._in_line else self.publisher.publish(self)
+
+    def _look_meanwhile(self) -> Future[Stored | None] | None:
+        """Begin to look for the head. Threads of its own: it may wait for single requests."""
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            return executor("look for the head", _LOOKS).submit(self.commits.head, self.branch)
+        return None
 
     def _is_fresh(self) -> bool:
         """Tell whether others can hardly have committed anything since the base, and little is asked of that."""
