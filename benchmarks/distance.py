@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import random
 import statistics
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ import numpy as np
 import zarr
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, medians, percentile, timed
+from benchmarks.harness import OURS, Row, Setting, finish_requests, medians, percentile, timed
 from benchmarks.peers.fresh import Process, ask
 from benchmarks.s3_stub import BUCKET, S3Stub, move_away, requests_in, take_counts, take_seen, under_way
 
@@ -181,6 +180,7 @@ def write_variables(who: str, port: int, variables: int, commits: int) -> Values
         commit()
         if who in ("obstore", "s3fs"):
             zarr.consolidate_metadata(store)
+        finish_requests()
         return {}
     repo = place.repository()
     with repo.transaction() as store:
@@ -188,6 +188,7 @@ def write_variables(who: str, port: int, variables: int, commits: int) -> Values
     for number in range(commits):
         with repo.transaction() as store:
             _add_variables(zarr.open_group(store), range(number * each, (number + 1) * each), values)
+    finish_requests()
     return {}
 
 
@@ -219,6 +220,7 @@ def open_variables(who: str, port: int, variables: int) -> Values:
 
 def optimize_variables(port: int) -> Values:
     Place(port, f"open-{OURS.lower()}").repository().optimize()
+    finish_requests()
     return {}
 
 
@@ -542,9 +544,7 @@ def commit_after_many(port: int, keys: int) -> Values:
             for number in range(part * keys // LOADS, (part + 1) * keys // LOADS):
                 mapping[f"x/c/{number}"] = number.to_bytes(16, "little")
     del store, mapping, repo
-    for thread in threading.enumerate():
-        if thread.name == "txstore hint":
-            thread.join(60)
+    finish_requests()
     _forget()
     repo = Place(port, "commits").repository()
     with repo.transaction() as store:

@@ -13,6 +13,7 @@ import os
 import statistics
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from txstore.storage import late_work
 
 Samples = dict[str, list[float]]
 Take = Callable[[], float]  # one sample, in seconds: only the part that counts
@@ -77,6 +80,20 @@ class Setting:
     def scratch(self) -> Iterator[Path]:
         with TemporaryDirectory(prefix="benchmark-", dir=self.directory) as path:
             yield Path(path)
+
+
+def finish_requests() -> None:
+    """Return when this process has asked for all that nobody waits for: its last hint, and what it deletes.
+
+    So it does when it ends in good order. Else this would count as what comes next.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "txstore hint":
+            thread.join(60)
+    if late_work._process == os.getpid():
+        done = threading.Event()
+        late_work._waiting.put((os.getpid(), done.set))
+        done.wait(60)
 
 
 def settle(directory: Path) -> None:

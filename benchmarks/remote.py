@@ -27,7 +27,7 @@ import numpy as np
 import zarr
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, interleaved, medians, ratio, timed
+from benchmarks.harness import OURS, Row, Setting, finish_requests, interleaved, medians, ratio, timed
 from tests.system.remote import servers
 from tests.system.remote.proxy import Proxy
 from tests.system.remote.servers import BUCKET, Server
@@ -196,6 +196,7 @@ def _requests(bench: Bench) -> Iterator[Row]:
             for number in range(many):
                 store[f"x/c/{number}"] = number.to_bytes(16, "little")
 
+        finish_requests()
         with _counted(proxy) as counts:
             again = txstore.Repository(f"s3://{BUCKET}/{prefix}", storage_options=options)
             array = zarr.open_array(again.snapshot(), path="x", mode="r")

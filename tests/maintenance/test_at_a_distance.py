@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.waiting import TIMEOUT, wait_for_late_work
 from txstore.format import names
 from txstore.maintenance import fetching
 from txstore.maintenance.fetching import Fetched
@@ -183,3 +183,15 @@ def test_no_more_is_kept_than_there_is_room_for(
         assert sum(map(fetched._length, fetched._ahead)) < 100 + 10
         assert fetched._bytes == sum(map(fetched._length, fetched._pieces))
         assert fetched._bytes <= 2 * 100 + 4 * 10
+
+
+def test_optimize_leaves_nothing_staged() -> None:
+    """What was copied has the names that it is committed under, and no slot has what was staged beside it."""
+    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
+    for number in range(3):
+        with repo.begin() as mapping:
+            mapping[f"x/c/{number}"] = bytes(100)
+    assert repo.optimize() is not None
+    wait_for_late_work()
+    assert not repo.engine.storage.list(names.STAGING)
+    assert repo.verify().ok

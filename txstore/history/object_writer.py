@@ -347,6 +347,7 @@ class ObjectWriter:
     def release(self) -> None:
         """Let others see that this process stages no more: what was committed is referred to. Nobody waits for that."""
         if self.close(deletes=False):
+            self._storage.forget_staged(self.path)  # of packs that were copied, it is in no slot
             late_work.do_later(self._storage, partial(self._storage.delete, self.path))  # with the lease
 
     def close_between_reads(self) -> None:
