@@ -90,10 +90,7 @@ def finish_requests() -> None:
     for thread in threading.enumerate():
         if thread.name == "txstore hint":
             thread.join(60)
-    if late_work._process == os.getpid():
-        done = threading.Event()
-        late_work._waiting.put((os.getpid(), done.set))
-        done.wait(60)
+    late_work.wait_for_all(60)
 
 
 def settle(directory: Path) -> None:

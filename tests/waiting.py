@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +28,4 @@ def wait_for_requests() -> None:
 
 def wait_for_late_work() -> None:
     """Wait until all is done that was left to the thread that nobody waits for."""
-    if late_work._process == os.getpid():
-        done = threading.Event()
-        late_work._waiting.put((os.getpid(), done.set))
-        assert done.wait(TIMEOUT)
+    assert late_work.wait_for_all(TIMEOUT)

@@ -49,6 +49,15 @@ def do_later(storage: Storage, work: Work) -> None:
         _do(os.getpid(), work)
 
 
+def wait_for_all(seconds: float) -> bool:
+    """Wait until all is done that was left to the thread so far; return whether that was in time."""
+    if _process != os.getpid():
+        return True
+    done = threading.Event()
+    _waiting.put((os.getpid(), done.set))
+    return done.wait(seconds)
+
+
 def _work() -> None:
     while True:
         _do(*_waiting.get())
