@@ -86,6 +86,19 @@ def with_one(repo: txstore.Repository) -> dict[str, bytes]:
     return model
 
 
+def halted(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Let threads wait before they write what they have merged; return what says that one waits, and what ends it."""
+    began, go_on, write = threading.Event(), threading.Event(), RunPack.__init__
+
+    def slowly(self: RunPack, *arguments: Any) -> None:
+        began.set()
+        assert go_on.wait(TIMEOUT)
+        write(self, *arguments)
+
+    monkeypatch.setattr(RunPack, "__init__", slowly)
+    return began, go_on
+
+
 # --- merging, and adopting
 
 
@@ -132,15 +145,7 @@ def test_the_file_is_as_the_format_says(open_again, inline):
 
 def test_no_small_commit_waits_for_it(open_again, small, monkeypatch):
     """While a thread merges, which takes as long as it likes, commits are made, and leave its inputs alone."""
-    go_on, began = threading.Event(), threading.Event()
-    write = RunPack.__init__
-
-    def slowly(self: RunPack, *arguments: Any) -> None:
-        began.set()
-        assert go_on.wait(TIMEOUT)
-        write(self, *arguments)
-
-    monkeypatch.setattr(RunPack, "__init__", slowly)
+    began, go_on = halted(monkeypatch)
     repo = open_again()
     model = fill(repo, 0) | fill(repo, 1)
     assert began.wait(TIMEOUT)
@@ -297,6 +302,22 @@ def test_a_commit_comes_before_the_one_that_has_adopted_a_pack_has_settled(open_
     wait_for_late_work()
     assert pack not in held._unsettled
     assert pack.data.name.path in packs(repo)
+    assert not repo.engine.storage.exists(pack._staged)
+
+
+def test_what_others_merge_while_a_commit_tries_to_adopt_it_goes(open_again, inline):
+    repo = open_again()
+    with_one(repo)
+    held = repo.engine.commits.run_packs
+    pack = held.take("main")
+    assert pack is not None
+    open_again().optimize()
+    put(repo)  # by another thread
+    assert pack in held._unsettled
+    held.settle("main", pack, None, may_be_made=False)
+    wait_for_late_work()
+    assert pack not in held._unsettled
+    assert pack.data.name.path not in packs(repo)
     assert not repo.engine.storage.exists(pack._staged)
 
 
@@ -682,14 +703,7 @@ def test_what_is_staged_of_it_is_no_transaction(open_again, inline):
 
 
 def test_a_snapshot_is_pinned_only_until_its_runs_are_open(on_disk, small, monkeypatch):
-    go_on, began, write = threading.Event(), threading.Event(), RunPack.__init__
-
-    def slowly(self: RunPack, *arguments: Any) -> None:
-        began.set()
-        assert go_on.wait(TIMEOUT)
-        write(self, *arguments)
-
-    monkeypatch.setattr(RunPack, "__init__", slowly)
+    began, go_on = halted(monkeypatch)
     repo = on_disk()
     fill(repo, 0)
     fill(repo, 1)

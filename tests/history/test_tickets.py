@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import txstore
 from tests.waiting import TIMEOUT, wait_until
 from txstore.format import names
 from txstore.history import tickets
+from txstore.history.remote_commits import RemoteCommits
 from txstore.history.tickets import Pace, Seen, Turns, Waiting
 from txstore.history.trains import Listed, Look
 from txstore.storage.objects.client import ObjectClient
@@ -110,18 +112,15 @@ def logged(url: str) -> list[Any]:
     return found
 
 
-def overtaken(url: str, what: object) -> Callable[[Any], None]:
-    """Return what appends to the log, and is overtaken by a transaction of another process when it does so first."""
-    change, is_first = append(what), True
+def overtaken(url: str, what: object, others: Iterable[object] = ("other",)) -> Callable[[Any], None]:
+    """Return what appends to the log, and is overtaken by a transaction for each of the others, one each time."""
+    change, left = append(what), iter(others)
 
     def run(store: Any) -> None:
-        nonlocal is_first
         change(store)
-        if is_first:
-            is_first = False
-            other = txstore.Repository(url)
-            with other.transaction("other") as theirs:
-                append("other")(theirs)
+        for other in itertools.islice(left, 1):
+            with txstore.Repository(url).transaction("other") as theirs:
+                append(other)(theirs)
 
     return run
 
@@ -232,33 +231,16 @@ def test_the_ticket_stays_as_long_as_somebody_outside_of_the_line_may_be_faster(
         wait_until(lambda: not in_line(url))
 
 
-def test_who_is_overtaken_in_its_turn_goes_on_from_what_it_has_met(url, patient, requests):
+def test_who_is_overtaken_in_its_turn_goes_on_from_what_it_has_met(url, patient, monkeypatch):
     """It takes the slot above at once: who commits in a row would be faster than one that has to look first."""
-    repo = has_met_others(url)
-    change, left = append("mine"), 2
-    requests.clear()
+    looks, see = [], RemoteCommits.see
 
-    def run(store: Any) -> None:
-        nonlocal left
-        change(store)
-        if left:
-            left -= 1
-            with txstore.Repository(url).transaction() as theirs:
-                append(left)(theirs)
-            requests.clear()
-
-    looks = []
-    see = type(repo.engine.commits).see
-
-    def noted(self: Any, branch: str) -> Any:
+    def noted(self: RemoteCommits, branch: str) -> Any:
         looks.append(threading.current_thread().name)
         return see(self, branch)
 
-    type(repo.engine.commits).see = noted
-    try:
-        repo.run(run)
-    finally:
-        type(repo.engine.commits).see = see
+    monkeypatch.setattr(RemoteCommits, "see", noted)
+    has_met_others(url).run(overtaken(url, "mine", [1, 0]))
     assert logged(url) == [1, 0, "mine"]
     waited_for = [name for name in looks if "ticket" not in name]
     assert len(waited_for) == 2, "when it began, and when it had met the first conflict"
@@ -448,16 +430,6 @@ def test_what_can_not_be_drawn_is_done_without(url, monkeypatch):
         put(self, path, parts)
 
     monkeypatch.setattr(ObjectClient, "put", refuse)
-    change, left = append("mine"), 4
-
-    def run(store: Any) -> None:
-        nonlocal left
-        change(store)
-        if left:
-            left -= 1
-            with txstore.Repository(url).transaction() as theirs:
-                append(left)(theirs)
-
     begun, begin = [], Turns.next
 
     def noted(self: Turns, until: float) -> Any:
@@ -466,7 +438,7 @@ def test_what_can_not_be_drawn_is_done_without(url, monkeypatch):
         return head
 
     monkeypatch.setattr(Turns, "next", noted)
-    txstore.Repository(url).run(run)
+    txstore.Repository(url).run(overtaken(url, "mine", [3, 2, 1, 0]))
     assert logged(url) == [3, 2, 1, 0, "mine"]
     assert len(set(begun)) == len(begun) == 5, "what was staged under an id may be deleted yet"
 

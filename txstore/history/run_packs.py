@@ -132,8 +132,7 @@ class RunPacks:
         self._unsettled: list[RunPack] = []  # held, and never deleted here: a commit may list them
         self._committed: set[str] = set()  # branches that this process has committed to
         self._lock = processes.new_lock()
-        self._finalizer = weakref.finalize(self, _drop_all, storage, self._merges)
-        self._finalizer.atexit = False
+        weakref.finalize(self, _drop_all, storage, self._merges).atexit = False
         processes.watch(self)
 
     def after_fork_in_child(self) -> None:
@@ -161,19 +160,20 @@ class RunPacks:
     def settle(self, branch: str, pack: RunPack, made: Stored | None, *, may_be_made: bool) -> None:
         """Note which commit was made; if none was, whether it may have been. What was not adopted waits for another."""
         is_adopted = made is not None and pack.data in made.header.packs
+        is_known = made is not None or not may_be_made
         with self._lock:
             merge = self._merges.get(branch)
             if merge is not None and merge.pack is pack:
-                if not is_adopted and (made is not None or not may_be_made):
+                if is_known and not is_adopted:
                     merge.is_taken = False
                     return
                 # It is never free in between: if this is interrupted, nobody drops what a commit lists.
                 self._unsettled.append(pack)
                 del self._merges[branch]
-            if not is_adopted or pack not in self._unsettled:
+            if not is_known or pack not in self._unsettled:
                 return  # I3; or it is the parent's, before a fork
             self._unsettled.remove(pack)
-        late_work.do_later(self._storage, pack.release)
+        late_work.do_later(self._storage, pack.release if is_adopted else pack.drop)
 
     # --- when it was made
 
@@ -234,7 +234,7 @@ class RunPacks:
             if pack is None:
                 continue
             if merge.is_taken:
-                if is_gone:  # it was adopted, and whoever did so is about to settle it, or was interrupted
+                if is_gone:  # whoever has taken it is about to settle it, or was interrupted
                     self._unsettled.append(pack)
                     del self._merges[each]
             elif is_gone or (pack.is_old if each != branch else not pack.may_be_adopted):
@@ -267,7 +267,7 @@ _in_use: weakref.WeakSet[RunPacks] = weakref.WeakSet()
 
 
 def _drop_all(storage: Storage, merges: dict[str, _Merge]) -> None:
-    """Drop what waits, when nobody will commit here any more: called by a finalizer, and when the process ends."""
+    """Drop what waits, when nobody has the repository any more: called by a finalizer."""
     while merges:
         merge = merges.popitem()[1]
         if merge.pack is not None and not merge.is_taken:
