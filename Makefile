@@ -35,6 +35,8 @@ ZARR2 := .venv/$(ZARR2_TAG)-zarr2
 TORCH := .venv/$(ZARR2_TAG)-torch
 TENSORFLOW := .venv/$(ZARR2_TAG)-tensorflow
 PLAIN := .venv/$(TAG)-plain
+LOWEST := .venv/$(ZARR2_TAG)-lowest
+CLIENTS := .venv/$(TAG)-clients
 DOCS := .venv/$(ZARR2_TAG)-docs
 
 # Where there is a compiler, a warning or a failed build of the C is an error; where there is none, the twins serve.
@@ -55,14 +57,15 @@ PARALLEL := --numprocesses auto --dist worksteal
 export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 comma := ,
 
-# $(call environment,FOLDER,PYTHON,ARGUMENTS OF PIP INSTALL)
+# $(call environment,FOLDER,PYTHON,ARGUMENTS OF PIP INSTALL). One that was never finished has no stamp, and is made anew:
+# what an interrupted pip has left is neither there nor missing.
 define environment
-	test -x $(1)/bin/python || $(2) -m venv --clear $(1)
+	test -e $(1)/stamp && $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(2) -m venv --clear $(1)
 	$(1)/bin/python -m pip install --quiet --quiet --upgrade pip 'setuptools>=77'
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist environment environment-docs environment-zarr2 environment-torch test test-full test-all test-zarr2 test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits bench-loaders bench-peers bench-peers-published torture histories threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
+.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits walks bench-loaders bench-peers bench-peers-published torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
 .DEFAULT_GOAL := help
 
 help:
@@ -70,6 +73,7 @@ help:
 	@echo 'make test-full   every test, with the C and without: half an hour'
 	@echo 'make test-all    make test on each Python found: $(TXSTORE_PYTHONS)'
 	@echo 'make test-zarr2  the tests that need zarr 2'
+	@echo 'make test-lowest the lowest versions that pyproject.toml allows; make test-clients: anndata and others over a store'
 	@echo 'make test-torch  the tests of loaders with PyTorch; make test-tensorflow: with TensorFlow'
 	@echo 'make test-plain  readers without txstore: a plain copy beside a writer, 500 times, and references'
 	@echo 'make check       ruff, mypy --strict, the layers'
@@ -82,18 +86,21 @@ help:
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-serve   txstore serve beside http.server and nginx'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
+	@echo 'make walks       how many files a write, a commit and a merge go through, and what the code looks like from far'
 	@echo 'make simulate-commits  many committers far away, simulated: what the protocol can do'
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
 	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
+	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git'
 	@echo 'make tiles       tiles that know nothing of chunks, by threads, processes and transactions: is anything lost?'
 	@echo 'make threads     eight threads over one store, for an hour: no write lost, no commit torn, nobody waits for ever'
 	@echo 'make hostile     two users in one group, one of them hostile at every path'
 	@echo 'make fuzz        every decoder on ten million damaged inputs; a million repositories that lie'
 	@echo 'make crash       the power is lost at any point, a hundred thousand times'
 	@echo 'make reliability all of these four, the bit flips and the seeded bugs: one table, in some hours'
+	@echo 'make ceph        a real gateway of S3, on this machine: races, kills, and the suites of repositories'
 	@echo 'make sanitize    the C of the lock table under the thread, address and undefined behaviour sanitizers'
 	@echo 'make dist        sdist and wheel in build/dist; each is installed, the sdist without a compiler, and tested'
 	@echo 'make clean       removes .venv and what was built'
@@ -130,6 +137,19 @@ $(TENSORFLOW)/stamp: $(SOURCES)
 	$(call environment,$(TENSORFLOW),$(OLDEST),tensorflow-cpu $(LOADERS))
 	touch $@
 
+# The lowest versions that pyproject.toml allows, on the oldest Python; only what runs the tests is the newest.
+$(LOWEST)/stamp: $(SOURCES)
+	$(call environment,$(LOWEST),$(OLDEST),uv pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis)
+	$(LOWEST)/bin/python -m uv pip install --quiet --python $(LOWEST)/bin/python --no-build-isolation \
+	  --resolution lowest-direct --editable '.[xarray,import,remote,serve]' 'dask>=2025.4'
+	touch $@
+
+# Libraries that write and read through a store of zarr's, and know nothing of this one.
+$(CLIENTS)/stamp: $(SOURCES)
+	$(call environment,$(CLIENTS),$(PYTHON),anndata annbatch dask universal_pathlib pytest pytest-asyncio pytest-timeout \
+	  --editable '.[xarray]')
+	touch $@
+
 # Readers that have no txstore: what they can do is what these packages can.
 $(PLAIN)/stamp: Makefile
 	$(call environment,$(PLAIN),$(PYTHON),zarr fsspec s3fs xarray pandas fastparquet)
@@ -147,14 +167,22 @@ environment-torch: $(TORCH)/stamp
 
 environment-docs: $(DOCS)/stamp
 
+environment-lowest: $(LOWEST)/stamp
+
+environment-clients: $(CLIENTS)/stamp
+
 # The site. A warning is an error, a link inside that leads nowhere is a warning, and the notebooks of the gallery are run.
+# It is built from nothing, beside the last one: no page is believed that an interrupted or failed build has left.
 docs: $(DOCS)/stamp
-	$(DOCS)/bin/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs/html
+	rm -rf build/docs/next
+	$(DOCS)/bin/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs/next
+	rm -rf build/docs/html
+	mv build/docs/next build/docs/html
 	@echo 'build/docs/html/index.html'
 
 # Links that lead outside: wants the network, and is not part of CI.
 docs-links: $(DOCS)/stamp
-	$(DOCS)/bin/python -m sphinx --builder linkcheck --quiet docs build/docs/links
+	$(DOCS)/bin/python -m sphinx --builder linkcheck --fresh-env --quiet docs build/docs/links
 
 test: $(TEST)/stamp
 	@echo 'The tests take 4 minutes on two cores that have nothing else to do; make test-full has all of them.'
@@ -172,6 +200,15 @@ test-all:
 test-zarr2: $(ZARR2)/stamp
 	$(ZARR2)/bin/python -m pytest --confcutdir=tests/zarr2 tests/zarr2 $(PYTEST_ARGS)
 
+# Whether the lower bounds of pyproject.toml are true: two to three minutes.
+LOWEST_TESTS := $(addprefix tests/,codecs format history/test_snapshot.py history/test_branches.py store transactions/test_transactions.py \
+  interchange/test_format3.py interchange/test_import.py interchange/test_urls.py interchange/test_xarray.py serving/test_plain_zarr.py)
+test-lowest: $(LOWEST)/stamp
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(LOWEST_TESTS) $(PYTEST_ARGS)
+
+test-clients: $(CLIENTS)/stamp
+	$(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients tests/clients $(PYTEST_ARGS)
+
 test-torch: $(TORCH)/stamp
 	$(TORCH)/bin/python -m pytest $(PARALLEL) tests/loaders $(PYTEST_ARGS)
 
@@ -187,7 +224,7 @@ test-plain: $(TEST)/stamp $(PLAIN)/stamp
 check: $(TEST)/stamp
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
-	$(TEST)/bin/mypy --strict txstore
+	$(TEST)/bin/mypy --strict txstore tests/typing/calls.py
 	$(TEST)/bin/python -m pytest --quiet tests/test_layers.py
 
 format: $(TEST)/stamp
@@ -215,6 +252,10 @@ bench-processes: $(BENCH)/stamp
 # A repository on S3, beside zarr's FsspecStore and Icechunk on the same server; and on one that is 30 ms away.
 bench-remote: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only remote --only distance
+
+# How far a call goes through the code, and what the code looks like from far: takes Python 3.12 or newer.
+walks: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks.walks $(WALKS_ARGS)
 
 simulate-commits: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks.simulate_commits
@@ -292,9 +333,27 @@ TILES_ROUNDS ?= 1000
 tiles: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.pipeline --rounds $(TILES_ROUNDS)
 
+# Random histories of branches that pull from one another: is anything other than git makes of them? Takes git 2.39.
+MERGE_SEEDS ?= 5000
+merges: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.merging --seeds $(MERGE_SEEDS)
+
 CRASH_IMAGES ?= 100000
 crash: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.crash --images $(CRASH_IMAGES)
+
+# Ceph's gateway with a cluster in memory, on loopback. On Debian: apt-get install ceph-mon ceph-osd ceph-common radosgw.
+# First what runs on every server: races, kills, and outages; then what the tests ask of S3: TXSTORE_S3 says who that is.
+# What is counted is left in build/ceph.json*.
+CEPH_EACH := $(addprefix tests/system/remote/,test_objects.py test_races.py test_commit_races.py test_backups.py test_ceph.py suites)
+CEPH_S3 := $(addprefix tests/system/remote/,test_lost_answers.py test_full_bucket.py test_opening.py test_bad_input.py \
+  test_errors.py test_proxy.py test_trains.py test_tickets.py test_named.py test_participants.py)
+CEPH := TXSTORE_REQUIRE_SERVERS=1 TXSTORE_RACE_ROUNDS=200 TXSTORE_COMMIT_ROUNDS=25 TXSTORE_GATEWAY_KILLS=8 \
+  TXSTORE_LOST_COMMITS=200 TXSTORE_RELIABILITY_JSON=build/ceph.json TXSTORE_SERVERS=memory,ceph
+ceph: $(TEST)/stamp
+	$(CEPH) $(TEST)/bin/python -m pytest --numprocesses 2 --dist worksteal --timeout 0 -k ceph $(CEPH_EACH) $(PYTEST_ARGS)
+	$(CEPH) TXSTORE_S3=ceph $(TEST)/bin/python -m pytest --numprocesses 2 --dist worksteal --timeout 0 \
+	  -k 'not azure and not gcs and not elsewhere' $(CEPH_S3) $(PYTEST_ARGS)
 
 # Everything that counts what it has tried, with long settings; each leaves its counts in a file of its own, whether it
 # fails or not, and the table at the end says what has failed.

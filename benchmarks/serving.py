@@ -173,7 +173,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def ours(folder: Path) -> Iterator[Running]:
-    with running([sys.executable, "-m", "txstore", "serve", str(folder / "data.tx")]) as process:
+    with running([sys.executable, "-m", "txstore", "serve", "--no-token", str(folder / "data.tx")]) as process:
         assert process.stdout is not None
         match = re.search(r":(\d+)/", process.stdout.readline())
         assert match is not None

@@ -33,8 +33,7 @@ nitpicky = False
 # -- Markdown, and the notebooks of the gallery, which are run when the site is built
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
-nb_execution_mode = "cache"
-nb_execution_cache_path = str(HERE.parent / "build/docs/notebooks")
+nb_execution_mode = "force"  # what was run before another change of the code says nothing
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_execution_timeout = 120

@@ -12,6 +12,8 @@ import pytest
 
 from tests import blocks
 
+pytestmark = pytest.mark.long
+
 ROOT = blocks.ROOT
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 #: Pages whose blocks are run by a test of their own, which looks at what came of them, too.

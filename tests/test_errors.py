@@ -31,7 +31,10 @@ EXAMPLES = [
     errors.ErasureError(["a"], "b has the same values"),
     errors.ErasureTimeoutError(["a"], ["a process reads main@7"]),
     errors.BackupError("/backup.tx", "it holds something else"),
+    errors.BackupErasureError("/backup.tx", ["erasure of a by ana"], 7),
+    errors.BarePathError("/data.tx"),
     errors.SchemaError("/data.tx", ["there is no array at 'x'"]),
+    errors.CodecRefusedError("a", ["pickle"]),
     errors.SourceError("/old.zarr", "nothing is here"),
     errors.SourceChangedError("s3://bucket/x.nc", "9 bytes, version 1", "it is 9 bytes, version 2"),
     errors.ExportError("/new.zarr", "it holds something"),
@@ -53,6 +56,13 @@ def test_an_exception_goes_through_pickle(error, again):
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
+
+
+def test_no_exception_reads_as_a_missing_key():
+    """zarr, fsspec and xarray go on without a key if one of these is raised, and zarr 2 if it is any `OSError`."""
+    missing = (KeyError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    found = {type(error) for error in EXAMPLES if isinstance(error, missing)}
+    assert found == {errors.NodeNotFoundError}  # which nothing that reads keys raises
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)

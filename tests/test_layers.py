@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -41,8 +42,10 @@ TOWER = [
     "history",
     "locks",
     "storage",
+    "progress",
     "format",
     "processes",
+    "steps",
     "errors",
     "_native",
 ]
@@ -128,6 +131,16 @@ def test_imports_point_down(module):
 
 def test_no_circle():
     assert circle(MODULES) == []
+
+
+def test_a_class_name_stands_for_one_class():
+    """A reader who searches for the name of a class finds the class that is meant."""
+    where = defaultdict(list)
+    for module, source in MODULES.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                where[node.name].append(module)
+    assert {name: modules for name, modules in where.items() if len(modules) > 1} == {}
 
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - LATE_NAMES))

@@ -61,6 +61,26 @@ def filled(repo: txstore.Repository) -> txstore.Repository:
     return repo
 
 
+def test_of_names(filled: txstore.Repository) -> None:
+    filled.tags["v1"] = filled.commit(0)
+    filled.constraints["named"] = txstore.constraints.RequiredAttributes("g<b>/x", ["a"])
+    for names, expected in (
+        (filled.tags, ["v1", "main@0", "<script>"]),
+        (filled.branches, ["main", "dev", "dev@1", "on dev"]),
+        (filled.constraints, ["named", "RequiredAttributes", '"path": "g<b>/x"']),
+    ):
+        html = names._repr_html_()
+        assert "\x1b" not in html
+        text = _Balance(html).text
+        assert not [each for each in expected if each not in text]
+
+
+def test_of_many_names(filled: txstore.Repository) -> None:
+    for number in range(25):
+        filled.tags[f"v{number}"] = 0
+    assert "and 5 more" in _Balance(filled.tags._repr_html_()).text
+
+
 def test_of_history(filled: txstore.Repository) -> None:
     assert "on main" in text_of(filled.head())
     assert "main@1" in _Balance(filled.log()._repr_html_()).text
@@ -72,7 +92,7 @@ def test_of_history(filled: txstore.Repository) -> None:
 def test_of_merges(filled: txstore.Repository) -> None:
     plan = filled.merge("dev", dry_run=True)
     assert "1 conflicts" in text_of(plan)
-    assert repr(plan) == "<Plan: 1 conflicts>"
+    assert repr(plan) == "<MergePlan: 1 conflicts>"
     [conflict] = plan.conflicts
     assert repr(conflict) == "<Conflict elements: 'y' [0:1]>"
     assert "[0:1]" in text_of(conflict)

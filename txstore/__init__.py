@@ -4,8 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from txstore.errors import (
+    BackupErasureError,
     BackupError,
+    BarePathError,
     ClockWarning,
+    CodecRefusedError,
     CommitNotFoundError,
     CommitTimeoutError,
     CommitUnknownError,
@@ -36,9 +39,11 @@ from txstore.errors import (
     TransactionStateError,
     TxStoreError,
     UncommittedChangesWarning,
+    UnequalLengthsWarning,
     UnsupportedFormatError,
     WrongFileTypeError,
 )
+from txstore.interchange.bare_path import keep_repositories
 
 if TYPE_CHECKING:
     from txstore import constraints, loaders
@@ -57,8 +62,11 @@ __all__ = [
     "APPEND",
     "METADATA",
     "Append",
+    "BackupErasureError",
     "BackupError",
+    "BarePathError",
     "ClockWarning",
+    "CodecRefusedError",
     "Commit",
     "CommitNotFoundError",
     "CommitTimeoutError",
@@ -95,6 +103,7 @@ __all__ = [
     "TxStore",
     "TxStoreError",
     "UncommittedChangesWarning",
+    "UnequalLengthsWarning",
     "UnsupportedFormatError",
     "WrongFileTypeError",
     "constraints",
@@ -131,3 +140,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+keep_repositories()

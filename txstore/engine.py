@@ -15,6 +15,7 @@ from txstore.errors import (
     RepositoryNotFoundError,
     SnapshotExpiredError,
     TransactionStateError,
+    keeps_nothing,
 )
 from txstore.format.keys import check_name
 from txstore.format.records import SNAPSHOT, TransactionRecord
@@ -99,6 +100,7 @@ class Engine:
         """The chunk-key locks. Raises `LocksUnavailableError` where there can be none."""
         return ChunkLocks(self.storage.lock_directory(), self.url)
 
+    @keeps_nothing
     def begin(
         self,
         base: Snapshot | None = None,
@@ -128,7 +130,8 @@ class Engine:
         record = new_record(
             base, branch, self.durability, message, properties, isolation=isolation, transaction=transaction
         )
-        staging = Staging(self.commits, base, record, other_parent=other_parent, settle_conflicts=settle_conflicts)
+        own = self.snapshots.own(base)
+        staging = Staging(self.commits, own, record, other_parent=other_parent, settle_conflicts=settle_conflicts)
         return self._transaction(staging, locks)
 
     def owner(self) -> Owner:
@@ -160,7 +163,7 @@ class Engine:
                 staging.join_others()
             if staging is None or (block and staging.has_seen_given_up):
                 shared = SharedTransaction.find(self.commits, transaction, repository_id)
-                staging = self._staging_of(shared)
+                staging = self._staging_of(shared, counts_by_operation=not block)
                 there.insert(0, staging)  # before those that have seen what was given up
                 staging.join_others()
             return self._transaction(staging, TransactionLocks(self))
@@ -179,9 +182,11 @@ class Engine:
         check_description(message, properties)
         check_isolation(isolation)
 
+        bases: list[Snapshot] = []  # pinned until the transaction that begins at one has pinned it
+
         def record() -> TransactionRecord:
-            base = self.newest(branch)
-            return new_record(base, branch, self.durability, message, properties, name, isolation)
+            bases.append(self.newest(branch))
+            return new_record(bases[-1], branch, self.durability, message, properties, name, isolation)
 
         self.commits.identity.create(durable=self.durability == "fsync")
         while True:
@@ -211,13 +216,14 @@ class Engine:
         staging.attach()
         return self._transaction(staging, TransactionLocks(self))
 
-    def _staging_of(self, shared: SharedTransaction) -> Staging:
+    def _staging_of(self, shared: SharedTransaction, *, counts_by_operation: bool = False) -> Staging:
         record = shared.record
         if record.base is None:
             base = self.snapshots.of(None)
         else:
             base = Position(self, branch=record.branch, exact=record.base).snapshot()
-        return Staging(self.commits, base, record, shared=shared)
+        own = self.snapshots.own(base)
+        return Staging(self.commits, own, record, shared=shared, counts_by_operation=counts_by_operation)
 
 
 #: The transactions of other processes that this one has joined. Kept while they are open: joining again continues. By
@@ -269,10 +275,14 @@ class Position:
         self._lock = processes.new_lock()
 
     @classmethod
-    def of(cls, engine: Engine, snapshot: Snapshot, branch: str) -> Position:
-        position = cls(engine, branch=branch)
+    def of(cls, engine: Engine, snapshot: Snapshot, branch: str, *, creates: bool = False) -> Position:
+        position = cls(engine, branch=branch, creates=creates)
         position._snapshot = snapshot
         return position
+
+    def held_by(self, snapshot: Snapshot) -> Position:
+        """Return the same place, held by another snapshot of the same commit, and no more by this one's."""
+        return Position.of(self._engine, snapshot, self.branch, creates=self._creates)
 
     def settle(self) -> None:
         """Find the commit now: what a caller did before counts, not the first use. Raises what `snapshot` does.

@@ -6,9 +6,18 @@ Facts are attributes; the message is built from them and says what to do next.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, NamedTuple
+from functools import wraps
+from opcode import opmap
+from traceback import walk_tb
+from types import FrameType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def shown_keys(keys: Sequence[str]) -> str:
@@ -16,11 +25,56 @@ def shown_keys(keys: Sequence[str]) -> str:
     return ", ".join(repr(key) for key in keys[:5]) + (", ..." if len(keys) > 5 else "")
 
 
+def is_full(error: BaseException) -> bool:
+    """Tell whether an error says that the disk is full, or a quota used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def raise_if_full(error: BaseException) -> None:
     """If an error says that the disk is full, or a quota used up, raise one that says what became of the work."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and is_full(error):
         told = f"{error.strerror}; nothing was published. Make room (`txstore vacuum` may), then try again"
         raise OSError(error.errno, told, error.filename) from error
+
+
+_GENERATORS = 0x20 | 0x80 | 0x200  # and coroutines: the flags of `inspect`
+
+
+def _is_suspended(frame: FrameType) -> bool:
+    """Tell whether a frame is a generator's that has caught the error and may go on: to clear it would close it."""
+    code = frame.f_code
+    return bool(code.co_flags & _GENERATORS) and code.co_code[frame.f_lasti] == opmap["YIELD_VALUE"]
+
+
+def keeps_nothing(function: Callable[P, T]) -> Callable[P, T]:
+    """Let what a function raises hold nothing that our calls below it have used, for as long as somebody keeps it.
+
+    An error has its traceback, and that has the frames with all their variables: snapshots, whose pins a vacuum heeds,
+    and maps, whose files take room on the disk. Frames of others stay as they are.
+    """
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> T:
+        handled = sys.exception()
+        try:
+            return function(*arguments, **named)
+        except BaseException as error:
+            seen: set[int] = {id(handled)}
+            left: list[BaseException | None] = [error]
+            while left:
+                each = left.pop()
+                if each is None or id(each) in seen:
+                    continue
+                seen.add(id(each))
+                left += [each.__cause__, each.__context__]
+                for frame, _ in walk_tb(each.__traceback__):
+                    is_ours = str(frame.f_globals.get("__name__")).startswith("txstore.")
+                    if is_ours and not _is_suspended(frame):
+                        with suppress(RuntimeError):  # it still runs
+                            frame.clear()
+            raise
+
+    return call
 
 
 class TxStoreError(Exception):
@@ -75,29 +129,39 @@ class ConflictError(TxStoreError):
         super().__init__(f"{reason}: {shown_keys(self.keys)}. {advice}")
 
 
+#: What explains conflicts that a vacuum has made.
+CUT = (
+    "A vacuum has given up commits by which it could be told what each side has changed since both have merged others: "
+    "where these others differ, both sides count as having changed it."
+)
+
+
 class MergeConflictError(TxStoreError):
     """Both sides of a merge have changed something that can't be put together: nothing was changed.
 
     `conflicts` are `txstore.merging.conflicts.Conflict`, each with the path, the kind, and what the sides have.
+    `is_cut`: a vacuum has given up commits by which some of them might have been settled.
     """
 
-    def __init__(self, conflicts: Sequence[object]) -> None:
+    def __init__(self, conflicts: Sequence[object], *, is_cut: bool = False) -> None:
         self.conflicts = tuple(conflicts)
+        self.is_cut = is_cut
         shown = "; ".join(map(str, self.conflicts[:5]))
         more = f"; and {len(self.conflicts) - 5} more" if len(self.conflicts) > 5 else ""
         super().__init__(
-            f"{shown}{more}. Nothing was changed. Merge again with resolve={{path: 'ours', 'theirs' or a function of a "
-            "conflict}; this error's `conflicts` have what each side says"
+            f"{shown}{more}. {CUT + ' ' if is_cut else ''}Nothing was changed. Merge again with resolve={{path: "
+            "'ours', 'theirs' or a function of a conflict}; this error's `conflicts` have what each side says"
         )
 
 
 class NoCommonAncestorError(TxStoreError):
-    """Two lines of history have no commit in common that is kept: what each has changed since can't be told."""
+    """A commit that two lines of history have in common is not kept: what each has changed since can't be told."""
 
     def __init__(self, one: object, other: object) -> None:
         super().__init__(
-            f"{one} and {other} have no commit in common that is kept: a vacuum has given it up. What repo.diff() "
-            "shows of the two can be copied by hand: store.copy(path, path, at=commit)"
+            f"{one} and {other}: a vacuum has given up a commit that both have come from, or have merged. Pick the "
+            "commits of one that the other lacks: repo.cherry_pick(commit). Or copy by hand what repo.diff() shows of "
+            "the two: store.copy(path, path, at=commit)"
         )
 
 
@@ -213,10 +277,9 @@ class ParticipantLostError(TxStoreError):
         self.participants = tuple(participants)
         self.keys = tuple(keys)
         super().__init__(
-            f"{', '.join(self.participants)} died before the work on {shown_keys(self.keys)} was done, or gave it up "
-            "when a block or a write failed: do that work again, then commit. If it was done (multiprocessing.Pool "
-            "kills its workers when its `with` block ends: call pool.close() and pool.join() in it), "
-            "commit(allow_lost=True) takes what is staged"
+            f"{', '.join(self.participants)} died in the middle of the work on {shown_keys(self.keys)} (an operation, "
+            "or a `with` block), or gave it up when a block or a write failed: do that work again, then commit. "
+            "commit(allow_lost=True) takes what is staged all the same"
         )
 
 
@@ -311,6 +374,43 @@ class BackupError(TxStoreError):
         super().__init__(f"{url}: no backup of the repository can go here: {reason}")
 
 
+class BarePathError(TxStoreError):
+    """zarr, or what calls it, was about to delete a repository by its path, or a part of it: write to a store instead.
+
+    Nothing was deleted. It is raised by zarr's own stores in a process that has imported TxStore, in others it is not.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        super().__init__(
+            f"{url} is a TxStore repository: to overwrite its path, or one below it (mode='w', overwrite=True), would "
+            "delete it, or a part of it, with its history. Nothing was deleted. Write to a store, which keeps the "
+            "history: `with txstore.Repository(path).transaction() as store:`, and in it zarr.open(store, mode='w') or "
+            "ds.to_zarr(store, mode='w'). If the repository is to go, delete its directory first"
+        )
+
+
+class BackupErasureError(BackupError):
+    """To go on, the backup would erase values in the copy: look at the erasures, then ask for it.
+
+    `erasures` are those that the copy does not have yet, `values` is how many values they are about. Nothing was
+    changed.
+    """
+
+    def __init__(self, url: str, erasures: Sequence[object], values: int) -> None:
+        self.erasures = tuple(erasures)
+        self.values = values
+        shown = "; ".join(map(str, self.erasures[:5]))
+        more = f"; and {len(self.erasures) - 5} more" if len(self.erasures) > 5 else ""
+        super().__init__(
+            url,
+            f"the repository has records of erasures that the copy does not have: {shown}{more}. Here they would "
+            f"destroy {values:,} values, for good, and nothing was changed yet. If these erasures were meant, run it "
+            "again with erase=True (--erase). If not, somebody else has put them below erased/: keep this copy, and "
+            "delete the records there",
+        )
+
+
 class PublishError(TxStoreError):
     """A plain copy can't be kept at this place: the message says what to do about it."""
 
@@ -318,6 +418,25 @@ class PublishError(TxStoreError):
         self.url = url
         self.reason = reason
         super().__init__(f"{url}: no plain copy can be kept here: {reason}")
+
+
+class CodecRefusedError(TxStoreError, ValueError):
+    """An array has codecs that TxStore does not run on its own: allow them, or read the array with zarr.
+
+    `codecs` are their names; none, if the array's document names no codecs that make sense.
+    """
+
+    def __init__(self, path: str, codecs: Sequence[str]) -> None:
+        self.path = path
+        self.codecs = tuple(codecs)
+        if codecs:
+            self.reason = (
+                f"TxStore does not run the codecs {shown_keys(codecs)} on its own, as a codec may do anything. If you "
+                f"trust them, and what they decode, set TXSTORE_CODECS={','.join(codecs)}; zarr itself reads all codecs"
+            )
+        else:
+            self.reason = "the codecs in its document make no sense, so that nothing is decoded"
+        super().__init__(f"{path!r}: {self.reason}")
 
 
 class SourceError(TxStoreError, ValueError):
@@ -360,8 +479,11 @@ class ExportError(TxStoreError):
         super().__init__(f"{url}: {reason}")
 
 
-class RepositoryNotFoundError(TxStoreError, FileNotFoundError):
-    """There is no repository here: look at the path."""
+class RepositoryNotFoundError(TxStoreError):
+    """There is no repository here: look at the path.
+
+    This is no `FileNotFoundError`: zarr, fsspec and xarray take that for a key that is missing, and go on without it.
+    """
 
     def __init__(
         self,
@@ -429,3 +551,22 @@ class UncommittedChangesWarning(UserWarning):
 
 class ClockWarning(UserWarning):
     """A commit is dated later than it is now by this machine's clock: one of two clocks is wrong."""
+
+
+class UnequalLengthsWarning(UserWarning):
+    """A commit lets an array grow along a dimension, and leaves another as long as both were: the message says which.
+
+    `left` has a tuple for each array that is left behind: its path, that of the array that has grown, the dimension,
+    its axis there, and the lengths of that one before and after.
+    """
+
+    def __init__(self, left: Sequence[tuple[str, str, str, int, tuple[int, int]]]) -> None:
+        self.left = tuple(left)
+        path, grown, dimension, axis, (before, after) = self.left[0]
+        more = f", and {len(self.left) - 1} more" if len(self.left) > 1 else ""
+        advice = "append to both in one transaction"
+        if not axis:
+            advice += f"; constraints.EqualLength([{grown!r}, {path!r}]) makes this an error at every commit"
+        super().__init__(
+            f"{grown!r} grows along {dimension!r} from {before} to {after}, and {path!r}{more} does not: {advice}"
+        )

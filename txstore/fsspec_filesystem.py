@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Never
@@ -14,7 +15,9 @@ from typing import Any, Never
 from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
-from txstore.errors import RepositoryNotFoundError, SnapshotExpiredError
+from txstore.errors import KeyFormatError, RepositoryNotFoundError, SnapshotExpiredError
+from txstore.format.consolidated import may_be_consolidated
+from txstore.format.keys import encode_key
 from txstore.history.find import At
 from txstore.history.opening import CHAINED, PRINTED, Access, locate
 from txstore.history.snapshot import Snapshot
@@ -24,6 +27,7 @@ from txstore.storage.sources import Given
 
 #: What these keep goes stale, and a repository keeps what was read itself.
 _CACHES = ("blockcache", "cached", "filecache", "simplecache")
+_TO_WRITE = "write to a store, `with txstore.Repository(url).transaction() as store: ds.to_zarr(store)`"
 
 
 class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -72,6 +76,9 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._root = ""
         concealed(lambda: self._find(fo, target_protocol, given, sources), [fo], given)
         self.snapshot: Snapshot = self.repository.mapping(at=at, branch=branch, tag=tag)
+        # UPath("txstore::URL") opens the file system at URL, and takes URL for a path in it, too.
+        names = [fo.strip("/"), *([os.path.relpath(fo)] if os.path.isabs(fo) else [])]
+        self._also_root = tuple(filter(_may_be_path, names))
 
     def _find(self, fo: str, target_protocol: str | None, given: dict[str, Any], sources: Given | None) -> None:
         url, repository_options = _url_of(fo, target_protocol, given)
@@ -80,7 +87,9 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         except RepositoryNotFoundError:
             url, self._root = locate(CHAINED + url, Access(repository_options))
             if not self._root:
-                raise
+                raise RepositoryNotFoundError(
+                    url, reason=f"there is no TxStore repository here, and {CHAINED} only reads: {_TO_WRITE}"
+                ) from None
             self.repository = Repository(url, create=False, storage_options=repository_options, sources=sources)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -114,7 +123,11 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return {"fo": path.removeprefix(PRINTED)} if _is_printed(path) else {}
 
     def _key(self, path: Any) -> str:
-        return "/".join(part for part in (self._root, self._strip_protocol(path)) if part)
+        path = self._strip_protocol(path)
+        for root in self._also_root:
+            if f"{path}/".startswith(f"{root}/") and not self.snapshot.has_keys_below(root):
+                path = path[len(root) :].strip("/")
+        return "/".join(part for part in (self._root, path) if part)
 
     # --- reading
 
@@ -131,11 +144,37 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         path, key = self._strip_protocol(path), self._key(path)
         size = self.snapshot.size_of(key) if key else None
+        if size is not None and may_be_consolidated(key):
+            size = len(self.snapshot[key])
         if size is not None:
             return {"name": path, "size": size, "type": "file"}
         if key and not self.snapshot.has_keys_below(key):
             raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
         return {"name": path, "size": 0, "type": "directory"}
+
+    # What fsspec's own make of any error is "no": what can't be read would be told to be missing.
+
+    def _type(self, path: str) -> str | None:
+        """Return "file" or "directory", None if there is no such key, nor one below it."""
+        try:
+            return str(self.info(path)["type"])
+        except FileNotFoundError:
+            return None
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return self._type(path) is not None
+
+    def isfile(self, path: str) -> bool:
+        return self._type(path) == "file"
+
+    def isdir(self, path: str) -> bool:
+        return self._type(path) == "directory"
+
+    def walk(
+        self, path: str, maxdepth: int | None = None, topdown: bool = True, on_error: Any = "omit", **options: Any
+    ) -> Any:
+        told = _raise_unless_missing if on_error == "omit" else on_error
+        return super().walk(path, maxdepth=maxdepth, topdown=topdown, on_error=told, **options)
 
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
@@ -146,13 +185,15 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if key and key in self.snapshot:
             found = [path]
         else:
-            found = [each[len(self._root) :].lstrip("/") for each in self.snapshot.keys_below(key)]
+            prefix = path + "/" if path else ""
+            found = [prefix + each[len(key) :].lstrip("/") for each in self.snapshot.keys_below(key)]
         return {key: self.info(key) for key in found} if detail else found
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         key = self._key(path)
-        if start is None and end is None:
-            view = self.snapshot.get_view(key) if key else None
+        if (start is None and end is None) or may_be_consolidated(key):
+            view = self.snapshot.served(key) if key else None
+            view = None if view is None else view[start:end]
         else:
             view = self.snapshot.get_part(key, slice(start, end)) if key else None
         if view is None:
@@ -179,10 +220,24 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     # --- writing: what fsspec's classes do by default is nothing, without a word
 
     def _refuse(self, path: Any = "", *_: Any, **__: Any) -> Never:
-        words = "txstore:: is for reading: write to Repository(url).transaction()"
+        words = f"txstore:: is for reading: {_TO_WRITE}"
         raise PermissionError(errno.EROFS, words, f"{self.repository.url}: {path}")
 
     pipe_file = put_file = cp_file = mv = rm = rm_file = rmdir = mkdir = makedirs = touch = _rm = _refuse
+
+
+def _may_be_path(name: str) -> bool:
+    """Tell whether there can be a node of this name: `..` and `://` are in none."""
+    try:
+        encode_key(name)
+    except KeyFormatError:
+        return False
+    return True
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _is_printed(path: str) -> bool:
@@ -199,7 +254,7 @@ def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str
             options.get("fo", fo),
             dict(options.get("target_options") or {}),
         )
-    if protocol in (None, "file", "local"):
+    if not protocol or protocol in ("file", "local"):
         if "://" not in fo:
             options.pop("auto_mkdir", None)
         return fo, options

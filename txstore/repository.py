@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
@@ -21,12 +21,13 @@ from txstore.errors import (
     RepositoryNotFoundError,
     SnapshotExpiredError,
     TxStoreError,
+    keeps_nothing,
 )
 from txstore.format.constraints import Constraint
-from txstore.format.records import SNAPSHOT
+from txstore.format.records import SNAPSHOT, Isolation
 from txstore.format.shown import html_head, html_lines
 from txstore.format.tree import tree_lines
-from txstore.history.ancestry import merge_base
+from txstore.history.ancestry import common_ancestors
 from txstore.history.branches import Branches
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commit import MAIN, Commit, Stored
@@ -51,7 +52,8 @@ from txstore.maintenance.verify import check_sources, verify
 from txstore.merging import operations
 from txstore.merging.conflicts import Answer
 from txstore.merging.rebasing import settling
-from txstore.merging.three_way import Plan
+from txstore.merging.three_way import MergePlan
+from txstore.progress import Progress, Wanted, showing
 from txstore.storage.pack_cache import CACHE_SIZE
 from txstore.storage.sources import Given, allowed
 from txstore.transactions.conflicts import Settle
@@ -125,7 +127,7 @@ class Repository:
         url: str | os.PathLike[str],
         *,
         create: bool = True,
-        durability: str = "fsync",
+        durability: Literal["fsync", "none"] = "fsync",
         storage_options: Mapping[str, Any] | None = None,
         single_writer: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -156,6 +158,18 @@ class Repository:
     def exists(self) -> bool:
         """Whether anything was ever written here."""
         return self.engine.exists()
+
+    if not TYPE_CHECKING:  # it would let every misspelled name pass
+
+        def __getattr__(self, name: str) -> Never:
+            # xarray asks for this of whatever it is to write to or to read as Zarr, and zarr would say nothing of use.
+            if name == "supports_consolidated_metadata":
+                raise TypeError(
+                    "a repository is not what zarr and xarray write to or read from. Write to a transaction: "
+                    "`with repo.transaction() as store: ds.to_zarr(store)`; read a snapshot: "
+                    "`xr.open_zarr(repo.snapshot())`"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<Repository {self.url}>"
@@ -189,8 +203,9 @@ class Repository:
         try:
             from txstore.serving.shown import show  # late: it needs starlette and uvicorn
         except ModuleNotFoundError as error:
-            told = f"{error.name} is not installed, which shows the page: pip install 'txstore[serve]'"
-            raise ModuleNotFoundError(told, name=error.name) from error
+            missing = (error.name or "").partition(".")[0]
+            told = f"{missing} is not installed, which shows the page: pip install 'txstore[serve]'"
+            raise ModuleNotFoundError(told, name=missing) from error
         return show(self, height)
 
     def __eq__(self, other: object) -> bool:
@@ -210,8 +225,8 @@ class Repository:
         lock: Lock | None = None,
         lock_timeout: float | None = 60.0,
         properties: Mapping[str, Any] | None = None,
-        isolation: str = SNAPSHOT,
-        on_conflict: str | None = None,
+        isolation: Isolation = SNAPSHOT,
+        on_conflict: Literal["merge"] | None = None,
     ) -> TxStore:
         """Return a writable store, a context manager: commits on a clean exit, rolls back on an exception.
 
@@ -221,7 +236,9 @@ class Repository:
         Parameters
         ----------
         message : str, optional
-            What the commit's entry in the log says.
+            What the commit's entry in the log says. With a message or properties, the commit is made even if it
+            changes nothing. Without either, what changes nothing is no commit: `store.commit()` returns None. The store
+            says either way: `store.unchanged`.
         name : str, optional
             Join the transaction with this name, or begin it: for processes that share nothing but the disk. Leaving the
             block, also by an exception, then ends only the part of this process; `commit()` or `rollback()` ends the
@@ -239,8 +256,8 @@ class Repository:
             "snapshot": a conflict is what somebody else has written of what is written here. "serializable": also what
             somebody else has changed of what was read here: values, keys that were not there, the names in what was
             listed. Transactions that are all serializable then have the effect of one after the other. One that only
-            reads never conflicts. What was read is held in memory, one entry a key; in a process that stages into the
-            transaction of another, it is one small write a key besides.
+            reads, and has no message, never conflicts. What was read is held in memory, one entry a key; in a process
+            that stages into the transaction of another, it is one small write a key besides.
         on_conflict : {None, "merge"}
             "merge": a commit that would conflict with what somebody else has committed since is put together with that,
             as `merge` puts branches together: chunks element by element, attributes key by key, growth beside other
@@ -274,8 +291,8 @@ class Repository:
         lock: Lock | None = None,
         lock_timeout: float | None = 60.0,
         properties: Mapping[str, Any] | None = None,
-        isolation: str = SNAPSHOT,
-        on_conflict: str | None = None,
+        isolation: Isolation = SNAPSHOT,
+        on_conflict: Literal["merge"] | None = None,
         turn: tuple[Snapshot, bytes] | None = None,
     ) -> TxStore:
         """As `transaction`; `turn`: the head that it begins at, and the id that it has."""
@@ -324,8 +341,8 @@ class Repository:
         *,
         branch: str = MAIN,
         properties: Mapping[str, Any] | None = None,
-        isolation: str = SNAPSHOT,
-        on_conflict: str | None = None,
+        isolation: Isolation = SNAPSHOT,
+        on_conflict: Literal["merge"] | None = None,
     ) -> Transaction:
         """Return a transaction as a plain `MutableMapping[str, bytes]`, for zarr 2 and whoever takes one.
 
@@ -395,9 +412,10 @@ class Repository:
     def snapshot(self, at: At | None = None, *, branch: str = MAIN, tag: str | None = None) -> TxStore:
         """Return a read-only store at the newest commit, or at the one that `at` or `tag` names.
 
-        `at` is a slot (-1 is the newest commit), a `Commit`, its id (or its first digits), a tag, or a date: the newest
-        commit that is not later. A date is an aware datetime, ISO 8601 text with a zone, or a `numpy.datetime64`, which
-        is in UTC.
+        `at` is a slot (-1 is the newest commit), a `Commit`, its id (or its first digits), a tag, a branch, or a date:
+        the newest commit that is not later. A date is an aware datetime, ISO 8601 text with a zone, or a
+        `numpy.datetime64`, which is in UTC. "HEAD" is the newest commit of the branch, "dev@3" what is in slot 3 of
+        another one; "HEAD~1", "v1~2" are one and two commits before what the name stands for.
 
         Raises
         ------
@@ -512,7 +530,7 @@ class Repository:
         a, b : Commit, int, str or datetime
             What `commit` takes, or a tag.
         three_dot : bool
-            What `b` has changed since both had the same history.
+            What `b` has changed since both had the same history: since the newest of their best common ancestors.
 
         Examples
         --------
@@ -534,7 +552,7 @@ class Repository:
         second = find_commit(commits, a if b is None else b, branch)
         first = parent_of(commits, second) if b is None else find_commit(commits, a, branch)
         if three_dot and first is not None:
-            first = merge_base(commits, first, second)
+            first = next(reversed(common_ancestors(commits, first, second)), None)
         base = None if first is None else common_ancestor(commits, first, second)
         before, after = snapshots.of(first), snapshots.of(second)
         changes = changed(before, after, base=snapshots.of(base))
@@ -552,17 +570,60 @@ class Repository:
 
         return open_array
 
+    @overload
     def merge(
         self,
         source: str,
         into: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
-        append: str | None = None,
+        append: Literal["concatenate"] | None = None,
+        dry_run: Literal[False] = False,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        progress: Wanted = None,
+    ) -> Commit: ...
+
+    @overload
+    def merge(
+        self,
+        source: str,
+        into: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        append: Literal["concatenate"] | None = None,
+        dry_run: Literal[True],
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        progress: Wanted = None,
+    ) -> MergePlan: ...
+
+    @overload
+    def merge(
+        self,
+        source: str,
+        into: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        append: Literal["concatenate"] | None = None,
+        dry_run: bool,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        progress: Wanted = None,
+    ) -> Commit | MergePlan: ...
+
+    def merge(
+        self,
+        source: str,
+        into: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        append: Literal["concatenate"] | None = None,
         dry_run: bool = False,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
-    ) -> Commit | Plan:
+        progress: Wanted = None,
+    ) -> Commit | MergePlan:
         """Merge a branch into another one: attribute by attribute, element by element. Values are not copied.
 
         Returns the new head of `into`, which is the present one if there is nothing to merge. It is one commit, on
@@ -579,7 +640,10 @@ class Repository:
             Of arrays that both have appended to: put the rows of `source` behind the others, of all arrays with this
             dimension; by default it is a conflict.
         dry_run : bool
-            Return what would be done, a `Plan` with the conflicts, and change nothing.
+            Return what would be done, a `MergePlan` with the conflicts, and change nothing.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with bytes: of the chunks that both have changed, which alone are read.
+            True shows a bar.
 
         Raises
         ------
@@ -608,7 +672,47 @@ class Repository:
         if source == into:
             raise ValueError(f"{source!r} is to be merged into itself: name two branches")
         change = operations.OfBranch(self.engine, self.engine.branch(source), source)
-        return self._apply(change, into, resolve, append, message, properties, dry_run=dry_run)
+        with showing(progress, "merge") as told:
+            return self._apply(change, into, resolve, append, message, properties, dry_run=dry_run, progress=told)
+
+    @overload
+    def cherry_pick(
+        self,
+        commit: At,
+        onto: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        append: Literal["concatenate"] | None = None,
+        dry_run: Literal[False] = False,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Commit: ...
+
+    @overload
+    def cherry_pick(
+        self,
+        commit: At,
+        onto: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        append: Literal["concatenate"] | None = None,
+        dry_run: Literal[True],
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> MergePlan: ...
+
+    @overload
+    def cherry_pick(
+        self,
+        commit: At,
+        onto: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        append: Literal["concatenate"] | None = None,
+        dry_run: bool,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Commit | MergePlan: ...
 
     def cherry_pick(
         self,
@@ -616,14 +720,50 @@ class Repository:
         onto: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
-        append: str | None = None,
+        append: Literal["concatenate"] | None = None,
         dry_run: bool = False,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
-    ) -> Commit | Plan:
+    ) -> Commit | MergePlan:
         """Make the changes of one commit once more, on a branch. Parameters and errors are those of `merge`."""
         change = self._change_of(commit, onto, reverts=False)
         return self._apply(change, onto, resolve, append, message, properties, dry_run=dry_run)
+
+    @overload
+    def revert(
+        self,
+        commit: At,
+        on: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        dry_run: Literal[False] = False,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Commit: ...
+
+    @overload
+    def revert(
+        self,
+        commit: At,
+        on: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        dry_run: Literal[True],
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> MergePlan: ...
+
+    @overload
+    def revert(
+        self,
+        commit: At,
+        on: str = MAIN,
+        *,
+        resolve: Mapping[str, Answer] | None = None,
+        dry_run: bool,
+        message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Commit | MergePlan: ...
 
     def revert(
         self,
@@ -634,7 +774,7 @@ class Repository:
         dry_run: bool = False,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
-    ) -> Commit | Plan:
+    ) -> Commit | MergePlan:
         """Undo the changes of one commit, in a new one. What was changed again since is a conflict, as in `merge`."""
         change = self._change_of(commit, on, reverts=True)
         return self._apply(change, on, resolve, None, message, properties, dry_run=dry_run)
@@ -643,6 +783,7 @@ class Repository:
         found = find_commit(self._existing(), commit, self.engine.branch(branch))
         return operations.OfCommit(self.engine, found, reverts=reverts)
 
+    @keeps_nothing
     def _apply(
         self,
         change: operations.Source,
@@ -653,11 +794,14 @@ class Repository:
         properties: Mapping[str, Any] | None,
         *,
         dry_run: bool,
-    ) -> Commit | Plan:
+        progress: Progress | None = None,
+    ) -> Commit | MergePlan:
         target = self.engine.branch(branch)
         if dry_run:
-            return operations.preview(change, target, resolve, append=append)
-        made = operations.commit(change, target, resolve, append=append, message=message, properties=properties)
+            return operations.preview(change, target, resolve, append=append, progress=progress)
+        made = operations.commit(
+            change, target, resolve, append=append, message=message, properties=properties, progress=progress
+        )
         if made.commit is None:
             raise CommitNotFoundError(f"branch {branch!r}", hint="it has no commits yet")
         return made.commit
@@ -677,9 +821,9 @@ class Repository:
         iteration ends: 0 yields what there is and ends, None waits for ever.
 
         What is held is let go when the generator is closed or dropped. Raises `CommitNotFoundError` if there is no
-        `since`, `RepositoryNotFoundError` if there is not even a repository for it, and, while following,
-        `CorruptionError` if the repository is deleted or replaced, `SnapshotExpiredError` if what comes next was
-        removed by a vacuum.
+        `since`, `RepositoryNotFoundError` if there is not even a repository for it, or no longer, and, while following,
+        `CorruptionError` if the repository is replaced, `SnapshotExpiredError` if what comes next was removed by a
+        vacuum.
         """
         return follow(self.engine.commits, self.engine.branch(branch), since, timeout)
 
@@ -746,17 +890,17 @@ class Repository:
         self._existing()
         message = f"constraint {name!r} {'dropped' if constraint is None else 'declared'}"
         with self.engine.begin(message=message) as transaction:
+            transaction.needs_change = True  # it is not the caller's message
             transaction.declare(name, constraint)
 
-    def verify(
-        self, progress: Callable[[int, int], None] | None = None, *, repair: bool = False, sources: bool = False
-    ) -> Report:
+    @keeps_nothing
+    def verify(self, progress: Wanted = None, *, repair: bool = False, sources: bool = False) -> Report:
         """Check every checksum and reference that can be reached. Returns a report; `.faults` is empty if all is well.
 
         Parameters
         ----------
-        progress : callable, optional
-            `progress(done, total)` is called with bytes.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with bytes; True shows a bar.
         repair : bool
             Restore what can be restored, and verify again: `.faults` tells what is left, `.repairs` what was done.
             Nothing is deleted: what is replaced or moved away lies below `quarantine/` then. Commits wait meanwhile.
@@ -767,44 +911,63 @@ class Repository:
             reading them. A fault that names one is of `part` "source".
         """
         self._existing()
-        report = verify_and_repair(self.engine.storage, progress) if repair else verify(self.engine.commits, progress)
+        with showing(progress, "verify") as told:
+            report = verify_and_repair(self.engine.storage, told) if repair else verify(self.engine.commits, told)
         if sources:
             report.faults += check_sources(self.engine.storage, self.engine.sources)
         return report
 
+    @keeps_nothing
     def backup(
         self,
         destination: str | os.PathLike[str],
         *,
+        storage_options: Mapping[str, Any] | None = None,
         verify: bool = True,
-        progress: Callable[[int, int], None] | None = None,
+        erase: bool = False,
+        progress: Wanted = None,
     ) -> Backup:
-        """Copy the repository as it is now to another directory, while others go on writing it.
+        """Copy the repository as it is now to another directory or URL, while others go on writing it.
 
-        The copy is a repository with the same id, history and tags. A second backup to the same directory copies what
+        The copy is a repository with the same id, history and tags. A second backup to the same place copies what
         is new. Interrupted, it is run again. What is staged is not copied.
 
         Parameters
         ----------
         destination : str or PathLike
-            An empty or new directory, or an older backup of this repository, into which nobody has committed.
+            An empty or new place, or an older backup of this repository, into which nobody has committed.
+        storage_options : mapping, optional
+            Options of the fsspec file system of the destination.
         verify : bool
             Check all that was copied, before it becomes part of the copy.
-        progress : callable, optional
-            `progress(done, total)` is called with bytes.
+        erase : bool
+            Erase in the copy, too, what was erased here since the last backup: `erasures` has the records.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with bytes; True shows a bar.
 
         Raises
         ------
         BackupError
             The directory holds something else, or its history is not this one's.
+        BackupErasureError
+            Values would have to be erased in the copy, and `erase` is False: the message says which, and by whom.
         CorruptionError
             What is copied is damaged here. `verify` tells more; `verify=False` copies it as it is.
         """
         self._existing()
-        return back_up(self.engine.storage, destination, verify=verify, progress=progress)
+        with showing(progress, "backup") as told:
+            return back_up(
+                self.engine.storage,
+                destination,
+                storage_options=storage_options,
+                verify=verify,
+                erase=erase,
+                progress=told,
+            )
 
     # --- for readers that do not know TxStore
 
+    @keeps_nothing
     def publish(
         self,
         destination: str | os.PathLike[str],
@@ -815,7 +978,7 @@ class Repository:
         verify: bool = True,
         full: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Wanted = None,
         published: Callable[[Published], None] | None = None,
     ) -> Published | None:
         """Bring a plain Zarr hierarchy to the head of a branch: only what has moved since the last time is written.
@@ -836,8 +999,8 @@ class Repository:
             copy is put right.
         storage_options : dict, optional
             Of the destination.
-        progress : callable, optional
-            `progress(done, total)` is called with bytes.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with bytes; True shows a bar.
         published : callable, optional
             Called after each publication with what was done, which is returned in the end.
 
@@ -848,26 +1011,29 @@ class Repository:
         """
         from txstore.interchange import publish as bridge  # late, as all ways in and out: most processes take none
 
-        options: dict[str, Any] = {"branch": branch, "verify": verify, "full": full, "progress": progress}
+        options: dict[str, Any] = {"branch": branch, "verify": verify, "full": full}
         options |= {"storage_options": storage_options, "durable": self._durable}
         done: Published | None = None
-        if follow:
-            for done in bridge.follow_and_publish(self, destination, timeout=timeout, **options):
-                if published is not None:
-                    published(done)
-            return done
-        self._existing()
-        done = bridge.publish(self, destination, **options)
+        with showing(progress, "publish") as told:
+            if follow:
+                for done in bridge.follow_and_publish(self, destination, timeout=timeout, progress=told, **options):
+                    if published is not None:
+                        published(done)
+                return done
+            self._existing()
+            done = bridge.publish(self, destination, progress=told, **options)
         if published is not None:
             published(done)
         return done
 
+    @keeps_nothing
     def references(
         self,
         destination: str | os.PathLike[str],
         *,
         tag: str,
         create_tag: bool = False,
+        templates: bool = True,
         storage_options: Mapping[str, Any] | None = None,
     ) -> References:
         """Write where in this repository each chunk of a tagged commit lies, for readers with zarr and fsspec only.
@@ -885,6 +1051,9 @@ class Repository:
             Of the commit that is shown.
         create_tag : bool
             Tag the newest commit, unless there is such a tag.
+        templates : bool
+            Of JSON: say once where the repository is. Without, each reference is a full URL, for readers that do not
+            know kerchunk's templates.
         storage_options : dict, optional
             Of the destination. Those of the repository are not written: readers give their own.
 
@@ -898,10 +1067,13 @@ class Repository:
         self._existing()
         from txstore.interchange.references import references
 
-        return references(self, destination, tag=tag, create_tag=create_tag, storage_options=storage_options)
+        return references(
+            self, destination, tag=tag, create_tag=create_tag, templates=templates, storage_options=storage_options
+        )
 
     # --- in and out (txstore/bridges)
 
+    @keeps_nothing
     def import_from(
         self,
         sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -911,11 +1083,12 @@ class Repository:
         chunks: Mapping[str | int, int] | None = None,
         exclude: Sequence[str] = (),
         format: str | None = None,
+        branch: str = MAIN,
         message: str | None = None,
         name: str | None = None,
         verify: bool = True,
         storage_options: Mapping[str, Any] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Wanted = None,
     ) -> Commit:
         """Import plain Zarr, NetCDF or HDF5 in one commit, everything or nothing; return it. `docs/how-to/import.md`.
 
@@ -941,8 +1114,8 @@ class Repository:
             Read back all that was written, and compare it.
         storage_options : dict, optional
             Of the sources.
-        progress : callable, optional
-            `progress(done, total)` is called with bytes.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with bytes; True shows a bar.
 
         Raises
         ------
@@ -955,20 +1128,23 @@ class Repository:
         """
         from txstore.interchange.import_files import import_from
 
-        return import_from(
-            self, sources, path, concat=concat, chunks=chunks, exclude=exclude, format=format, message=message,
-            name=name, verify=verify, storage_options=storage_options, progress=progress,
-        )  # fmt: skip
+        with showing(progress, "import") as told:
+            return import_from(
+                self, sources, path, concat=concat, chunks=chunks, exclude=exclude, format=format, branch=branch,
+                message=message, name=name, verify=verify, storage_options=storage_options, progress=told,
+            )  # fmt: skip
 
+    @keeps_nothing
     def import_references(
         self,
         manifest: str | os.PathLike[str] | Mapping[str, Any],
         path: str = "",
         *,
+        branch: str = MAIN,
         message: str | None = None,
         name: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Wanted = None,
     ) -> Commit:
         """Import references to the chunks of other files, in one commit; return it. No chunk is copied.
 
@@ -986,8 +1162,8 @@ class Repository:
             Of a transaction that survives this process: the same call ends it.
         storage_options : dict, optional
             Of the manifest; those of the files are in the repository's `sources`.
-        progress : callable, optional
-            `progress(done, total)` is called with the bytes that are referred to.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with the bytes that are referred to; True shows a bar.
 
         Raises
         ------
@@ -998,10 +1174,13 @@ class Repository:
         """
         from txstore.interchange.import_references import import_references
 
-        return import_references(
-            self, manifest, path, message=message, name=name, storage_options=storage_options, progress=progress
-        )
+        with showing(progress, "import") as told:
+            return import_references(
+                self, manifest, path, branch=branch, message=message, name=name, storage_options=storage_options,
+                progress=told,
+            )  # fmt: skip
 
+    @keeps_nothing
     def export(
         self,
         destination: str | os.PathLike[str],
@@ -1010,13 +1189,15 @@ class Repository:
         branch: str = MAIN,
         tag: str | None = None,
         path: str = "",
+        consolidated: bool = True,
         verify: bool = True,
         storage_options: Mapping[str, Any] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Wanted = None,
     ) -> Export:
         """Write one commit as a plain Zarr hierarchy, byte for byte. Interrupted, it is run again.
 
-        Documents are written last, the root's at the very end: what can be opened is whole.
+        Documents are written last, the root's at the very end: what can be opened is whole. Where an export of the same
+        is finished, nothing is written: all of it is compared, and what is returned has `is_unchanged`.
 
         Parameters
         ----------
@@ -1026,12 +1207,14 @@ class Repository:
             As in `snapshot`.
         path : str
             The array or group that is exported; by default everything.
+        consolidated : bool
+            Add consolidated metadata to the root, which xarray and others look for.
         verify : bool
             Read back all that was written, and compare it.
         storage_options : dict, optional
             Of the destination.
-        progress : callable, optional
-            `progress(done, total)` is called with bytes.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with bytes; True shows a bar.
 
         Raises
         ------
@@ -1043,28 +1226,33 @@ class Repository:
         self._existing()
         from txstore.interchange.export import export
 
-        return export(
-            self, destination, at=at, branch=branch, tag=tag, path=path, verify=verify,
-            storage_options=storage_options, progress=progress,
-        )  # fmt: skip
+        with showing(progress, "export") as told:
+            return export(
+                self, destination, at=at, branch=branch, tag=tag, path=path, consolidated=consolidated, verify=verify,
+                storage_options=storage_options, progress=told,
+            )  # fmt: skip
 
     # --- maintenance
 
-    def optimize(self, *, branch: str = MAIN, progress: Callable[[int, int], None] | None = None) -> Commit | None:
+    @keeps_nothing
+    def optimize(self, *, branch: str = MAIN, progress: Wanted = None) -> Commit | None:
         """Copy small packs, and those that are mostly out of date, into large ones, and merge the runs.
 
         That is a commit which changes no content: others neither wait for it nor conflict with it. Nothing is deleted;
         what is needed by no commit any more goes with the next `vacuum`.
 
-        `progress(done, total)` is called with bytes. Returns the commit, None if there was nothing to do.
+        `progress(done, total)` is called with bytes; True shows a bar. Returns the commit, None if there was nothing to
+        do.
         """
         self._existing()
-        made = optimize(
-            self.engine.commits, self.engine.snapshots, branch=self.engine.branch(branch), durable=self._durable,
-            progress=progress,
-        )  # fmt: skip
+        with showing(progress, "optimize") as told:
+            made = optimize(
+                self.engine.commits, self.engine.snapshots, branch=self.engine.branch(branch), durable=self._durable,
+                progress=told,
+            )  # fmt: skip
         return None if made is None else made.commit
 
+    @keeps_nothing
     def vacuum(
         self,
         *,
@@ -1096,6 +1284,7 @@ class Repository:
             older_than=older_than, dry_run=dry_run,
         )  # fmt: skip
 
+    @keeps_nothing
     def erase(self, *paths: str, timeout: float | None = 60.0) -> ErasureReport:
         """Erase every version of what lies below some arrays or groups: from every commit, branch and tag, for good.
 
@@ -1156,6 +1345,7 @@ class Repository:
         """Return what was erased, by whom and when, the oldest first."""
         return read_erasures(self._existing().storage)
 
+    @keeps_nothing
     def usage(self, *, branch: str = MAIN) -> Usage:
         """Return how many bytes are live, history, staged, and needed by nothing; and the live ones by array."""
         self._existing()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterato
 from functools import partial
 from html import escape
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
@@ -21,6 +21,7 @@ from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError, TxStoreError
+from txstore.format.consolidated import consolidated_at, is_consolidated, is_marked, may_be_consolidated
 from txstore.format.keys import DOCUMENT_NAMES, directory_prefix, documents_of_members
 from txstore.format.records import SNAPSHOT
 from txstore.format.regions import Region
@@ -35,6 +36,7 @@ from txstore.pipeline.chunk_store import ChunkStore
 from txstore.pipeline.registration import register
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.sessions.session import Joining, Reliance, Session
+from txstore.sessions.statements import is_on_loop
 from txstore.storage.request_threads import in_thread
 from txstore.storage.sources import Given, allowed
 
@@ -327,11 +329,19 @@ class TxStore(Store, ChunkStore):
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
         """Publish what is staged, by this process and those that it shares the transaction with, and go on from there.
 
-        Returns the commit; that of the base, without a new one, if nothing is staged. Errors as of
-        `Transaction.commit`. After `ConflictError` what is staged is still there: `rollback()` drops it.
+        Returns the new commit. One that is given a message or properties, here or when the transaction began, is made
+        even if it changes nothing. Without either, a commit that would change nothing is not made, and this returns
+        None. `unchanged` says of both that nothing was changed.
+
+        Errors as of `Transaction.commit`. After `ConflictError` what is staged is still there: `rollback()` drops it.
         `allow_lost` takes also what processes have staged that died before they were done.
         """
         return self._writer().commit(message, allow_lost=allow_lost)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the last commit of this store has changed nothing: all that was staged was there already."""
+        return self._session is not None and self._session.unchanged
 
     def lock(self, path: str, selection: Any = ..., timeout: float | None = 60.0) -> LockBlock:
         """Lock the chunks that a selection of an array covers, against all who take locks, while a `with` block runs.
@@ -402,7 +412,7 @@ class TxStore(Store, ChunkStore):
             if is_named:
                 session.leave(complete=True)
             elif kind is None:
-                session.commit()
+                session.commit(at_end=True)
         except BaseException as error:
             session.end(_LEFT if is_named else _UNKNOWN if isinstance(error, CommitUnknownError) else _ROLLED_BACK)
             raise
@@ -487,7 +497,7 @@ class TxStore(Store, ChunkStore):
     def __getitem__(self, key: str) -> bytes:
         if not isinstance(key, str):
             raise TypeError(f"a key is a string, not {type(key).__name__}")
-        view = self._view.get_view(key)
+        view = self._served(key) if may_be_consolidated(key) else self._view.get_view(key)
         if view is None:
             raise KeyError(key)
         return bytes(view)
@@ -519,10 +529,30 @@ class TxStore(Store, ChunkStore):
     ) -> Buffer | None:
         """Return a value, or a part of it, as a view of the mapped file; None if there is no such key."""
         self._is_open = True
-        view = self._view.get_view(key) if byte_range is None else self._view.get_part(key, _part(byte_range))
+        if may_be_consolidated(key):
+            view = self._served(key)
+            view = view if view is None or byte_range is None else view[_part(byte_range)]
+        elif byte_range is None:
+            view = self._view.get_view(key)
+        else:
+            view = self._view.get_part(key, _part(byte_range))
         if view is None:
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(view)
+
+    def _served(self, key: str) -> memoryview | None:
+        """Return a value, or, to a reader, the consolidated metadata that is made where a client has made it once.
+
+        A writer gets none: through a group object that holds the shapes of its arrays, the second append to one is
+        laid over the first.
+        """
+        view = self._view.get_view(key)
+        if view is None or not is_marked(key, bytes(view)):
+            return view
+        if not self.read_only:
+            return None if is_consolidated(key) else view
+        # Through the session, which remembers which documents array objects hold.
+        return memoryview(consolidated_at(_Documents(self._view.get_view, self._list_dir), key))
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Stage a value. It is copied before this returns."""
@@ -608,7 +638,12 @@ class TxStore(Store, ChunkStore):
         if self._engine.storage.ranges is None:
             if not self._view.is_foreign(key):
                 return self.get_sync(key, prototype=prototype, byte_range=byte_range)
-        elif session is None and byte_range is None and (view := self._position.at_hand(key)) is not None:
+        elif (
+            session is None
+            and byte_range is None
+            and (view := self._position.at_hand(key)) is not None
+            and not (may_be_consolidated(key) and is_marked(key, bytes(view)))
+        ):
             self._is_open = True
             return (prototype or default_buffer_prototype()).buffer.from_bytes(view)
         return await in_thread(partial(self.get_sync, key, prototype=prototype, byte_range=byte_range))
@@ -702,9 +737,19 @@ class TxStore(Store, ChunkStore):
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        # Three sequential appends through consolidated metadata lose two, without a conflict: it is a second copy of
-        # every array's shape. Our own metadata look-ups need no second copy.
-        return False
+        """Whether whoever asks should go on with consolidated metadata: only zarr itself, on its loop.
+
+        There it is what a user has asked for. xarray asks, in the user's thread, whether to make it at every write and
+        to look for it at every opening, and would warn where there is none. Our look-ups need no second copy.
+        """
+        return is_on_loop()
+
+
+class _Documents(NamedTuple):
+    """What consolidated metadata is made of."""
+
+    get_view: Callable[[str], memoryview | None]
+    list_dir: Callable[[str], Iterator[str]]
 
 
 def _part(byte_range: ByteRequest) -> slice:
@@ -742,8 +787,11 @@ def _reopen_writer(
 ) -> TxStore:
     """Nothing is raised here, only at the first use: an error while unpickling hangs a pool of workers."""
     token, ended, branch, message, properties, isolation = told
-    session = _sessions.get(token)
-    if session is None or not session.goes_on_with(joining):
+    here = _sessions.get(token)
+    if here is not None and not here.stages_into(joining):
+        here = None
+    session = here
+    if session is None or not session.knows(joining, reliance):
         session = Session(
             engine,
             position,
@@ -751,6 +799,7 @@ def _reopen_writer(
             message=message,
             properties=properties,
             joining=joining,
+            beside=here,
             token=token,
             isolation=isolation,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,20 +11,23 @@ from xarray import Dataset, Variable
 from xarray.backends import BackendEntrypoint
 from xarray.backends.zarr import ZarrBackendEntrypoint
 
+from txstore.history.commit import MAIN
 from txstore.history.find import At
 from txstore.history.opening import CHAINED, PRINTED, Access, is_repository, locate
 from txstore.interchange.concealing import concealed
 from txstore.repository import Repository
 from txstore.storage.sources import Given
+from txstore.store import TxStore
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
-    from txstore.store import TxStore
-
 
 class TxStoreBackendEntrypoint(BackendEntrypoint):
     """Opens repositories by path, URL or `Repository`: the newest commit, or the one that `at` or `tag` names.
+
+    A store (`repo.snapshot()`, or that of a transaction) is read as it is. `consolidated` is accepted and says nothing:
+    the metadata of a repository is looked up fast without.
 
     >>> import xarray as xr
     >>> xr.open_dataset("data.tx", engine="txstore", group="run-17", at=7)              # doctest: +SKIP
@@ -35,14 +39,14 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
     description = "Open snapshots of TxStore repositories (data.tx)"
     open_dataset_parameters = (
         "filename_or_obj", "drop_variables", "mask_and_scale", "decode_times", "concat_characters", "decode_coords",
-        "use_cftime", "decode_timedelta", "group", "consolidated", "branch", "at", "tag", "storage_options",
-        "sources",
+        "use_cftime", "decode_timedelta", "group", "consolidated", "zarr_format", "branch", "at", "tag",
+        "storage_options", "sources",
     )  # fmt: skip
     supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Tell by the name, or, of a local directory with another one, by its being a repository."""
-        if isinstance(filename_or_obj, Repository):
+        if isinstance(filename_or_obj, Repository | TxStore):
             return True
         if not isinstance(filename_or_obj, str | os.PathLike):
             return False
@@ -58,13 +62,14 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         filename_or_obj: Any,
         *,
         drop_variables: Any = None,
-        branch: str = "main",
+        branch: str = MAIN,
         at: At | None = None,
         tag: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         sources: Given | None = None,
         group: str | None = None,
         consolidated: bool | None = None,
+        zarr_format: int | None = None,
         mask_and_scale: bool = True,
         decode_times: Any = True,
         concat_characters: bool = True,
@@ -72,7 +77,6 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         use_cftime: bool | None = None,
         decode_timedelta: Any = None,
     ) -> Dataset:
-        _check_consolidated(consolidated)
         store, inside = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
         opened = ZarrBackendEntrypoint().open_dataset(
             store,
@@ -85,6 +89,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
             use_cftime=use_cftime,
             decode_timedelta=decode_timedelta,
             consolidated=False,
+            zarr_format=zarr_format,
         )
         return _named_by_commit(opened, store)
 
@@ -92,7 +97,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         self,
         filename_or_obj: Any,
         *,
-        branch: str = "main",
+        branch: str = MAIN,
         at: At | None = None,
         tag: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -101,7 +106,6 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
         consolidated: bool | None = None,
         **options: Any,
     ) -> dict[str, Dataset]:
-        _check_consolidated(consolidated)
         store, inside = _snapshot(filename_or_obj, branch, at, tag, storage_options, sources)
         group = _below(inside, group)
         opened = ZarrBackendEntrypoint().open_groups_as_dict(store, group=group, consolidated=False, **options)
@@ -147,6 +151,10 @@ def _snapshot(
     sources: Given | None,
 ) -> tuple[Any, str]:
     """Return a `TxStore`, which xarray takes and does not say so, and the path in it that a printed URL leads to."""
+    if isinstance(given, TxStore):
+        if at is not None or tag is not None or branch != MAIN or storage_options or sources:
+            raise ValueError("a store stands at its commit, and has its repository's options: give the Repository")
+        return given, ""
 
     def opened() -> tuple[Any, str]:
         if isinstance(given, Repository):
@@ -162,13 +170,10 @@ def _below(inside: str, group: str | None) -> str | None:
     return "/".join(part for part in (inside, group) if part) or None
 
 
-def _check_consolidated(consolidated: bool | None) -> None:
-    if consolidated:
-        raise ValueError("a repository has no consolidated metadata, and is fast without: leave out consolidated=True")
-
-
 def _named_by_commit(dataset: Dataset, store: TxStore) -> Dataset:
     commit = "" if store.base is None else store.base.id[:16]
+    if store.staged_count:
+        commit = hashlib.sha256(repr(store.__dask_tokenize__()).encode()).hexdigest()[:16]
     variables: dict[Hashable, Variable] = {}
     for name, variable in dataset.variables.items():
         if type(variable) is Variable and variable.ndim:

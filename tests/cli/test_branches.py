@@ -27,6 +27,7 @@ def branched(repo: txstore.Repository) -> txstore.Repository:
     return repo
 
 
+@pytest.mark.long
 def test_list_create_rename_delete(branched: txstore.Repository) -> None:
     url, dev = branched.url, branched.head("dev")
     assert list(run_json("branch", "list", url)) == ["main", "dev"]

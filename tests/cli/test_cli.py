@@ -40,9 +40,9 @@ def run_json(*arguments: object) -> Any:
     return json.loads(result.stdout)
 
 
-def assert_refused(result: Result, *words: str, status: int = 1) -> None:
-    """One line on the standard error, and a status; nothing else: no traceback."""
-    assert result.exit_code == status
+def assert_refused(result: Result, *words: str) -> None:
+    """One line on the standard error, and status 1; nothing else: no traceback."""
+    assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("txstore: ")
@@ -100,9 +100,8 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
 
 COMMANDS = [
     ("log",), ("ls",), ("ls", "--keys"), ("show",), ("verify",), ("verify", "--repair"), ("backup", "copy"),
-    ("merge", "dev"), ("revert", "1"), ("cherry-pick", "1"), ("serve",),
+    ("merge", "dev"), ("revert", "1"), ("cherry-pick", "1"), ("serve",), ("protect",),
 ]  # fmt: skip
-STATUS = {"verify": 2, "backup": 2}  # else 1
 
 
 def call(command: tuple[str, ...], path: Path, *more: str) -> Result:
@@ -112,18 +111,16 @@ def call(command: tuple[str, ...], path: Path, *more: str) -> Result:
 @pytest.mark.parametrize("more", [[], ["--json"]])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_missing_repository(command: tuple[str, ...], more: list[str], tmp_path: Path) -> None:
-    status = STATUS.get(command[0], 1)
-    assert_refused(call(command, tmp_path / "none", *more), "none: there is no TxStore repository here", status=status)
+    assert_refused(call(command, tmp_path / "none", *more), "none: there is no TxStore repository here")
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_path_that_is_something_else(command: tuple[str, ...], tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "plain.zarr", mode="w")
-    status = STATUS.get(command[0], 1)
-    assert_refused(call(command, tmp_path / "plain.zarr"), "plain Zarr", status=status)
+    assert_refused(call(command, tmp_path / "plain.zarr"), "plain Zarr")
     (tmp_path / "file").write_text("x")
-    assert_refused(call(command, tmp_path / "file"), "this is a file", status=status)
+    assert_refused(call(command, tmp_path / "file"), "this is a file")
 
 
 @pytest.mark.parametrize("command", COMMANDS[:4])
@@ -135,6 +132,39 @@ def test_a_damaged_repository(command: tuple[str, ...], filled: txstore.Reposito
     path.write_bytes(good)  # the repository is verified when the test ends
 
 
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [
+        ("starlette", ["serve", None], "serve"),
+        ("uvicorn", ["serve", None], "serve"),
+        ("s3fs obstore", ["log", "s3://bucket/data.tx"], "s3"),
+        ("gcsfs obstore", ["verify", "gs://bucket/data.tx"], "gcs"),
+        ("adlfs obstore", ["backup", None, "az://container/data.tx"], "azure"),
+        ("smbclient smbprotocol", ["export", None, "smb://server/share/out"], "smb"),
+        ("h5py", ["import", "old.h5", None, "--path", "imported"], "import"),
+        ("xarray", ["import", "old.nc", None, "--path", "imported"], "import"),
+        ("pandas fastparquet", ["references", None, "x.parquet", "--tag", "v1"], "references"),
+        ("matplotlib", ["demo"], "demo"),
+    ],
+)
+def test_a_missing_package(
+    missing: str, arguments: list[str | None], extra: str, filled: txstore.Repository, tmp_path: Path
+) -> None:
+    """One line, which says what to install."""
+    for name in ("old.h5", "old.nc"):
+        (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    code = f"import sys; sys.modules |= dict.fromkeys({missing.split()!r}); from txstore.cli.main import app; app()"
+    words = [filled.url if each is None else each for each in arguments]
+    ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1), ran.stderr
+    assert f"pip install 'txstore[{extra}]'" in ran.stderr
+
+
+@pytest.mark.parametrize("given", ["2026-13-45", "2026-01-01", "2026-01-01T25:00Z"])
+def test_what_is_no_date(given: str, filled: txstore.Repository) -> None:
+    assert_refused(run("show", filled.url, given), given, "Z")
+
+
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_a_forbidden_repository(filled: txstore.Repository) -> None:
     os.chmod(filled.url, 0)
@@ -144,6 +174,7 @@ def test_a_forbidden_repository(filled: txstore.Repository) -> None:
         os.chmod(filled.url, 0o700)
 
 
+@pytest.mark.long
 def test_run_as_a_module(filled: txstore.Repository) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "txstore", "log", filled.url, "--json"], capture_output=True, text=True, check=True
@@ -151,6 +182,7 @@ def test_run_as_a_module(filled: txstore.Repository) -> None:
     assert [commit["slot"] for commit in json.loads(ran.stdout)] == [1, 0]
 
 
+@pytest.mark.long
 def test_output_that_nobody_reads(filled: txstore.Repository) -> None:
     """`txstore ls --keys | head` ends without a traceback."""
     with subprocess.Popen(
@@ -251,6 +283,7 @@ REMOTE = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", REMOTE, ids=lambda arguments: " ".join(filter(None, arguments)))
 def test_storage_options(arguments: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They reach the file system: here it refuses one of them."""
@@ -285,6 +318,7 @@ def test_options_of_what_is_read_and_written(filled: txstore.Repository, tmp_pat
         assert "secret" not in result.stderr
 
 
+@pytest.mark.long
 def test_the_shell_completes() -> None:
     environment = {**os.environ, "_TXSTORE_COMPLETE": "complete_bash", "COMP_WORDS": "txstore lo", "COMP_CWORD": "1"}
     ran = subprocess.run([sys.executable, "-m", "txstore"], capture_output=True, text=True, env=environment, check=True)

@@ -21,6 +21,8 @@ from txstore import Repository
 from txstore.cli import demo, demo_picture, demo_scenes
 from txstore.cli.demo_picture import Board, summary
 
+pytestmark = pytest.mark.long
+
 GOOD = demo.SceneResult("append", "TxStore", torn=0, failed=0, whole=200, writes=100, seconds=4.0)
 
 
@@ -31,8 +33,8 @@ def columns() -> demo_scenes.Columns:
 
 
 @pytest.fixture
-def append(columns: demo_scenes.Columns) -> demo_scenes.Append:
-    return demo_scenes.Append(columns)
+def append(columns: demo_scenes.Columns) -> demo_scenes.AppendScene:
+    return demo_scenes.AppendScene(columns)
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ class TwoSteps(demo.Stage):
 def test_a_read_that_raises_is_counted_and_the_first_is_told(append, tmp_path):
     context = get_context("spawn")
     stage = TwoSteps((ctypes.c_longlong * 4)(), context.Event(), context.Event())
-    notes = demo.read(append, demo_scenes.PlainZarr(tmp_path), stage, lambda: None)
+    notes = demo.read(append, demo_scenes.PlainSceneStore(tmp_path), stage, lambda: None)
     assert stage.counters[:] == [0, 0, 0, 2]
     assert notes.failure is not None
     assert notes.failure.startswith("GroupNotFoundError: ")
@@ -192,8 +194,8 @@ def test_the_counters_are_shown_in_a_terminal_while_they_grow():
 
 
 def test_a_process_that_breaks_down_is_reported(tmp_path, capfd):
-    nothing = demo_scenes.Append({"time": np.array([])})
-    result = demo.play(nothing, demo_scenes.PlainZarr(tmp_path / "plain"), 0.1, lambda _: None)
+    nothing = demo_scenes.AppendScene({"time": np.array([])})
+    result = demo.play(nothing, demo_scenes.PlainSceneStore(tmp_path / "plain"), 0.1, lambda _: None)
     assert result.error is not None
     assert result.error.startswith("the writer: IndexError: ")
     assert "IndexError" in capfd.readouterr().err

@@ -113,6 +113,7 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
         yield "tx show", [url, "job1", "--keys"]
         yield "verify", [url]
         yield "backup", [url, out / "backup"]
+        yield "protect", [out / "backup"]
         yield "export", [url, out / "export"]
         yield "publish", [url, out / "copy"]
         yield "references", [url, out / "x.json", "--tag", "v1"]
@@ -125,6 +126,7 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
     yield "erase", [url, "imported", "--yes", "--timeout", "5"]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_no_command_lets_a_repository_steer_the_terminal(hostile: txstore.Repository, tmp_path: Path) -> None:
     called = set()
@@ -137,6 +139,7 @@ def test_no_command_lets_a_repository_steer_the_terminal(hostile: txstore.Reposi
     assert commands() - called == {"demo", "serve"}  # which has no repository; which goes on: tests/serving
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_json_is_json(hostile: txstore.Repository, tmp_path: Path) -> None:
     """Without NaN and Infinity, which no other reader takes; and ASCII."""
@@ -170,6 +173,7 @@ def test_conflicts(hostile: txstore.Repository) -> None:
         assert json.loads(shown_by(*command, "--json", status=1))["conflicts"]
 
 
+@pytest.mark.long
 def test_errors(hostile: txstore.Repository, tmp_path: Path) -> None:
     for arguments in (
         ["show", hostile.url, STEERING],
@@ -252,6 +256,10 @@ WITH_SECRETS = [
     f"sftp://{KEY}:{SECRET}@127.0.0.1:1/data.tx",
     f"simplecache::http://{KEY}:{SECRET}@127.0.0.1:1/data.tx",
     f"http://127.0.0.1:1/data.tx?X-Amz-Signature={SECRET}",
+    f"http://127.0.0.1:1/data.tx;sig={SECRET}",
+    f"http:/{KEY}:{SECRET}@127.0.0.1:1/data.tx",
+    f"http:{KEY}:{SECRET}@127.0.0.1:1/data.tx",
+    f"simplecache::http:/{KEY}:{SECRET}@127.0.0.1:1/data.tx",
 ]
 
 
@@ -262,13 +270,14 @@ def no_secret_in(text: str) -> None:
 
 def told_with(*arguments: object) -> str:
     result = run(*arguments)
-    assert result.exit_code != 0
+    assert result.exit_code != 0, arguments
     no_secret_in(result.output + result.stderr)
     if result.exception is not None:
         no_secret_in(repr(result.exception) + str(pickle.dumps(result.exception.args)))
     return str(result.stderr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("url", WITH_SECRETS)
 def test_no_command_shows_a_password(hostile: txstore.Repository, tmp_path: Path, url: str) -> None:
     there = hostile.url
@@ -291,6 +300,7 @@ def test_no_command_shows_a_password(hostile: txstore.Repository, tmp_path: Path
         assert told_with(*arguments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("url", [url for url in WITH_SECRETS if "s3:" not in url])
 def test_no_command_that_goes_there_shows_a_password(
     hostile: txstore.Repository, tmp_path: Path, url: str, quick: None
@@ -317,6 +327,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LEAST_TRIES", 1)
 
 
+@pytest.mark.long
 def test_the_installed_command(hostile: txstore.Repository) -> None:
     """As it is started, with what it is given in `sys.argv`."""
     told = {**os.environ, "PYTHONPATH": str(Path(txstore.__file__).parents[1])}

@@ -1,4 +1,4 @@
-"""`txstore verify --repair` and `txstore backup`: what they print, and their status."""
+"""`txstore verify --repair`, `backup` and `protect`: what they print, and their status."""
 
 from __future__ import annotations
 
@@ -98,10 +98,29 @@ def test_a_backup_that_can_not_be_made(path, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis").write_text("x")
     result = run("backup", path, tmp_path / "full")
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert (result.exit_code, result.stdout) == (1, "")
     assert "thesis" in result.stderr
     flip(path / FIRST, np.arange(8.0)[4:].tobytes())
     result = run("backup", path, tmp_path / "copy")
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert (result.exit_code, result.stdout) == (1, "")
     assert "position/c/1" in result.stderr
     assert run("backup", path, tmp_path / "copy", "--no-verify").exit_code == 0
+
+
+def test_protect(path):
+    before = tree(path)
+    result = run("protect", path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{path} is a link to {path}.d: ")
+    assert path.is_symlink()
+    assert tree(Path(f"{path}.d")) == before
+    again = run("protect", path, "--json")
+    assert json.loads(again.stdout) == {"link": str(path), "directory": f"{path}.d", "aside": None}
+    assert json.loads(run("protect", f"{path}.d", "--json").stdout) == json.loads(again.stdout)
+    path.unlink()
+    path.mkdir()
+    _, aside = run("protect", path).stdout.splitlines()
+    assert aside.startswith(f"what was in the place of the link is {path}.aside-")
+    assert aside.endswith(" now")
+    for command in ("log", "verify", "du"):
+        assert run(command, path).exit_code == 0

@@ -160,6 +160,7 @@ def states(repo: txstore.Repository) -> list[str]:
     return [each["state"] for each in transaction["participants"]]
 
 
+@pytest.mark.long
 def test_what_becomes_of_a_process(repo: txstore.Repository) -> None:
     with ranks(2, repo) as (one, other):
         for rank in (one, other):
@@ -213,13 +214,14 @@ def test_commit_as_json_with_a_message(run_17: txstore.Repository) -> None:
 
 def test_commit_nothing(repo: txstore.Repository) -> None:
     stage(repo)
-    assert "nothing was staged" in tx("commit", repo.url, NAME).stdout
+    assert "changed nothing" in tx("commit", repo.url, NAME).stdout
     stage(repo)
     assert tx_json("commit", repo.url, NAME) is None
     assert named(repo) == []
     assert repo.head() is None
 
 
+@pytest.mark.long
 def test_commit_and_rollback_wait_for_nobody(repo: txstore.Repository) -> None:
     with ranks(1, repo) as (rank,):
         rank.do("join")

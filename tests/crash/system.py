@@ -21,7 +21,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import txstore
 from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Step, Sync, SyncNames, Write
 from txstore import engine as engine_module
 from txstore import processes
@@ -31,6 +30,7 @@ from txstore.format.commitfile import Footer, Header
 from txstore.history.commit import Stored
 from txstore.history.run_packs import RunPacks
 from txstore.locks import kernel_locks, pins
+from txstore.steps import STEPS
 from txstore.storage import line, permissions, tree, turns
 from txstore.storage import local as storage
 from txstore.transactions import staging
@@ -41,9 +41,8 @@ if sys.platform == "linux":
 
 PREFIX = "/simulated/"
 URL = PREFIX + "data.tx"
-_PACKAGE = os.path.dirname(txstore.__file__) + os.sep
 _FIRST_DESCRIPTOR = 1 << 40  # no descriptor of the real system
-_OUTER = 5  # frames that a site names
+_OUTER = 5  # steps that a site names
 _FLOCK = "hhqqi4x"
 _TO_THE_END = 1 << 62  # of a file
 
@@ -174,17 +173,15 @@ class System:
         self._finish(call, path, self._begin(call, path), *changes)
 
     def _site(self, call: str, path: str) -> str:
-        frames = []
+        """Return what is called, for which kind of file, and within which steps of the product: the innermost first."""
+        steps: list[str] = []
         frame: Any = sys._getframe(1)
-        while frame is not None and len(frames) < _OUTER:
-            code = frame.f_code
-            if code.co_filename.startswith(_PACKAGE) and not code.co_name.startswith("<"):
-                name = code.co_qualname
-                inside = name.startswith(("_", "LocalStagedFile", "PackWriter._", "LocalStorage._", "Tree."))
-                if not (frames and name in frames[-1]) and not inside:
-                    frames.append(name)
+        while frame is not None and len(steps) < _OUTER:
+            name = STEPS.get(frame.f_code)
+            if name is not None and name not in steps:
+                steps.append(name)
             frame = frame.f_back
-        return f"{call} {_class_of(path)} < {' < '.join(frames)}"
+        return " < ".join([f"{call} {_class_of(path)}", *steps])
 
     def _split(self, path: str) -> tuple[int, str]:
         """Return the directory that a path lies in, and its name there."""

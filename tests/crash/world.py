@@ -244,7 +244,7 @@ class World:
         head = engine.newest(ids[1])
         change = operations.OfBranch(engine, ids[0], source).onto(some(head.stored))
         assert change is not None
-        plan = operations.plan(engine, change, head, append=None)
+        plan = operations.plan(engine, operations.Views(engine), change, head, operations.Answers(None), append=None)
         assert not plan.conflicts
         tx = engine.begin(head, branch=ids[1], message=change.message, other_parent=change.merged)
         operations.apply(plan, engine.snapshots.of(change.theirs), tx)

@@ -48,6 +48,7 @@ def outcome(call: Any, *args: Any) -> Any:
         return type(error), str(error)
 
 
+@pytest.mark.long
 @given(plain_headers)
 def test_plain_headers_are_decoded_as_python_does(header: Header) -> None:
     encoded = header.encode()
@@ -60,11 +61,13 @@ def test_plain_headers_are_decoded_as_python_does(header: Header) -> None:
     assert [hash(run) for run in found.runs] == [hash(run) for run in header.runs]
 
 
+@pytest.mark.long
 @given(headers | plain_headers)
 def test_headers_are_encoded_as_python_does(header: Header) -> None:
     assert header.encode() == in_python(header.encode)
 
 
+@pytest.mark.long
 @given(plain_headers, st.data())
 def test_damaged_headers_are_taken_as_python_does(header: Header, data: st.DataObject) -> None:
     encoded = bytearray(header.encode())
@@ -131,6 +134,7 @@ def test_what_is_odd_is_taken_as_python_does(typed: bytes) -> None:
     assert outcome(Header.decode, FIXED + typed) == in_python(Header.decode, FIXED + typed)
 
 
+@pytest.mark.long
 @given(plain_headers, branches, ids)
 def test_what_begins_a_branch_or_merges_another_is_left_to_python(header: Header, branch: str, some: bytes) -> None:
     for changes in ({"fork": branch}, {"merged": CommitName(branch, header.slot, some, some)}):

@@ -132,6 +132,7 @@ each_record = pytest.mark.parametrize("record", RECORDS)
 # --- what is encoded is decoded
 
 
+@pytest.mark.long
 @each_record
 @given(data=st.data())
 def test_round_trip(record, data):
@@ -291,12 +292,14 @@ def attempt(decode, data: bytes) -> None:
         decode(data)
 
 
+@pytest.mark.long
 @each_record
 @given(data=st.binary(max_size=300))
 def test_random_bytes(record, data):
     attempt(RECORDS[record][2], data)
 
 
+@pytest.mark.long
 @each_record
 @given(data=st.data())
 def test_mutated_bytes(record, data):
@@ -432,6 +435,7 @@ def test_a_partial_frame_with_no_region(region):
         packfile.decode_frame(memoryview(data), 0)
 
 
+@pytest.mark.long
 @given(st.binary(max_size=200), st.integers(0, 250))
 def test_random_bytes_as_a_frame(data, start):
     attempt(lambda pack: packfile.decode_frame(memoryview(pack), start), data)

@@ -69,13 +69,15 @@ def test_neighbours_are_joined(seed: int) -> None:
     assert united(rows[:MAX_BOXES]).boxes is not None
 
 
-def test_too_many_boxes_are_the_whole_chunk() -> None:
+def test_for_too_many_boxes_stands_the_one_around_them() -> None:
     apart = [((2 * number, 2 * number + 1),) for number in range(MAX_BOXES + 1)]
     assert united(apart[:-1]).boxes == tuple(apart[:-1])
-    assert united(apart).is_whole
+    assert united(apart) == Region.of_box(((0, 2 * MAX_BOXES + 1),))
 
 
-def test_what_would_be_too_long_is_the_whole_chunk() -> None:
+def test_for_what_would_be_too_long_stands_the_box_around_it() -> None:
+    apart = [((3 * number, 3 * number + 1),) * 64 for number in range(MAX_BOXES)]
+    assert Region.decode(united(apart).encode()) == Region.of_box(((0, 3 * MAX_BOXES - 2),) * 64)
     region = Region.of_box(((1 << 60, (1 << 60) + 1),) * 64)
     assert len(region.encode()) <= MAX_LENGTH
     region |= Region.of_box(((1 << 61, (1 << 61) + 1),) * 64)

@@ -28,6 +28,7 @@ def test_seeds_are_valid(target: Target) -> None:
         assert look_at(target, seed) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_mutated(target: Target) -> None:
     with reliability.counting("fuzz") as counts:
@@ -41,6 +42,7 @@ def test_what_was_found_once(path: os.PathLike[str]) -> None:
         assert look_at(target_named(os.path.basename(os.path.dirname(path))), file.read()) is None
 
 
+@pytest.mark.long
 def test_repositories_that_lie() -> None:
     # In a process of its own, whose memory nothing else takes.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

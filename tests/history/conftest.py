@@ -43,10 +43,10 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
     found = Requests()
     send = client.ObjectClient._request
 
-    def counted(self: Any, path: str, request: Callable[[Any], Any]) -> Any:
+    def counted(self: Any, path: str, request: Callable[[Any], Any], **how: Any) -> Any:
         if threading.current_thread().name != "txstore hint":
             found.append(path)
-        return send(self, path, request)
+        return send(self, path, request, **how)
 
     monkeypatch.setattr(client.ObjectClient, "_request", counted)
     return found

@@ -208,6 +208,7 @@ def test_a_handle_on_a_branch_without_commits_stays_on_it(forked):
     assert on(forked) == {"a": b"4"}
 
 
+@pytest.mark.long
 def test_pickles(forked):
     reader = pickle.dumps(forked.snapshot(branch="dev"))
     writer = forked.transaction(branch="dev")
@@ -360,6 +361,7 @@ def test_a_rename_that_was_interrupted_is_done_again(forked):
     assert list(forked.branches) == ["main", "later"]
 
 
+@pytest.mark.long
 def test_of_two_processes_that_create_a_name_one_wins(forked):
     code = (
         "import json, sys, txstore\n"

@@ -50,6 +50,7 @@ def _change(source: Random, store: txstore.Transaction, content: dict[str, bytes
                 del content[gone]
 
 
+@pytest.mark.long
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), pages=st.booleans())
 def test_as_two_dicts_differ(tmp_path_factory: pytest.TempPathFactory, seed: int, pages: bool) -> None:

@@ -112,6 +112,7 @@ def test_what_is_read_stays(open_repo: OpenRepo, tmp_path: Path) -> None:
     assert kept_from_the_disk(tmp_path) == 0
 
 
+@pytest.mark.long
 def test_of_small_files_little_is_kept(open_repo: OpenRepo, tmp_path: Path) -> None:
     """Whoever commits or reads now and then needs not open again what was open a moment ago."""
     repo = open_repo(durability="none")

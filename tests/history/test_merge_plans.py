@@ -195,13 +195,13 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     send = client.ObjectClient._request
 
-    def counted(self: client.ObjectClient, path: str, request: object) -> object:
+    def counted(self: client.ObjectClient, path: str, request: object, **how: bool) -> object:
         def noted(backend: object) -> object:
             answer = request(backend)  # type: ignore[operator]
             found.append(_length(answer))
             return answer
 
-        return send(self, path, noted)
+        return send(self, path, noted, **how)
 
     monkeypatch.setattr(client.ObjectClient, "_request", counted)
     for name in ("create", "put"):

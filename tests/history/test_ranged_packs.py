@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -201,6 +202,34 @@ def test_a_value_across_the_end_of_a_window_is_not_fetched_twice(objects: FakeOb
         values.view(i)
     asked = sorted((offset, offset + length) for _, offset, length in objects.requests)
     assert all(before[1] <= after[0] for before, after in pairwise(asked))
+
+
+def test_a_window_that_comes_after_the_cache_was_asked_is_not_fetched_again(objects: FakeObjects) -> None:
+    was_asked = threading.Event()
+
+    class SlowCache(PackCache):
+        before = (0, 0)
+
+        def find_start(self, pack_id: bytes, offset: int, length: int) -> list[memoryview]:
+            found = super().find_start(pack_id, offset, length)
+            # The reader asks for the whole first, then for its beginning. In the second half only the value that goes
+            # on in the window is missing.
+            if self.before == (offset, length) and offset > 2_500_000:
+                was_asked.set()
+                time.sleep(0.05)  # the window comes meanwhile
+            self.before = offset, length
+            return found
+
+    def waits_in_the_background(path: str) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert was_asked.wait(TIMEOUT)
+
+    values = Values(objects, 100, 50_000, cache=SlowCache(memory=PieceMemory(64 << 20)))
+    objects.before = waits_in_the_background
+    for i in range(95):
+        values.view(i)
+    ranges = sorted((offset, offset + length) for _, offset, length in objects.requests)
+    assert all(before[1] <= after[0] for before, after in pairwise(ranges))
 
 
 def test_nothing_is_read_ahead_of_the_end_of_a_pack_once_it_is_known(objects: FakeObjects) -> None:
@@ -672,6 +701,26 @@ def test_a_missing_pack_is_said_at_the_first_read(objects: FakeObjects) -> None:
         with pytest.raises(MissingPackError) as raised:
             read()
         assert (raised.value.path, raised.value.reason) == ("commits/main/0000000007", "the file is missing")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, IsADirectoryError])
+def test_no_error_of_a_server_reads_as_a_missing_key(objects: FakeObjects, error: type[OSError]) -> None:
+    """zarr takes each of these, of a file system, for a chunk that was never written."""
+
+    def fail(_: str) -> None:
+        raise error(2, "where a file has to be is none")
+
+    objects.before = fail
+    pack = RemotePacks(objects, new_cache()).get(PackName(bytes(16), "main", 7))
+    for read in (
+        lambda: pack.view(64, 1, 0),
+        lambda: pack.part(64, 10, slice(2)),
+        lambda: pack.section(64, 10),
+        lambda: pack.size,
+        lambda: pack.read_into(64, 10, 0, memoryview(bytearray(10))),
+    ):
+        with pytest.raises(MissingPackError):
+            read()
 
 
 def test_who_knows_why_a_pack_is_missing_says_it(objects: FakeObjects) -> None:

@@ -145,6 +145,7 @@ def _range(world: World) -> tuple[bytes, bytes | None]:
     return low, world.source.choice([None, low, b"a0", b"b/20", b"zz", *world.source.sample(KEYS, 3)])
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])  # it stays as it is
 def test_ranged_runs_answer_as_mapped_ones(narrow: None, seed: int) -> None:
@@ -161,6 +162,7 @@ def test_ranged_runs_answer_as_mapped_ones(narrow: None, seed: int) -> None:
             lazy = LazyRuns(world.names, None, RemotePacks(world.objects, new_cache()), lazy.opened())
 
 
+@pytest.mark.long
 def test_ranged_runs_answer_as_mapped_ones_to_threads(narrow: None) -> None:
     world = World(77)
     mapped, lazy = world.mapped(), world.lazy()
@@ -541,6 +543,7 @@ def test_a_snapshot_of_a_real_repository_is_the_same(repo: txstore.Repository, s
     assert remote.get_part("nothing", slice(1)) is None
 
 
+@pytest.mark.long
 def test_opening_and_reading_one_of_many_chunks_takes_three_requests(repo: txstore.Repository, strict: None) -> None:
     with repo.begin() as mapping:
         mapping["array/zarr.json"] = b"{}"

@@ -547,6 +547,7 @@ def test_extreme_entries_survive(index: Any) -> None:
     assert index.lookup((merged,), b"p" * 4095 + b"/" + b"q" * 9000) == (0, 4, most, 0, 0, 0, 0)
 
 
+@pytest.mark.long
 def test_build_needs_little_more_than_its_output(index: Any) -> None:
     n = 100_000 if index.IMPLEMENTATION == "python" else 1_000_000
 
@@ -888,6 +889,7 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     return apply
 
 
+@pytest.mark.long
 @given(damages=st.lists(damage(), min_size=1, max_size=3))
 @settings(max_examples=150, deadline=None)
 def test_damage_is_an_error_or_changes_nothing(damages: list[Callable[[bytes], bytes]]) -> None:
@@ -901,6 +903,7 @@ def test_damage_is_an_error_or_changes_nothing(damages: list[Callable[[bytes], b
             assert all(isinstance(now, str) or now == then for now, then in zip(seen, right, strict=True))
 
 
+@pytest.mark.long
 @needs_both
 @given(damages=st.lists(damage(), min_size=1, max_size=4))
 @settings(max_examples=400, deadline=None)
@@ -913,6 +916,7 @@ def test_forged_bytes_mean_the_same_to_both(damages: list[Callable[[bytes], byte
     assert observe(c, broken, SAMPLE_KEYS[::20]) == observe(twin, broken, SAMPLE_KEYS[::20])
 
 
+@pytest.mark.long
 @needs_both
 @given(
     entries=st.lists(
@@ -963,6 +967,7 @@ def runs_of(index: Any, history: list[Any]) -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.long
 @given(history=histories, start=keys | st.just(b""), stop=keys | st.none(), limit=st.integers(-1, 8))
 @settings(max_examples=150, deadline=None)
 @example(history=[({}, {b""}), ({b"a": (1, 0, 0, 0)}, set())], start=b"", stop=None, limit=-1)
@@ -979,6 +984,7 @@ def test_runs_answer_as_a_dictionary_would(history: Any, start: bytes, stop: byt
             assert found == live[key] if key in live else found[1] in (0, 4)
 
 
+@pytest.mark.long
 @given(history=histories, cuts=st.tuples(st.integers(0, 6), st.integers(0, 6)))
 @settings(max_examples=150, deadline=None)
 def test_merging_changes_no_answer_and_its_order_no_byte(history: Any, cuts: tuple[int, int]) -> None:
@@ -999,6 +1005,7 @@ def test_merging_changes_no_answer_and_its_order_no_byte(history: Any, cuts: tup
             assert found == live
 
 
+@pytest.mark.long
 @needs_both
 @given(history=histories)
 @settings(max_examples=150, deadline=None)
@@ -1015,6 +1022,7 @@ def test_both_write_the_same_bytes_and_read_the_same_answers(history: Any) -> No
     assert seen[0] == seen[1]
 
 
+@pytest.mark.long
 @given(history=histories, start=prefixes, to=prefixes)
 @settings(max_examples=100, deadline=None)
 def test_a_graft_has_the_live_entries_under_another_name(history: Any, start: bytes, to: bytes) -> None:
@@ -1114,6 +1122,7 @@ def test_c_keeps_its_reference_counts() -> None:
     assert min(grown() for _ in range(3)) < 200  # a leak is there each time; other threads may allocate something once
 
 
+@pytest.mark.long
 @needs_both
 def test_the_collector_does_not_clear_the_buffer_of_a_run() -> None:
     """Until Python 3.11.9 and 3.12.3 it cleared a memoryview in a cycle although a run was reading it: a crash."""

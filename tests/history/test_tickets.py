@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import threading
 import time
 import uuid
@@ -20,7 +21,7 @@ from txstore.format import names
 from txstore.history import tickets
 from txstore.history.remote_commits import RemoteCommits
 from txstore.history.tickets import Pace, Seen, Turns, Waiting
-from txstore.history.trains import Listed, Look
+from txstore.history.trains import BranchListing, Look
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
 
@@ -47,6 +48,12 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_PATIENCE_SECONDS", "_PATIENCE_TRIPS", "_PATIENCE_TRIES", "_MORE_TRIPS"):
         monkeypatch.setattr(tickets, name, 0)
+
+
+@pytest.fixture
+def persistent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for the next slot goes on asking, however long the machine takes, before it looks for who has left."""
+    monkeypatch.setattr(tickets, "_ASKING", math.inf)
 
 
 @pytest.fixture
@@ -313,7 +320,7 @@ class FakeSlots:
 
     shows_tickets = True
 
-    def __init__(self, listed: Listed) -> None:
+    def __init__(self, listed: BranchListing) -> None:
         self.listed = listed
         self.asked: list[int] = []
         self.read: list[str] = []
@@ -344,30 +351,30 @@ def _id(slot: int) -> bytes:
     return slot.to_bytes(4, "big") * 4
 
 
-def line_of(ahead: int) -> Listed:
+def line_of(ahead: int) -> BranchListing:
     """What is listed where the commits that those in line are to make have slots up to 20."""
     found, head = Object("", 0, None), 20 - ahead
-    return Listed({head: found}, {}, {}, {(1, _id(slot)): found for slot in range(head + 1, 21)})
+    return BranchListing({head: found}, {}, {}, {(1, _id(slot)): found for slot in range(head + 1, 21)})
 
 
-def test_the_second_slot_is_asked_for_before_the_first_one_is_taken(patient, monkeypatch):
+def test_the_second_slot_is_asked_for_before_the_first_one_is_taken(patient, persistent, monkeypatch):
     """Who is told of one commit late is not told of the next one as late."""
     slots = FakeSlots(line_of(2))
     slots.answers = {19: threading.Event(), 20: threading.Event()}
     slots.answers[20].set()  # and is answered first
-    monkeypatch.setattr(Turns, "_pause", lambda self, seconds: 0.01)
+    monkeypatch.setattr(Turns, "_pause", lambda self, seconds: LONG)
     pace = Pace()
     pace.met_at = time.monotonic()
     with ThreadPoolExecutor(1) as threads, Turns(slots, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]
         running = threads.submit(turns.next, time.monotonic() + LONG)
-        wait_until(lambda: 20 in slots.asked)
+        wait_until(lambda: 20 in turns._ends)
         slots.answers[19].set()
         assert running.result(TIMEOUT).header.slot == 20
         assert slots.read == ["head"], "nothing was looked for again"
         assert slots.asked.count(20) == 1, "nor asked for"
 
 
-def test_who_stands_far_behind_reads_no_commits(patient, monkeypatch):
+def test_who_stands_far_behind_reads_no_commits(patient, persistent, monkeypatch):
     slots, ahead = FakeSlots(line_of(12)), []
     for slot in range(8, 21):
         slots.answers[slot] = threading.Event()
@@ -381,7 +388,6 @@ def test_who_stands_far_behind_reads_no_commits(patient, monkeypatch):
         return 0.01
 
     monkeypatch.setattr(Turns, "_pause", sleep)
-    monkeypatch.setattr(tickets, "_ASKING", LONG / 0.01)
     pace = Pace()
     pace.met_at = time.monotonic()
     with Turns(slots, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import threading
 import time
@@ -18,7 +19,7 @@ from tests.waiting import TIMEOUT, wait_until
 from txstore.format import names
 from txstore.format.commitfile import SECTION_TRAIN
 from txstore.history import object_writer, remote_commits, trains
-from txstore.history.trains import Listed, Look, Trains
+from txstore.history.trains import BranchListing, Look, Trains
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
 
@@ -268,7 +269,7 @@ def test_who_takes_slots_fast_sees_that_others_are_about_to(url, slot, before, i
     commits: Any = txstore.Repository(url).engine.commits
     offered, made = (None, None) if before is None else (100.0 - before, 100.0)
     offer = Object("offer", 1, offered)
-    commits._notice("main", 5, Listed({5: Object("commit", 1, made)}, {(slot, b"o" * 16): offer}, {}, {}))
+    commits._notice("main", 5, BranchListing({5: Object("commit", 1, made)}, {(slot, b"o" * 16): offer}, {}, {}))
     assert commits.is_contended("main") == is_contended
 
 
@@ -421,6 +422,34 @@ def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_offer_back(url,
     assert messages(url) == ["first", "again"]
 
 
+@pytest.mark.parametrize(
+    ("room", "raised", "state"),
+    [("", OSError, "open"), (".offer-", txstore.CommitUnknownError, "of unknown outcome")],
+)
+def test_there_is_no_room_for_what_is_offered_or_for_the_train(url, impatient, monkeypatch, room, raised, state):
+    """A bucket at its quota says so: nobody waits for ever. What could be offered may be in a train of others."""
+    refused = list[str]()
+
+    def refuse(real: Any, self: ObjectClient, path: str, parts: Any) -> None:
+        if room and room in path:
+            real(self, path, parts)
+            return
+        refused.append(path)
+        if len(refused) > 10:
+            raise Killed
+        raise OSError(errno.EDQUOT, "no space left", path)
+
+    create, put, transaction = ObjectClient.create, ObjectClient.put, staged(url, "full")
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectClient, "create", lambda *given: refuse(create, *given))
+        patched.setattr(ObjectClient, "put", lambda *given: refuse(put, *given))
+        with pytest.raises(raised, match="no space left"):
+            transaction.commit()
+        assert transaction.state == state
+    assert messages(url) == ["first"]
+    transaction.rollback()
+
+
 @pytest.mark.parametrize("floor", [2, 3])
 def test_a_train_of_those_who_have_slept_is_not_taken_for_history(far, meet, impatient, monkeypatch, floor):
     """While all were asleep, others committed and a vacuum freed slots. Nothing is put behind those that they made."""
@@ -435,7 +464,7 @@ def test_a_train_of_those_who_have_slept_is_not_taken_for_history(far, meet, imp
         commits._looks["main"] = Look(time.monotonic() - 60, time.time() - 60)
         monkeypatch.setattr(commits, "head_to_follow", lambda branch, commits=commits: commits._newest[branch])
         monkeypatch.setattr(commits, "floor", lambda branch: floor)
-    fitting, look, check = trains.fitting, Trains._look, Trains._check_history
+    fitting, look, check = trains.fitting, Trains._look, Trains._check_made
 
     def falls_asleep(*arguments: Any) -> Any:
         for number in range(AWAKE):
@@ -455,7 +484,7 @@ def test_a_train_of_those_who_have_slept_is_not_taken_for_history(far, meet, imp
 
     monkeypatch.setattr(trains, "fitting", falls_asleep)
     monkeypatch.setattr(Trains, "_look", looks_later)
-    monkeypatch.setattr(Trains, "_check_history", check_later)
+    monkeypatch.setattr(Trains, "_check_made", check_later)
     meet(url, CREW)
     found = commit_together(slept)
     assert file_of(url, 1).header.train == (0, CREW)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import txstore
 from tests.interchange.copies import Tree, Unsteady, check_copy, chunks_of, forked, killed
+from txstore.format.consolidated import consolidate, documents_of
 from txstore.interchange import publish as publishing
-from txstore.interchange.consolidated import consolidate, documents_of
 from txstore.interchange.published_state import STATE
 
 publishing._BATCH = 2

@@ -16,6 +16,8 @@ from tests import blocks
 from tests.interchange.foreign import positions, write_weather, write_workers
 from tests.interchange.manifests import TEMPERATURES, references_of, write_hdf5
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("h5netcdf")
 pytest.importorskip("xarray")
 DOCS = Path(__file__).parents[2] / "docs/how-to"

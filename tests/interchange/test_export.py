@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import zarr
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
 from tests.store.test_codecs import CODECS_2, CODECS_3, NUMERIC_DTYPES, OTHER_DTYPES, RECORD, numbers_as
+from txstore.format.consolidated import plain_document
 from txstore.interchange import export
 from txstore.interchange.destinations import LocalDestination
 from txstore.interchange.export import MARKER
@@ -24,6 +26,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificati
 
 def files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def bare(found: dict[str, bytes]) -> dict[str, bytes]:
+    """What an export holds besides consolidated metadata."""
+    return {key: plain_document(key, content) for key, content in found.items() if key != ".zmetadata"}
+
+
+def same(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
+    """Whether all values are the same, but for how the JSON of a root's document is written."""
+    roots = [json.loads(each["zarr.json"]) if "zarr.json" in each else None for each in (one, other)]
+    rest = [{key: value for key, value in each.items() if key != "zarr.json"} for each in (one, other)]
+    return roots[0] == roots[1] and rest[0] == rest[1]
 
 
 def cases(zarr_format: int) -> dict[str, tuple[Any, dict[str, Any]]]:
@@ -41,6 +55,7 @@ def write_case(group: Any, name: str, data: Any, arguments: dict[str, Any]) -> N
     array[...] = data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_export_then_import_keeps_every_codec_and_data_type(
     open_repo: Callable[..., txstore.Repository], tmp_path: Path, zarr_format: int
@@ -53,7 +68,7 @@ def test_export_then_import_keeps_every_codec_and_data_type(
             write_case(group, name, data, arguments)
     done = repo.export(out)
     assert done.commit == repo.head()
-    assert files(out) == dict(repo.mapping())
+    assert same(bare(files(out)), repo.mapping())
     assert (done.keys, done.bytes, done.written) == (len(files(out)), *[sum(map(len, files(out).values()))] * 2)
 
     again = open_repo("again.tx")
@@ -84,7 +99,8 @@ def filled(repo: txstore.Repository) -> txstore.Repository:
 def test_an_older_commit_and_a_part(filled: txstore.Repository, tmp_path: Path) -> None:
     filled.export(tmp_path / "old", at=0)
     filled.export(tmp_path / "tagged", tag="v1")
-    assert files(tmp_path / "old") == files(tmp_path / "tagged") == dict(filled.mapping(at=0))
+    assert files(tmp_path / "old") == files(tmp_path / "tagged")
+    assert same(bare(files(tmp_path / "old")), filled.mapping(at=0))
     filled.export(tmp_path / "part", path="y")
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "part", mode="r")[:], [7] * 4)
 
@@ -100,7 +116,8 @@ def test_a_process_without_us_reads_it(
 def test_any_url(filled: txstore.Repository) -> None:
     filled.export("memory://exported/data.zarr")
     place = Place("memory://exported/data.zarr")
-    assert {key: place.read(key) for key in place.files()} == dict(filled.mapping())
+    assert same(bare({key: place.read(key) for key in place.files()}), filled.mapping())
+    assert filled.export("memory://exported/data.zarr").is_unchanged
 
 
 def test_what_is_interrupted_can_not_be_opened_and_is_gone_on_with(filled: txstore.Repository, tmp_path: Path) -> None:
@@ -128,15 +145,68 @@ def test_what_is_interrupted_can_not_be_opened_and_is_gone_on_with(filled: txsto
             other.write_bytes(bytes(len(other.read_bytes())))
         done = filled.export(out)
         assert 0 < done.written < done.bytes
-        assert files(out) == dict(filled.mapping())
+        assert files(out) == files(tmp_path / "whole")
+
+
+def unread(directory: Path) -> dict[Path, tuple[int, ...]]:
+    """What changes when files are written, or replaced, and not when they are read."""
+    stats = {file: file.stat() for file in directory.rglob("*")}
+    return {file: (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for file, stat in stats.items()}
+
+
+def test_an_export_that_is_finished_is_told_to_be(filled: txstore.Repository, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = filled.export(out)
+    before = unread(out)
+    again = filled.export(out)
+    assert not first.is_unchanged
+    assert again.is_unchanged
+    assert (again.commit, again.keys, again.bytes, again.written) == (first.commit, first.keys, first.bytes, 0)
+    assert unread(out) == before, "nothing is written, and nothing is left there"
+    for other in ({"at": 0}, {"path": "y"}, {"consolidated": False}):
+        with pytest.raises(txstore.ExportError, match="holds something"):
+            filled.export(out, **other)  # type: ignore[arg-type]
+    value = out / "y/c/0"
+    content = value.read_bytes()
+    for changed in (content[:-1], bytes(len(content)), content + b"1"):
+        value.write_bytes(changed)
         with pytest.raises(txstore.ExportError, match="holds something"):
             filled.export(out)
+    value.write_bytes(content)
+    (out / "more").write_bytes(b"1")
+    with pytest.raises(txstore.ExportError, match="holds something"):
+        filled.export(out)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_no_reader_warns_of_an_export(repo: txstore.Repository, tmp_path: Path, zarr_format: Literal[2, 3]) -> None:
+    xr = pytest.importorskip("xarray")
+    data = xr.Dataset({"t": (("y", "x"), np.arange(12.0).reshape(3, 4))}, coords={"x": [1, 2, 3, 4]})
+    with repo.transaction() as store:
+        data.to_zarr(store, consolidated=False, zarr_format=zarr_format)
+    repo.export(tmp_path / "out")
+    repo.export(tmp_path / "exact", consolidated=False)
+    assert files(tmp_path / "exact") == dict(repo.mapping())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        xr.testing.assert_equal(xr.open_zarr(tmp_path / "out").load(), data)
+        xr.testing.assert_equal(xr.open_dataset(tmp_path / "out", engine="zarr").load(), data)
+        group = zarr.open_consolidated(tmp_path / "out")
+    assert sorted(name for name, _ in group.members()) == ["t", "x"]
+
+
+def test_old_consolidated_metadata_is_made_anew(repo: txstore.Repository, tmp_path: Path) -> None:
+    with repo.transaction() as store:
+        zarr.create_group(store, zarr_format=2).create_array("x", data=np.arange(3))
+        store[".zmetadata"] = b"{}"
+    repo.export(tmp_path / "out")
+    assert [name for name, _ in zarr.open_consolidated(tmp_path / "out", zarr_format=2).members()] == ["x"]
 
 
 def test_the_root_is_written_last(filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    plain_copy = export._Copying._copy
-    monkeypatch.setattr(export._Copying, "_copy", lambda self, key: order.append(key) or plain_copy(self, key))  # type: ignore[func-returns-value]
+    plain_copy = export._Export._copy
+    monkeypatch.setattr(export._Export, "_copy", lambda self, key: order.append(key) or plain_copy(self, key))  # type: ignore[func-returns-value]
     filled.export(tmp_path / "out")
     documents = [key for key in order if key.endswith("zarr.json")]
     assert order[-len(documents) :] == documents
@@ -192,4 +262,11 @@ def test_the_command(filled: txstore.Repository, tmp_path: Path) -> None:
     assert told["commit"]["slot"] == 0
     assert told["keys"] == len(files(tmp_path / "out"))
     assert "exported main@1" in run("export", filled.url, tmp_path / "new", "--path", "y").stdout
+    again = run("export", filled.url, tmp_path / "new", "--path", "y")
+    assert again.exit_code == 0
+    assert "nothing to do" in again.stdout
+    assert "finished" in again.stdout
+    assert run_json("export", filled.url, tmp_path / "out", "--at", "v1")["written"] == 0
     assert_refused(run("export", filled.url, tmp_path / "new"), "choose an empty or a new place")
+    run("export", filled.url, tmp_path / "exact", "--no-consolidated")
+    assert files(tmp_path / "exact") == dict(filled.mapping())

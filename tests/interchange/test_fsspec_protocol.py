@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import pickle
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -168,3 +171,88 @@ def test_options_go_to_the_file_system_they_belong_to(monkeypatch: pytest.Monkey
         "s3://bucket/deep/data.tx": {"anon": True},
         "sftp://host:2222/srv/data.tx": {"username": "somebody", "password": "secret"},
     }
+
+
+def damage(repo: txstore.Repository) -> None:
+    [path] = Path(repo.url, "commits/main").iterdir()
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def replace_by_directory(repo: txstore.Repository) -> None:
+    [path] = Path(repo.url, "commits/main").iterdir()
+    path.unlink()
+    path.mkdir()
+
+
+def delete(repo: txstore.Repository) -> None:
+    [path] = Path(repo.url, "commits/main").iterdir()
+    path.unlink()
+
+
+def take_away(repo: txstore.Repository) -> None:
+    Path(repo.url).rename(f"{repo.url}.away")
+
+
+def reads_of(url: str) -> dict[str, Callable[[], Any]]:
+    """All ways to look at a key through a file system that is open, and has read nothing yet."""
+    key, below = "group/position/c/0", "group/position"
+    fs = fsspec.filesystem("txstore", fo=url)
+    mapper = fsspec.get_mapper(URL.format(url))
+    store = zarr.storage.FsspecStore.from_url(URL.format(url), read_only=True)
+    return {
+        "exists": lambda: fs.exists(key),
+        "isfile": lambda: fs.isfile(key),
+        "isdir": lambda: fs.isdir(below),
+        "info": lambda: fs.info(key),
+        "ls": lambda: fs.ls(below),
+        "walk": lambda: list(fs.walk("")),
+        "find": lambda: fs.find("", maxdepth=9),
+        "glob": lambda: fs.glob("**"),
+        "cat_file": lambda: fs.cat_file(key),
+        "in": lambda: key in mapper,
+        "[]": lambda: mapper[key],
+        "get": lambda: mapper.get(key),
+        "getitems": lambda: mapper.getitems([key]),
+        "list": lambda: list(mapper),
+        "zarr": lambda: zarr.open_array(store, path=below, mode="r")[...].tolist(),  # type: ignore[union-attr]
+    }
+
+
+@pytest.mark.parametrize("harm", [damage, replace_by_directory, delete, take_away])
+def test_what_can_not_be_read_is_not_told_to_be_missing(
+    tmp_path: Path, harm: Callable[[txstore.Repository], None]
+) -> None:
+    """What fsspec's own `exists`, `isfile`, `isdir` and `walk` make of an error is "no"."""
+    repo = txstore.Repository(tmp_path / "harmed.tx")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="group/position", data=np.arange(1, 11), chunks=(4,))
+    wanted = {name: read() for name, read in reads_of(repo.url).items()}
+    reads = reads_of(repo.url)
+    harm(repo)
+    told = {}
+    for name, read in reads.items():
+        with contextlib.suppress(txstore.TxStoreError):
+            told[name] = read()
+    assert told == {name: wanted[name] for name in told}
+    assert harm is damage or not told
+
+
+def test_what_is_missing_is(filled: txstore.Repository) -> None:
+    fs = fsspec.filesystem("txstore", fo=filled.url)
+    assert fs.exists("group/position/c/0")
+    assert fs.isfile("group/position/c/0")
+    assert fs.isdir("group/position")
+    assert fs.exists("group")
+    for no in (
+        fs.exists("nothing"),
+        fs.isfile("nothing"),
+        fs.isdir("nothing"),
+        fs.isfile("group"),
+        fs.isdir("zarr.json"),
+    ):
+        assert not no
+    assert list(fs.walk("nothing")) == []
+    assert fs.glob("nothing/*") == []
+    assert [names for _, _, names in fs.walk("group/position/c")] == [["0", "1", "2"]]
+    with pytest.raises(FileNotFoundError):
+        list(fs.walk("nothing", on_error="raise"))

@@ -62,6 +62,7 @@ repo.import_from(sys.argv[2], concat="sample", chunks={"sample": 16}, name="merg
 """
 
 
+@pytest.mark.long
 def test_a_merge_that_was_killed_goes_on_where_it_was(
     repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +275,7 @@ def test_text_is_not_cut_off(repo: txstore.Repository, tmp_path: Path) -> None:
     assert list(as_dataset(repo).name.values) == [*texts[0], *texts[1]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hidden", ["nothing", "netCDF4", "h5netcdf"])
 def test_each_engine_of_xarray_reads_text_in_files_and_groups(
     repo: txstore.Repository, tmp_path: Path, hidden: str

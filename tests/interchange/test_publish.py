@@ -333,6 +333,7 @@ print(done, torn, len(lengths))
 """
 
 
+@pytest.mark.long
 def test_readers_without_txstore_see_no_torn_append(
     repo: txstore.Repository, copy: Path, run_plain: Callable[..., str]
 ) -> None:
@@ -390,6 +391,7 @@ def test_following(repo: txstore.Repository, copy: Path) -> None:
         check_copy(copy, repo)
 
 
+@pytest.mark.long
 def test_killed_at_every_step(tmp_path: Path) -> None:
     told = {**os.environ, "PYTHONPATH": str(ROOT)}
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path  # there is no power to be lost

@@ -26,7 +26,7 @@ from txstore.interchange import reference_parquet, references
 from txstore.interchange.reference_entries import INLINE_BELOW, Reference, entries
 
 pytest.importorskip("fastparquet")
-pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")]
 
 #: What the reader prints is not asked for: it leaves the arrays in a file.
 READER = """
@@ -204,6 +204,22 @@ def test_parts_of_shards(repo: txstore.Repository, tmp_path: Path, read: Callabl
 
 
 # --- the files
+
+
+def test_without_templates(repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found]) -> None:
+    """Readers that do not know them take a reference for the URL that it is."""
+    fill(repo)
+    for templates in (True, False):
+        repo.references(tmp_path / f"{templates}.json", tag="v1", templates=templates)
+    repo.references(tmp_path / "x.parquet", tag="v1", templates=False)  # which has none
+    short, full = (json.loads((tmp_path / f"{each}.json").read_text()) for each in (True, False))
+    assert set(full) == {"version", "refs"}
+    where = f"file://{repo.url}"
+    for key, told in short["refs"].items():
+        meant = [told[0].replace("{{u}}", where), *told[1:]] if isinstance(told, list) else told
+        assert full["refs"][key] == meant
+    assert any(isinstance(told, list) for told in full["refs"].values())
+    check_filled(read(tmp_path / "False.json", FILLED.keys()))
 
 
 def test_what_the_json_says(repo: txstore.Repository, tmp_path: Path) -> None:
@@ -493,4 +509,7 @@ def test_the_command(repo: txstore.Repository, tmp_path: Path, read: Callable[..
     told = run_json("references", repo.url, out, "--tag", "v2", "--create-tag")
     assert (told["commit"]["slot"], told["url"]) == (0, str(out))
     assert told["keys"] == len(repo.mapping())
+    check_filled(read(out, FILLED.keys()))
+    run("references", repo.url, out, "--tag", "v1", "--no-templates")
+    assert "templates" not in json.loads(out.read_text())
     check_filled(read(out, FILLED.keys()))

@@ -31,6 +31,7 @@ def printed(shown: object) -> str:
     return found[0]
 
 
+@pytest.mark.long
 def test_zarr_opens_what_was_printed(filled: txstore.Repository, run_installed: Callable[..., str]) -> None:
     if filled.url.startswith("memory:"):
         pytest.skip("that of another process")
@@ -109,6 +110,7 @@ def test_one_that_is_yet_to_be_made(tmp_path: Path) -> None:
 
 
 def test_there_is_no_consolidated_metadata(filled: txstore.Repository) -> None:
-    with pytest.raises(ValueError, match="leave out consolidated=True"):
-        xr.open_dataset(filled, engine=Engine, group="below", consolidated=True)
+    for consolidated in (None, True, False):
+        found = xr.open_dataset(filled, engine=Engine, group="below", consolidated=consolidated)
+        assert list(found.data_vars) == ["t"]
     assert list(xr.open_datatree(filled, engine=Engine, consolidated=False)["below"].data_vars) == ["t"]

@@ -507,6 +507,7 @@ def _stage_part(store: txstore.TxStore, path: str, chunk: int) -> list[int]:
     return list(zarr.open_array(store, path="x", mode="r")[50 * chunk : 50 * chunk + 2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_several_processes_of_one_transaction(open_repo: OpenRepo, binary: Path, method: str) -> None:
@@ -690,6 +691,7 @@ def test_no_references_to_references(repo: txstore.Repository, nc: Path, tmp_pat
     assert not (tmp_path / name).exists()
 
 
+@pytest.mark.long
 def test_xarray_and_fsspec(repo: txstore.Repository, nc: Path, run_installed: Callable[..., str]) -> None:
     pytest.importorskip("xarray")
     repo.import_references(references_of(nc))

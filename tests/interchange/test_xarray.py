@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import dask
+import fsspec
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
 import txstore
+from txstore.fsspec_filesystem import TxStoreFileSystem
 from txstore.xarray_backend import TxStoreBackendEntrypoint as Engine
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/xarray.md"
@@ -35,6 +39,7 @@ def append(repo: txstore.Repository) -> None:
         dataset(4, 2).to_zarr(store, append_dim="time")
 
 
+@pytest.mark.long
 def test_xarray_finds_it(filled: txstore.Repository, run_installed: Callable[..., str]) -> None:
     code = """
 import os, sys, xarray as xr
@@ -114,3 +119,84 @@ def test_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     space: dict[str, object] = {}
     for program in programs:
         exec(compile(program, str(PAGE), "exec"), space)  # what a page shows is a program; asserts in it are checked
+
+
+def test_a_store_is_opened_where_it_stands(filled: txstore.Repository) -> None:
+    expected = dataset(0, 4)
+    snapshot = filled.snapshot()
+    append(filled)
+    xr.testing.assert_identical(xr.open_dataset(snapshot, engine=Engine), expected)
+    with filled.transaction() as store:
+        dataset(6, 1).to_zarr(store, append_dim="time")
+        assert xr.open_dataset(store, engine=Engine).sizes["time"] == 7
+    assert Engine().guess_can_open(snapshot)
+    with pytest.raises(ValueError, match="stands at its commit"):
+        xr.open_dataset(snapshot, engine=Engine, at=0)
+
+
+def test_dask_tells_what_is_staged_apart(filled: txstore.Repository) -> None:
+    with filled.transaction() as store:
+        opened = []
+        for value in (1.0, 2.0):
+            zarr.open_array(store, path="temperature")[:] = value
+            opened.append(xr.open_dataset(store, engine=Engine, chunks={}).temperature)
+        assert opened[0].data.name != opened[1].data.name
+
+
+def test_options_of_xarrays_own_engine(filled: txstore.Repository) -> None:
+    for options in ({"consolidated": True}, {"consolidated": None}, {"consolidated": False}, {"zarr_format": 3}):
+        xr.testing.assert_identical(xr.open_dataset(filled, engine=Engine, **options), dataset(0, 4))
+    with pytest.raises(FileNotFoundError):
+        xr.open_dataset(filled, engine=Engine, zarr_format=2)
+
+
+def test_what_is_no_store_says_what_to_pass(filled: txstore.Repository, tmp_path: Path) -> None:
+    for call in (lambda: dataset(0, 4).to_zarr(filled), lambda: xr.open_zarr(filled)):
+        with pytest.raises(TypeError, match=r"with repo.transaction\(\) as store: ds.to_zarr\(store\)"):
+            call()
+    assert not hasattr(filled, "misspelled")
+    assert "supports_consolidated_metadata" not in dir(filled)
+    fsspec.register_implementation("txstore", TxStoreFileSystem)
+    with pytest.raises(txstore.RepositoryNotFoundError, match="only reads: write to a store"):
+        dataset(0, 4).to_zarr(f"txstore::{tmp_path}/none.tx")
+    with pytest.raises(PermissionError, match="is for reading: write to a store"):
+        dataset(0, 4).to_zarr(f"txstore::{filled.url}", mode="a")
+
+
+def test_what_is_left_behind_is_told(repo: txstore.Repository) -> None:
+    def write(data: xr.Dataset, **options: object) -> None:
+        with repo.transaction() as store:
+            data.to_zarr(store, **options)
+
+    data = dataset(0, 4).assign(other=("time", np.arange(4)), apart=("z", np.arange(4)))
+    for zarr_format in (2, 3):
+        group = f"format-{zarr_format}"
+        more = dataset(4, 2).assign(other=("time", np.arange(2)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            write(data, group=group, zarr_format=zarr_format)
+            write(more, group=group, append_dim="time")
+        with pytest.warns(txstore.UnequalLengthsWarning, match="EqualLength") as caught:
+            write(dataset(6, 2), group=group, append_dim="time")
+        assert [each[:3] for each in caught[0].message.left] == [(f"{group}/other", f"{group}/temperature", "time")]
+        assert caught[0].message.left[0][3:] == (0, (6, 8))
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            write(dataset(8, 2), group=group, append_dim="time")  # they are unequal already, and stay so
+            with repo.transaction() as store:
+                zarr.open_array(store, path=f"{group}/apart").append(np.arange(3))
+
+
+def test_a_warning_that_is_an_error_commits_nothing(filled: txstore.Repository) -> None:
+    store = filled.transaction()
+    group = zarr.open_group(store)
+    sorted(group.array_keys())
+    group["time"].append(np.arange(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(txstore.UnequalLengthsWarning):
+            store.commit()
+    group["temperature"].append(np.ones((2, 3)))
+    store.commit()
+    assert xr.open_dataset(filled, engine=Engine).sizes["time"] == 6

@@ -269,16 +269,13 @@ def _run_one(
     txn = Txn(number, process, tuple(client.ops), base)
     pipe.send(("about", (txn, transaction.id)))  # so that what a killed process did can be looked up
     try:
-        if store is None:
-            after = transaction.commit().seq
-        else:
-            commit = store.commit()
-            after = base if commit is None else commit.seq
+        made = transaction.commit() if store is None else store.commit()
+        if store is not None:
             store.close()
     except txstore.ConflictError:
         (transaction if store is None else store).rollback()
         return txn._replace(aborted=True)
-    return txn if after == base else txn._replace(commit=after)
+    return txn if made is None else txn._replace(commit=made.seq)
 
 
 def _do_in_child(client: Client, kind: str) -> None:

@@ -65,8 +65,8 @@ class Interleaving:
         transaction = self._open.pop(slot).transaction
         expected = must_conflict(txn, self.history, self.isolation)
         try:
-            after = transaction.commit().seq
-            txn = txn if after == txn.base else txn._replace(commit=after)
+            made = transaction.commit()
+            txn = txn if made is None else txn._replace(commit=made.seq)
         except txstore.ConflictError as error:
             transaction.rollback()
             txn = txn._replace(aborted=True)

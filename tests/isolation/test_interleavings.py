@@ -25,6 +25,7 @@ class Drawn:
         return among[next(self._numbers, 0) % len(among)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(numbers=st.lists(st.integers(0, 29), min_size=20, max_size=120))

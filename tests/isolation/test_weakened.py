@@ -230,9 +230,9 @@ RULES = [
               two(create(), put(FIRST, 5), lambda store: store.__delitem__("x/zarr.json"))),
     Weakening("a deleted prefix is no change", blind_to(packfile.FOUND_PREFIX), two(create(), put(FIRST, 5), delete())),
     Weakening("equal documents are no conflict",
-              replace(conflicts, "_is_equal_group_creation", equal_bytes_are_no_conflict),
+              replace(conflicts, "_is_equal_of_group", equal_bytes_are_no_conflict),
               two(create(), append(0), append(0))),
-    Weakening("documents are no conflict", replace(conflicts, "_is_equal_group_creation", creation_is_no_conflict),
+    Weakening("documents are no conflict", replace(conflicts, "_is_equal_of_group", creation_is_no_conflict),
               two(create(), append(7), attributes(a=1))),
     Weakening("deleting what was not there is no write", clause("deleted", deleted_if_it_was_there),
               two_mappings(lambda t: t.delete("new"), lambda t: t.__setitem__("new", b"2"))),
@@ -328,6 +328,7 @@ READS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "weakening", [pytest.param(each, id=each.name) for each in [*tables(), *RULES, *STALE, *READS]]
 )

@@ -16,6 +16,7 @@ from tests.system.processes.workers import TIMEOUT
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="an example forks")
 @pytest.mark.parametrize("framework", [None, "torch", "tensorflow"])
 def test_the_examples_run(tmp_path, framework):

@@ -22,6 +22,8 @@ from tests.waiting import wait_until
 from txstore.loaders import Samples, SampleStream, reading
 from txstore.loaders.order import Order
 
+pytestmark = pytest.mark.long
+
 
 @given(
     samples=st.integers(0, 300),

@@ -65,7 +65,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     for key in keys[PARTS:]:
         with repo.begin() as transaction:
             transaction[key] = values[key].tobytes()
-    assert sum(len(files) for _, _, files in os.walk(f"{repo.url}/packs")) == PARTS
+    assert sum(len(files) for _, _, files in os.walk(f"{repo.url}/packs")) >= PARTS  # more by those of merged runs
     yield repo.url, repo.head().id
     assert repo.verify().faults == []
 

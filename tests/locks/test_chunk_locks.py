@@ -239,6 +239,7 @@ def test_owners_of_one_process_exclude_each_other(locks):
     assert first.identity != second.identity
 
 
+@pytest.mark.long
 def test_processes_exclude_each_other(locks, peer):
     mine = locks.owner()
     assert peer.ask("acquire", "a/c/0") == ()
@@ -289,6 +290,7 @@ def test_threads_take_turns(locks):
     assert len(rounds) == 200
 
 
+@pytest.mark.long
 def test_processes_take_turns(tmp_path, start, kind):
     path = tmp_path / "number"
     path.write_text("0")
@@ -434,6 +436,7 @@ def test_two_keys_of_one_slot_are_two(locks):
     locks.owner().acquire([other, key], 0)
 
 
+@pytest.mark.long
 def test_any_order_of_the_keys_will_do(locks, start, kind):
     """Two processes that lock the same keys in opposite orders do not wait for each other."""
     keys = [f"a/c/{number}" for number in range(0, 400, 3)]
@@ -474,6 +477,7 @@ def test_the_locks_of_a_killed_process_are_free(locks, start, kind):
     assert tuple(mine.acquire(keys, 0)) == ()
 
 
+@pytest.mark.long
 def test_who_waits_has_the_locks_when_their_holder_is_killed(locks, start, kind):
     victim, waiter = start(kind), start(kind)
     victim.ask("acquire", ["a/c/0", "a/c/1"])
@@ -493,6 +497,7 @@ def test_a_killed_waiter_leaves_nothing(locks, start, kind):
     locks.owner().acquire(["a/c/4", "a/c/5", "a/c/6"], SOON)
 
 
+@pytest.mark.long
 def test_a_stopped_holder_keeps_its_locks(locks, peer):
     peer.ask("acquire", "a")
     peer.signal(signal.SIGSTOP)
@@ -504,6 +509,7 @@ def test_a_stopped_holder_keeps_its_locks(locks, peer):
     peer.ask("fence")
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_waiting_and_nothing_else(locks, peer):
     mine = locks.owner()
     mine.acquire("a/c/5")
@@ -539,6 +545,7 @@ def test_close_releases_everything(locks, peer):
         mine.acquire("c", 0)
 
 
+@pytest.mark.long
 def test_an_owner_that_nobody_has_any_more_holds_nothing(locks, peer):
     locks.owner().acquire("a")
     gc.collect()
@@ -747,6 +754,7 @@ def test_a_file_that_is_overwritten_while_it_is_in_use_is_refused(locks, start, 
         start(kind).ask("acquire", "a", 0)
 
 
+@pytest.mark.long
 def test_no_flipped_bit_lets_two_processes_have_one_lock(locks, directory, kind):
     keys = ["a", "b/c/0", "b/c/1", "zarr.json"]
     seed = range(24 * 8, 32 * 8)
@@ -980,6 +988,7 @@ def test_a_fork_changes_too(directory):
     assert _in_fork(use) == "ranges"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
 def test_many_that_begin_at_once_agree(start, directory):
     """Half of them would like the one kind, half of them the other; half of those without C find that they can't."""

@@ -498,6 +498,7 @@ def test_what_is_parked_for_a_transaction_that_has_ended(path, table):
     assert other.acquire("a", 60) == ("a",)
 
 
+@pytest.mark.long
 def test_no_living_transaction_loses_a_word(path, table):
     """Whatever others have begun and ended before and after it, many times around."""
     chance = random.Random(7)

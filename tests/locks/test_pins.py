@@ -169,6 +169,15 @@ def test_where_there_is_no_file(tmp_path):
     assert pins.lowest(100) is None
 
 
+def test_what_was_not_pinned_after_all_goes_in_silence(new_pins):
+    """As if Ctrl-C had come when the reference had just been made: its thing dies with the traceback."""
+    pins = new_pins()
+    with pytest.raises(TypeError):
+        pins.hold(Thing(), None)
+    gc.collect()
+    assert pins.lowest(100) is None
+
+
 def test_the_file_was_closed_behind_our_back(new_pins):
     pins, other, thing, later = new_pins(), new_pins(), Thing(), Thing()
     pins.hold(thing, 5)

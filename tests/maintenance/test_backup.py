@@ -20,6 +20,8 @@ from txstore.history.opening import open_storage
 from txstore.maintenance.backup import back_up
 from txstore.storage.local import LocalStorage
 
+pytestmark = pytest.mark.long
+
 
 def contents_of(path: Path | str) -> list[dict[str, bytes]]:
     repo = txstore.Repository(path)
@@ -154,7 +156,7 @@ def test_an_interrupted_backup_is_run_again(source, tmp_path, monkeypatch):
     rounds = 0
     for step in range(0, 500, 3):
         with monkeypatch.context() as patched:
-            patched.setattr("txstore.maintenance.backup.open_storage", lambda url: Dying(os.path.abspath(url)))
+            patched.setattr("txstore.maintenance.backup.open_storage", lambda url, access: Dying(os.path.abspath(url)))
             Dying.left = step
             try:
                 back_up(open_storage(repo.url), copy)

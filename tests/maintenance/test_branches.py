@@ -14,10 +14,12 @@ import pytest
 import txstore
 from tests.history.test_branches import branch_id, commit, on
 from tests.maintenance.upkeep import tree
+from tests.system.processes.members import join_in_this_process
 from tests.system.processes.steps import forked as child_of
 from tests.system.processes.steps import status_of
 from tests.transactions.faults import once, watch
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
+from txstore.history.commits import Commits
 from txstore.history.slots import Publisher
 
 
@@ -209,6 +211,57 @@ class _Each(dict):
         return self._hook
 
 
+def write_beside(repo: txstore.Repository, branch: str, value: bytes) -> None:
+    """Commit a value that another process has staged, which lies in a pack of its own."""
+    transaction = repo.begin(branch=branch)
+    transaction.share()
+    member = join_in_this_process(repo, transaction._staging.id)
+    member["large"] = value
+    member.seal()
+    transaction.commit()
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_another_vacuum_comes_between_the_commit_and_the_file_of_a_floor(repo, monkeypatch, is_killed):
+    """Until the file says so nothing is given up: somebody may hold it, and the vacuum may never come to the file."""
+    for number in range(4):
+        write_beside(repo, "dev", bytes([number]) * 1000)
+    old = list(repo.log(branch="dev"))[2]
+    expected = repo.mapping(at=old)["large"]
+    held: list[txstore.Snapshot] = []
+    write_floor = Commits.write_floor
+
+    def overtaken(commits, stored):
+        if commits is repo.engine.commits:
+            other = txstore.Repository(repo.url)
+            held.append(other.mapping(at=old))
+            other.vacuum()
+            other.tags["held"] = old
+            if is_killed:
+                raise InterruptedError
+        return write_floor(commits, stored)
+
+    monkeypatch.setattr(Commits, "write_floor", overtaken)
+    with pytest.raises(InterruptedError) if is_killed else contextlib.nullcontext():
+        repo.vacuum(keep=1, branch="dev")
+    for _ in range(2):
+        assert held[0]["large"] == expected
+        assert txstore.Repository(repo.url).mapping(at="held")["large"] == expected
+        txstore.Repository(repo.url).vacuum()
+
+
+def test_a_lost_pack_of_a_tagged_commit_below_the_floor_is_reported(repo):
+    for number in range(3):
+        write_beside(repo, "dev", bytes([number]) * 1000)
+    old = list(repo.log(branch="dev"))[1]
+    repo.tags["held"] = old
+    repo.vacuum(keep=1, branch="dev")
+    pack = repo.engine.commits.read(branch_id(repo, "dev"), old.slot).header.packs[0].name.path
+    repo.engine.storage.delete(pack)
+    assert [(fault.path, fault.part) for fault in repo.verify().faults] == [(pack, "missing")]
+    del repo.tags["held"]
+
+
 def test_an_interrupted_vacuum_is_done_by_the_next(repo):
     kept = {name: found for name, found in contents(repo).items() if name not in ("dev", "deep")}
     del repo.branches["dev"], repo.branches["deep"]
@@ -309,6 +362,7 @@ def test_what_both_branches_read_touches_both(repo):
     path.write_bytes(content)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["dev", "deep"])
 def test_every_bit_of_a_record_is_restored(repo, name):
     before = contents(repo)
@@ -394,6 +448,7 @@ def test_a_backup_of_what_has_outlived_its_branch(repo, open_repo, tmp_path):
     assert on(copy, tag="v1") == on(repo, tag="v1")
 
 
+@pytest.mark.long
 def test_a_backup_that_is_interrupted_anywhere_is_a_repository(repo, tmp_path, monkeypatch):
     from txstore.maintenance import backup as module
     from txstore.storage.local import LocalStorage
@@ -439,6 +494,7 @@ def test_optimize_leaves_what_a_branch_shares_with_others(repo):
     assert contents(txstore.Repository(repo.url)) == before
 
 
+@pytest.mark.long
 def test_retention_is_of_one_branch(open_repo):
     repo = open_repo(durability="none", retention=3)
     commit(repo, {"a": b"0"})
@@ -491,6 +547,7 @@ def test_a_branch_that_is_deleted_and_vacuumed_under_its_users(repo):
         other.head("deep")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["main", "dev", "deep"])
 def test_a_turned_bit_is_never_other_data_on_any_branch(repo, name):
     """And it is repaired, or told of: values are there once."""

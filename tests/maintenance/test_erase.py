@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import shutil
@@ -15,9 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from typer.testing import CliRunner
 
 import txstore
 from tests.maintenance.upkeep import below, put
+from txstore.cli.main import app
+from txstore.format.records import ErasureRecord
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing
 
@@ -393,6 +397,7 @@ def test_a_file_with_another_name_is_left_alone(repo: txstore.Repository, tmp_pa
 # --- interrupted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(6))
 def test_interrupted_it_is_done_again(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     fill(repo)
@@ -430,8 +435,8 @@ def test_a_backup_follows(repo: txstore.Repository, tmp_path: Path) -> None:
     assert leaks(files_of(old))
     repo.erase("s")
     put(repo, {"s/c/0": b"written again"})
-    for copy in (old, new, old):
-        repo.backup(copy)
+    for copy, values in ((old, repo.erasures()[0].values), (new, 0), (old, 0)):
+        assert repo.backup(copy, erase=True).erased == values
         assert leaks(files_of(copy)) == []
         copied = txstore.Repository(copy)
         assert copied.verify().ok
@@ -447,14 +452,56 @@ def test_a_backup_in_the_middle(repo: txstore.Repository, tmp_path: Path, monkey
         patched.setattr(erasing, "scrub", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             repo.erase("s")
-    repo.backup(tmp_path / "copy.tx")
+    repo.backup(tmp_path / "copy.tx", erase=True)
     assert leaks(files_of(tmp_path / "copy.tx")) == []
     repo.erase("s")
     put(repo, {"s/c/0": b"written again"})
-    repo.backup(tmp_path / "copy.tx")
+    repo.backup(tmp_path / "copy.tx", erase=True)  # the first time, it has copied what was not erased yet
     copied = txstore.Repository(tmp_path / "copy.tx")
     assert copied.verify().ok
     assert copied.mapping()["s/c/0"] == b"written again"
+
+
+def test_a_backup_erases_nothing_unasked(repo: txstore.Repository, tmp_path: Path) -> None:
+    """Whoever may write the repository may put a record there: the copy may be the last place that has the values."""
+    fill(repo)
+    copy = tmp_path / "copy.tx"
+    repo.backup(copy)
+    before = dict(files_of(copy))
+    record = ErasureRecord("0" * 32, ("s",), "mallory", 0, {"main": 99}, finished=1)
+    (Path(repo.url) / "erased").mkdir()
+    (Path(repo.url) / "erased" / record.id).write_bytes(record.encode())
+    put(repo, {"k/c/0": b"new"})
+    with pytest.raises(txstore.BackupErasureError, match=r"'s' by mallory.*destroy \d+ values.*--erase") as caught:
+        repo.backup(copy)
+    assert [erasure.paths for erasure in caught.value.erasures] == [("s",)]
+    assert caught.value.values > 0
+    assert dict(files_of(copy)) == before
+    done = CliRunner().invoke(app, ["backup", repo.url, str(copy)])
+    assert done.exit_code == 1
+    assert "mallory" in done.output
+    assert dict(files_of(copy)) == before
+    (Path(repo.url) / "erased" / record.id).unlink()
+    report = repo.backup(copy)
+    assert (report.erasures, report.erased) == (0, 0)
+    assert txstore.Repository(copy).mapping(at=0)["s/c/0"] == SECRETS["s/c/0"]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_command_erases_in_a_backup_and_counts_it(repo: txstore.Repository, tmp_path: Path, as_json: bool) -> None:
+    fill(repo)
+    copy = tmp_path / "copy.tx"
+    repo.backup(copy)
+    repo.erase("s")
+    done = CliRunner().invoke(app, ["backup", repo.url, str(copy), "--erase", *(["--json"] if as_json else [])])
+    assert done.exit_code == 0
+    values = repo.erasures()[0].values
+    if as_json:
+        told = json.loads(done.stdout)
+        assert (told["erasures"], told["erased"]) == (1, values)
+    else:
+        assert f"{values:,} values erased, by 1 erasure" in done.stdout
+    assert leaks(files_of(copy)) == []
 
 
 def test_published_copies_follow(repo: txstore.Repository, tmp_path: Path) -> None:
@@ -472,6 +519,7 @@ def test_published_copies_follow(repo: txstore.Repository, tmp_path: Path) -> No
 # --- repair
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("branch", "slot"), [("main", 0), ("main", 3), ("main", 7), ("dev", 2)])
 @pytest.mark.parametrize("what", ["run", "frame"])
 def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, slot: int, what: str) -> None:

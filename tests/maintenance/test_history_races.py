@@ -19,6 +19,8 @@ from tests.maintenance.test_vacuum import Steps, no_lock, no_pins
 from txstore.errors import CommitNotFoundError, CorruptionError, NoCommonAncestorError, SnapshotExpiredError
 from txstore.history.slots import Publisher
 
+pytestmark = pytest.mark.long
+
 __all__ = ["no_lock", "no_pins"]
 
 GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()

@@ -284,6 +284,7 @@ def test_the_medium_fails(open_repo, failing):
     assert content(repo) == model
 
 
+@pytest.mark.long
 def test_many_rewrites_leave_little(open_repo):
     """1,000 commits that rewrite 100 chunks of 800 bytes; the whole number is a benchmark."""
     repo = open_repo(durability="none")

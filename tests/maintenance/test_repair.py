@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -411,6 +412,7 @@ def test_a_disk_that_can_not_be_read_is_no_damage(path, monkeypatch):
     assert tree(path) == before
 
 
+@pytest.mark.long
 def test_a_repair_that_is_killed_is_run_again(written, path, tmp_path):
     for slot, offset, length in runs_of(path):
         overwrite(commit_file(path, slot), offset, bytes(length))
@@ -463,3 +465,14 @@ def test_a_pack_that_another_commit_has_brought(written, path):
 
 def test_verify_reads_a_repository_that_only_others_may_write(path):
     assert verify(Commits(open_storage(path))).ok
+
+
+def test_a_hint_of_another_commit_in_a_slot_does_no_harm_to_the_one_that_is_there(path):
+    """The other one is missing, which says nothing against this one."""
+    commits = txstore.Repository(path).engine.commits
+    head = commits.head()
+    whole = commit_file(path, LAST).read_bytes()
+    hint = replace(commits.hint(head, durable=True), commit_id=b"other commit id.")
+    (path / names.hint_path(MAIN)).write_bytes(hint.encode())
+    repaired(path)
+    assert commit_file(path, LAST).read_bytes() == whole

@@ -24,6 +24,7 @@ def test_what_is_no_retention(tmp_path, wrong):
         txstore.Repository(tmp_path / "data.tx", retention=wrong)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", [1, 30, 200])
 def test_files_and_bytes_stay_bounded(open_repo, keep):
     repo = open_repo(durability="none", retention=keep)
@@ -82,6 +83,7 @@ def test_a_session_that_goes_on(open_repo):
     assert len(files(repo)) < 2 * STEP
 
 
+@pytest.mark.long
 def test_it_waits_until_it_is_worth_it(open_repo, monkeypatch):
     """A fold looks at every key: with many keys, it comes after many commits, or much that was written."""
     folds = []

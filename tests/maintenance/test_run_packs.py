@@ -412,7 +412,7 @@ def test_a_backup_erases_it_too(repo, tmp_path):
     copy = txstore.Repository(tmp_path / "copy")
     assert leaks(copy)
     repo.erase("s")
-    repo.backup(tmp_path / "copy")
+    repo.backup(tmp_path / "copy", erase=True)
     assert leaks(copy) == []
     assert txstore.Repository(tmp_path / "copy").verify().faults == []
 

@@ -244,6 +244,7 @@ def test_a_tag_that_comes_too_late(open_repo):
     assert list(repo.tags) == ["v1"]
 
 
+@pytest.mark.long
 def test_a_tag_is_written_while_a_vacuum_runs(steps, no_lock):
     """At any step of the vacuum: either it is refused, or its commit stays."""
     rewrite(steps.repo, 6)
@@ -585,6 +586,7 @@ def test_a_floor_above_all_commits(tmp_path):
 # --- interruptions
 
 
+@pytest.mark.long
 def test_interrupted_at_every_step(steps):
     """Whatever is left undone, the next one does; in between all reads as before."""
     model = rewrite(steps.repo, 8)
@@ -615,6 +617,7 @@ def test_interrupted_at_every_step(steps):
     assert steps.count > 40 // steps.operations
 
 
+@pytest.mark.long
 def test_two_at_once(steps, no_lock):
     """The second goes further, and deletes what the first is about to look at, at each of its steps."""
     model = rewrite(steps.repo, 8)
@@ -631,6 +634,7 @@ def test_two_at_once(steps, no_lock):
     assert steps.count > 30 // steps.operations
 
 
+@pytest.mark.long
 def test_a_commit_at_every_step_of_a_vacuum(steps, no_lock):
     """Those of one process and of several: what they have made is not taken for left over."""
     first = rewrite(steps.repo, 5)
@@ -655,6 +659,7 @@ def test_a_commit_at_every_step_of_a_vacuum(steps, no_lock):
     assert steps.count > 30 // steps.operations
 
 
+@pytest.mark.long
 def test_a_vacuum_at_every_step_of_a_commit(steps, no_lock):
     """Also of one of several processes, whose packs have names in `packs/` before it is made."""
     first = rewrite(steps.repo, 5)
@@ -712,6 +717,7 @@ def test_merging_aside_and_adopting_at_every_step_of_a_vacuum(steps, no_lock, mo
     assert steps.count > 30 // steps.operations
 
 
+@pytest.mark.long
 def test_a_reader_that_comes_at_every_step_of_a_vacuum(steps, no_lock):
     """Either it is told at once, or all that it reads stays."""
     rewrite(steps.repo, 6)

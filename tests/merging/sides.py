@@ -18,7 +18,7 @@ from txstore.history.changes import ref_of
 from txstore.merging.conflicts import Answer, Answers
 from txstore.merging.moves import Renaming, recognised
 from txstore.merging.side import Side
-from txstore.merging.three_way import Plan, three_way
+from txstore.merging.three_way import MergePlan, three_way
 
 Step = Callable[[txstore.TxStore], object]
 
@@ -46,7 +46,7 @@ def side(base: Any, view: Any) -> Side:
 
 
 class Merged(NamedTuple):
-    plan: Plan
+    plan: MergePlan
     content: dict[str, bytes]
 
     def array(self, path: str = "x") -> Any:

@@ -78,6 +78,7 @@ for branch in sys.argv[2:]:
 """
 
 
+@pytest.mark.long
 def test_beside_other_merges_and_commits(repo: txstore.Repository) -> None:
     """Each branch has changed another element of one chunk; all merges come at once, and a writer besides."""
     names = [f"b{number}" for number in range(4)]
@@ -112,7 +113,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("commits", [2, 5, 9])
+@pytest.mark.parametrize("commits", [2, *(pytest.param(commits, marks=pytest.mark.long) for commits in (5, 9))])
 def test_killed_while_it_merges(repo: txstore.Repository, commits: int) -> None:
     """What was merged was merged whole, and the next one goes on."""
     killed_after(commits, repo, _AGAIN_AND_AGAIN)
@@ -157,3 +158,28 @@ def test_killed_while_it_follows_moves(repo: txstore.Repository, commits: int) -
         assert array[0] == array[7] == array.attrs["number"] or array.attrs.get("number", 0) == 0
     assert dict(repo.mapping()) == dict(repo.mapping(branch="dev"))
     assert repo.verify().ok
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("resolve", "error"),
+    [
+        ({"x": "our"}, ValueError),
+        ("ours", TypeError),
+        ("", TypeError),
+        ([("x", "ours")], TypeError),
+        ({1: "ours"}, TypeError),
+    ],
+)
+def test_answers_are_looked_at_where_nothing_is_to_be_merged(
+    repo: txstore.Repository, resolve: Any, error: type[Exception], dry_run: bool
+) -> None:
+    head = commit(repo, put(0, 10))
+    for change in (
+        lambda: repo.merge("dev", resolve=resolve, dry_run=dry_run),
+        lambda: repo.cherry_pick(head, resolve=resolve, dry_run=dry_run),
+        lambda: repo.revert(head, resolve=resolve, dry_run=dry_run),
+    ):
+        with pytest.raises(error, match="resolve"):
+            change()
+    assert repo.head() == head

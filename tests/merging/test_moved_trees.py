@@ -18,7 +18,7 @@ from txstore.format.mapping import Hierarchy
 from txstore.merging.conflicts import Answers
 from txstore.merging.moves import Renaming, recognised
 from txstore.merging.side import Side
-from txstore.merging.three_way import Plan, three_way
+from txstore.merging.three_way import MergePlan, three_way
 
 NAMES = "abde"  # "c" begins the keys of chunks
 ARRAY = {
@@ -168,7 +168,7 @@ def side(base: Values, view: Values) -> Side:
     return Side(view, changes, recognised(base, view, gone, made), lambda was, is_now: before[was] == after[is_now])
 
 
-def applied(plan: Plan, ours: Values, theirs: Values) -> dict[str, Any]:
+def applied(plan: MergePlan, ours: Values, theirs: Values) -> dict[str, Any]:
     place = Renaming(plan.moved)
     content = {place.of(key): value for key, value in ours.content.items()}
     assert len(content) == len(ours.content)
@@ -217,6 +217,6 @@ def test_nodes_are_where_they_belong(start: int) -> None:
             check_whole(found)
             assert found == applied(reverse, theirs, ours)
             if expected is not None:  # else both have written all of a node anew, and it is two
-                assert found == applied(Plan(), Values(expected.rendered()), ours), seed
+                assert found == applied(MergePlan(), Values(expected.rendered()), ours), seed
                 compared += 1
     assert compared > 100

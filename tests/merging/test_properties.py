@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import txstore
 from txstore import MergeConflictError
 
+pytestmark = pytest.mark.long
+
 LENGTH, CHUNK = 10, 4
 NAMES, FIELDS = ("x", "y"), ("a", "b")
 

@@ -257,6 +257,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.long
 def test_processes_that_write_one_chunk_whole(repo: txstore.Repository) -> None:
     """None of them conflicts, and nothing is lost."""
     processes = [subprocess.Popen([sys.executable, "-c", _COUNTING, repo.url, str(place)]) for place in range(3)]

@@ -30,6 +30,8 @@ from txstore.errors import (
 )
 from txstore.transactions.transaction import Transaction
 
+pytestmark = pytest.mark.long
+
 Content = dict[str, bytes]
 
 GROUPS = ("g", "h", "g/k", "h/k")

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
@@ -17,6 +18,8 @@ from tests.maintenance.upkeep import content, staged
 from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.format import names
 from txstore.transactions.transaction import Transaction
+
+pytestmark = pytest.mark.long
 
 KEYS = st.sampled_from(["a", "b", "p/a", "p/b", "p/q/a", "p/q/b", "r/a"])
 PREFIXES = st.sampled_from(["", "p/", "p/q/", "r/"])

@@ -18,6 +18,8 @@ import txstore
 from tests.system.processes.members import join_in_this_process
 from txstore.transactions.transaction import Transaction
 
+pytestmark = pytest.mark.long
+
 KEYS = ["a", "d/x", "d/e/z"]
 PREFIXES = ["", "d", "d/e"]
 

@@ -22,6 +22,8 @@ from tests.transactions.parts import read_chunk, write_part
 from txstore.errors import ConflictError
 from txstore.transactions.transaction import Transaction
 
+pytestmark = pytest.mark.long
+
 LENGTH, KEY = 6, "x/c/0"
 BASE = [100 + place for place in range(LENGTH)]
 EVERYTHING = frozenset(range(LENGTH))
@@ -34,6 +36,7 @@ class Write:
     elements: frozenset[int]
     value: int
     known: frozenset[int]
+    is_prefix: bool  # the deletion of a prefix
 
 
 @dataclass
@@ -92,6 +95,9 @@ class Parts:
         elif what == "delete":
             member.transaction.delete(KEY)
             self.wrote(member, EVERYTHING, 0)
+        elif what == "clear":
+            member.transaction.delete_dir("x/c")
+            self.wrote(member, EVERYTHING, 0, is_prefix=True)
         elif what == "follow":
             member.transaction.follow_others()
             self.learn(member)
@@ -102,10 +108,10 @@ class Parts:
                 write_part(rival, KEY, slice(start, stop), 99)
             self.rival = frozenset(range(start, stop)), 99
 
-    def wrote(self, member: Participant, elements: frozenset[int], value: int) -> None:
+    def wrote(self, member: Participant, elements: frozenset[int], value: int, *, is_prefix: bool = False) -> None:
         own = {write.number for write in self.writes if write.writer == member.number}
         known = member.known if member.outdated is None else member.outdated | own
-        self.writes.append(Write(len(self.writes), member.number, elements, value, frozenset(known)))
+        self.writes.append(Write(len(self.writes), member.number, elements, value, frozenset(known), is_prefix))
         member.known.add(self.writes[-1].number)
         member.outdated = None
 
@@ -134,13 +140,27 @@ class Parts:
         return known
 
     def clashes(self, writes: list[Write]) -> list[tuple[Write, Write]]:
-        """Return writes of one element of which the later did not know of the earlier."""
-        known = self.all_known()
+        """Return writes of one element of which the later did not know of the earlier.
+
+        Such a deletion of a prefix, and a write, may stand if somebody who knew of both has written the whole. So may
+        what two have deleted in the end: equal values count as one.
+        """
+        known, last = self.all_known(), {write.writer: write for write in writes}
+
+        def is_replaced(one: Write, other: Write) -> bool:
+            if not last[one.writer].value and not last[other.writer].value:
+                return True
+            return (one.is_prefix or other.is_prefix) and any(
+                {one.number, other.number} <= known[write.number]
+                for write in writes
+                if write.elements == EVERYTHING and not write.is_prefix
+            )
+
         return [
             (one, other)
             for at, one in enumerate(writes)
             for other in writes[at + 1 :]
-            if one.number not in known[other.number] and one.elements & other.elements
+            if one.number not in known[other.number] and one.elements & other.elements and not is_replaced(one, other)
         ]
 
     def collisions(self, writes: list[Write]) -> bool:
@@ -181,7 +201,8 @@ class Parts:
         return any(write.elements == EVERYTHING for write in self.writes)
 
 
-WHAT = ["part", "part", "part", "part", "whole", "delete", "follow", "follow", "read", "rival"]
+WHAT = ["part", "part", "part", "part", "whole", "delete", "clear", "follow", "follow", "read", "rival"]
+REPLACED = ["clear", "delete"]
 STEPS = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from(WHAT), st.integers(0, LENGTH - 1), st.integers(1, LENGTH)),
     min_size=2,
@@ -204,27 +225,52 @@ CASES = {
     "an owner that writes the whole over both halves": steps("1 part 0 3", "2 part 3 6", "0 read", "0 whole"),
     "a deletion of both halves": steps("1 part 0 3", "2 part 3 6", "0 follow", "0 delete", "0 part 0 1"),
     "one over the other, which goes on": steps("1 part 0 2", "2 follow", "2 part 0 2", "1 part 4 5"),
+    "two go on, of whom one has seen the other": steps("1 part 0 2", "2 follow", "2 part 2 4", "1 part 4 6"),
+    "who has seen what was written over knows what its writer knew": steps(
+        "1 part 0 3", "2 follow", "2 part 3 5", "3 follow", "2 part 5 6", "3 part 0 2"
+    ),
+    "a part over one that did not know of a deletion": steps("1 part 0 1", "0 clear", "0 part 2 3"),
+    "a part over the ends of two that did not know of a deletion": steps(
+        "1 part 4 5", "2 part 1 2", "0 clear", "0 part 0 6"
+    ),
+    "a part over the first end of two that did not know of a deletion": steps(
+        "1 part 4 5", "2 part 1 2", "0 clear", "0 part 4 6"
+    ),
+    "a part over the last end of two that did not know of a deletion": steps(
+        "1 part 4 5", "2 part 1 2", "0 clear", "0 part 1 3"
+    ),
+    "a part over the ends of two that knew of a deletion": steps(
+        "0 clear", "1 follow", "2 follow", "1 part 4 5", "2 part 1 2", "0 part 1 6"
+    ),
+    "a whole over one that did not know of a deletion": steps("1 part 0 1", "0 clear", "0 follow", "0 whole"),
+    "two deletions": steps("0 delete", "1 delete"),
+    "one deletes what it has written, the other, too": steps("1 part 0 1", "0 delete", "1 delete"),
+    "one deletes what another, too, that has written": steps("0 part 0 1", "0 delete", "1 delete"),
     "a rival beside two": steps("1 part 0 1", "2 part 1 2", "0 rival 3 6"),
 }
 
 
+@pytest.mark.parametrize("replaced", [None, *REPLACED])
 @pytest.mark.parametrize("case", CASES)
-def test_by_hand(case: str) -> None:
-    run(3, CASES[case])
+def test_by_hand(case: str, replaced: str | None) -> None:
+    run(3, CASES[case], replaced)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 3), STEPS)
+@given(st.integers(0, 3), STEPS, st.sampled_from([None, *REPLACED]))
 def test_no_element_is_lost_and_nothing_refused_without_a_reason(
-    early: int, steps: list[tuple[int, str, int, int]]
+    early: int, steps: list[tuple[int, str, int, int]], replaced: str | None
 ) -> None:
-    run(early, steps)
+    run(early, steps, replaced)
 
 
-def run(early: int, steps: list[tuple[int, str, int, int]]) -> None:
+def run(early: int, steps: list[tuple[int, str, int, int]], replaced: str | None = None) -> None:
+    """Take steps. `early`: how many join before that. `replaced`: what the owner does with the chunk before all."""
     with tempfile.TemporaryDirectory() as directory:
         parts = Parts(directory)
         try:
+            if replaced is not None:
+                parts.do(0, replaced, 0, 0)
             for number in range(early):
                 parts.member(number + 1)
             for step in steps:

@@ -181,6 +181,7 @@ def test_open_below_opens_files_and_directories(local, tree, opening):
     assert opening(act) == [True, False] * 4 + made
 
 
+@pytest.mark.long
 @linux_only
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_CREAT])
 @pytest.mark.parametrize(

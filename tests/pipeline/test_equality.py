@@ -225,6 +225,7 @@ def _copy(source: Any, target: Any) -> None:
         sync(put(key, value))
 
 
+@pytest.mark.long
 @given(data=st.data(), made=arrays())
 @settings(deadline=None, max_examples=250, suppress_health_check=list(HealthCheck))
 def test_like_zarrs(data: st.DataObject, made: Made, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -51,6 +51,7 @@ def test_it_is_on_by_itself() -> None:
     assert in_process(ITS_NAME) == "txstore: batches of chunks | False"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("word", ["off", "0", "no"])
 def test_it_can_be_switched_off(word: str) -> None:
     assert in_process(ITS_NAME, TXSTORE_PIPELINE=word) == f"zarr: {zarr_default().rpartition('.')[2]} | True"
@@ -123,6 +124,7 @@ def test_a_pickle_of_an_array(tmp_path: Path) -> None:
     assert (again[...] == np.arange(64).reshape(8, 8)).all()
 
 
+@pytest.mark.long
 def test_the_page_works() -> None:
     page = Path(__file__).parents[2] / "docs/understand/pipeline.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)

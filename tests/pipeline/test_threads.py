@@ -32,6 +32,7 @@ def store(tmp_path: Path) -> Iterator[txstore.TxStore]:
     store.rollback()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shared", [True, False], ids=["one array object", "one for each thread"])
 def test_unaligned_tiles(store: txstore.TxStore, kind: str, shared: bool) -> None:

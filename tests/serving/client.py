@@ -20,8 +20,9 @@ class Connection:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def open(cls, port: int) -> Connection:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def open(cls, port: int, address: str = "127.0.0.1") -> Connection:
+        """`address` is the one that the connection comes from."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0)))
 
     async def ask(self, path: str, *headers: str) -> None:
         lines = [f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]
@@ -72,7 +73,8 @@ class Running:
 
 @contextlib.contextmanager
 def running(url: Any, *options: str) -> Iterator[Running]:
-    """Run `txstore serve` until the block ends."""
+    """Run `txstore serve` until the block ends. Without options it needs no token."""
+    options = options or ("--no-token",)
     command = [sys.executable, "-m", "txstore", "serve", str(url), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

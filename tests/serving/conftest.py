@@ -61,8 +61,8 @@ def repo(open_repo: OpenRepo, tmp_path: Path) -> txstore.Repository:
 
 @pytest.fixture
 def served(repo: txstore.Repository) -> Iterator[Server]:
-    """A server on a real socket."""
-    server = Server(repo)
+    """A server on a real socket, which needs no token."""
+    server = Server(repo, has_token=False)
     server.start()
     yield server
     server.close()

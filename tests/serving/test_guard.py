@@ -17,6 +17,21 @@ Get = Callable[..., Answer]
 PLACES = ("/", "/at/main/zarr.json", "/api/repository", "/api/events", "/nothing", "/page/none.js")
 
 
+def test_every_answer_says_what_may_be_done_with_it(get: Get) -> None:
+    for place, given in product(
+        (*PLACES, "/at/nothing/zarr.json", "/at/main/three/plain/c/0/0", "/api/nothing", "/page/dom.js"),
+        ({}, {"method": "HEAD"}, {"method": "OPTIONS"}, {"method": "POST"}, {"headers": {"host": "evil.example"}},
+         {"headers": {"origin": "https://evil.example"}}, {"headers": {"range": "bytes=0-1"}},
+         {"headers": {"range": "bytes=99999-"}}, {"headers": {"if-none-match": "*"}}),
+    ):  # fmt: skip
+        headers = given.get("headers", {})
+        if place == "/api/events" and not given.get("method") and not headers.keys() & {"host", "origin"}:
+            continue  # it goes on without an end: test_events.py asks for it
+        answer = get(place, **given)
+        assert answer.headers["x-content-type-options"] == "nosniff", (place, given)
+        assert "default-src 'none'" in answer.headers["content-security-policy"], (place, given)
+
+
 def test_nothing_can_be_written(get: Get) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "PROPFIND", "get"):
         for place in PLACES:
@@ -125,7 +140,7 @@ def test_nothing_is_told_without_the_token(locked: Application) -> None:
     wrong: list[dict[str, str]] = [
         {}, {"authorization": "Bearer"}, {"authorization": "Bearer x"}, {"authorization": f"Basic {TOKEN}"},
         {"authorization": f"Bearer {TOKEN}x"}, {"authorization": "Bearer \xe4"}, {"cookie": f"txstore={TOKEN}"},
-        {"cookie": ";;=\x00"},
+        {"cookie": ";;=\x00"}, {"cookie": f"{cookie_name(locked)}={TOKEN}"}, {"cookie": f"{cookie_name(locked)}="},
     ]  # fmt: skip
     for place, headers in product(PLACES, wrong):
         answer = ask(locked, place, headers=headers)
@@ -133,6 +148,8 @@ def test_nothing_is_told_without_the_token(locked: Application) -> None:
         assert TOKEN not in str(answer.headers) + answer.body.decode()
     for place, query in product(PLACES, ("token=", "token=x", "tokens=" + TOKEN, "token=%ff")):
         assert ask(locked, f"{place}?{query}").status == 401
+    for path in ("/t/", "/t/x/", f"/t/{TOKEN}", f"/t/{TOKEN}x/", f"//t/{TOKEN}/", f"/at/t/{TOKEN}/", f"/T/{TOKEN}/"):
+        assert ask(locked, path).status == 401, path
 
 
 def test_the_token_as_bearer(locked: Application) -> None:
@@ -154,10 +171,33 @@ def test_the_token_in_the_address_becomes_a_cookie(locked: Application) -> None:
         answer = ask(locked, place)
         assert (answer.status, answer.headers["location"], answer.body) == (303, location, b"")
         cookie, *about = answer.headers["set-cookie"].split("; ")
-        assert set(about) == {"Path=/", "HttpOnly", "SameSite=Strict"}
+        assert set(about) == {"Path=/", "HttpOnly", "SameSite=Lax"}
+        assert TOKEN not in cookie  # the cookie gives nobody the token
         assert ask(locked, "/api/repository", headers={"cookie": f"other=1; {cookie}"}).status == 200
-        other = application(locked.repository, token="another")
-        assert ask(other, "/api/repository", headers={"cookie": cookie}).status == 401
+        for token in ("another", TOKEN):  # and is of no use to another process
+            other = application(locked.repository, token=token)
+            told = f"{cookie_name(other)}={cookie.partition('=')[2]}"
+            assert ask(other, "/api/repository", headers={"cookie": f"{cookie}; {told}"}).status == 401
+
+
+@pytest.mark.parametrize("root", ["", "/weather"])
+def test_the_token_in_the_path_is_for_what_has_but_a_url(locked: Application, root: str) -> None:
+    below = f"{root}/t/{TOKEN}"
+    for place in ("/at/main/zarr.json", "/api/repository", "/api/preview/main/three/plain", "/", "/page/main.js"):
+        answer = ask(locked, below + place, root_path=root)
+        assert answer.status == 200, place
+        assert "set-cookie" not in answer.headers
+        assert "public" not in answer.headers["cache-control"]
+    assert ask(locked, f"{below}/t/{TOKEN}/at/main/zarr.json", root_path=root).status == 400
+
+
+def test_a_token_is_not_empty(repo: txstore.Repository) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        application(repo, token="")
+
+
+def cookie_name(app: Application) -> str:
+    return ask(app, f"/?token={app._guard._token}").headers["set-cookie"].partition("=")[0]
 
 
 def test_a_preflight_has_no_token(locked: Application) -> None:

@@ -15,6 +15,7 @@ import zarr
 
 import txstore
 from tests.serving.asking import Answer, ask, scope_of
+from txstore.history.snapshot import Snapshot
 from txstore.serving import application
 from txstore.serving.application import Application
 
@@ -198,19 +199,90 @@ def error(answer: Answer) -> str:
     return kind
 
 
+ASKED = ({}, {"method": "HEAD"}, {"headers": {"range": "bytes=0-3"}}, {"headers": {"range": "bytes=-4"}})
+
+
 def test_what_is_missing(get: Get, repo: txstore.Repository) -> None:
-    for path, kind in (
-        ("main/three/plain/c/2/9", "KeyNotFound"),
-        ("main/three", "KeyNotFound"),
-        ("nothing/zarr.json", "CommitNotFoundError"),
-        ("f" * 32 + "/zarr.json", "CommitNotFoundError"),
-        ("main/", "KeyFormatError"),
-        ("main", "KeyFormatError"),
+    """404 is a key that this commit does not have, and nothing else: to readers of Zarr it means fill values."""
+    for path, status, kind in (
+        ("main/three/plain/c/2/9", 404, "KeyNotFound"),
+        ("main/three", 404, "KeyNotFound"),
+        ("nothing/zarr.json", 410, "CommitNotFoundError"),
+        ("nothing/three/plain/c/2/9", 410, "CommitNotFoundError"),
+        ("f" * 32 + "/zarr.json", 410, "CommitNotFoundError"),
+        ("f" * 8 + f"/{KEY}", 410, "CommitNotFoundError"),
+        ("main/", 400, "KeyFormatError"),
+        ("main", 400, "KeyFormatError"),
+        ("nothing", 400, "KeyFormatError"),
+        ("main/three//plain/c/0/0", 400, "KeyFormatError"),
+        ("main/three/plain/c%2F0%2F0", 400, "KeyFormatError"),
+        ("-no-name/zarr.json", 400, "KeyFormatError"),
     ):
-        answer = get(f"/at/{path}")
-        assert (answer.status, error(answer)) == (404, kind)
+        for given in ASKED:
+            answer = get(f"/at/{path}", **given)
+            assert answer.status == status, (path, given)
+            if answer.body:
+                assert error(answer) == kind
     assert get("/at/nothing/zarr.json").json["error"]["anchor"] == "reference/errors#commitnotfounderror"
     assert error(get("/else")) == "NotFound"
+
+
+#: To one reader or another a value that was never written: 404 to all; the others to TensorStore.
+MISSING = {204, 304, 404, 412}
+
+
+def errors_of_all_kinds() -> list[Exception]:
+    known: list[Exception] = [
+        kind.__new__(kind)  # type: ignore[call-overload]
+        for kind in vars(txstore.errors).values()
+        if isinstance(kind, type) and issubclass(kind, txstore.TxStoreError) and kind is not txstore.NodeNotFoundError
+    ]
+    return [
+        *known,
+        FileNotFoundError(2, "there is no such object"), NotADirectoryError(20, "no directory"), KeyError("key"),
+        IsADirectoryError(21, "a directory"), PermissionError(13, "not allowed"), OSError(5, "bad"), TimeoutError(),
+        FileExistsError(17, "it exists"), LookupError("nothing"), ValueError("a value"), MemoryError(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("failing", ["lookup", "view_of", "get_part", "runs"])
+def test_no_error_reads_as_missing(
+    get: Get, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    for raised in errors_of_all_kinds():
+
+        def fail(*_: Any, raised: Exception = raised, **__: Any) -> Any:
+            raise raised
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Snapshot, failing, property(fail) if failing == "runs" else fail)
+            for path, given in product(("main/" + KEY, "v1/zarr.json"), ASKED):
+                answer = get(f"/at/{path}", **given)
+                is_read = failing in ("lookup", "runs") and not path.endswith("zarr.json")
+                assert answer.status not in MISSING, (path, given, raised)
+                assert answer.status >= 400 or not is_read, (path, given, raised)
+
+
+def test_a_repository_that_is_away(repo: txstore.Repository) -> None:
+    repo.branches["dev"] = repo.commit("v1")
+    head = repo.head()
+    assert head is not None
+    app = application(txstore.Repository(repo.url))  # which knows that it is there, and has read nothing
+    away = Path(f"{repo.url}.away")
+    Path(repo.url).rename(away)
+    try:
+        for ref in ("main", "v1", "dev", head.id, head.id[:12]):
+            for given in ASKED:
+                assert ask(app, f"/at/{ref}/{KEY}", **given).status == 503, (ref, given)
+        for place in (
+            "repository", "commits", "commit/v1", "diff/v1/main", "tree/main", "node/dev/three", "usage/main",
+            "chunks/v1/three/plain", "transactions", "locks", "preview/main/three/plain", "events",
+        ):  # fmt: skip
+            answer = ask(app, f"/api/{place}")
+            assert (answer.status, error(answer)) == (503, "RepositoryNotFoundError"), place
+    finally:
+        away.rename(repo.url)
+    assert ask(app, f"/at/v1/{KEY}").status == 200
 
 
 def test_what_was_erased_is_not_missing(get: Get, repo: txstore.Repository, app: Application) -> None:
@@ -250,14 +322,14 @@ def test_what_a_vacuum_has_given_up(get: Get, repo: txstore.Repository, app: App
     app.positions.let_go(idle=0)
     repo.vacuum(keep=1)
     answer = get(f"/at/{first}/{KEY}")
-    assert (answer.status, error(answer)) in ((410, "SnapshotExpiredError"), (404, "CommitNotFoundError"))
+    assert (answer.status, error(answer)) in ((410, "SnapshotExpiredError"), (410, "CommitNotFoundError"))
     assert get(f"/at/main/{KEY}").status == 200
 
 
 def test_a_repository_that_is_not_there_yet(open_repo: Any) -> None:
     repo = open_repo("none.tx")
     app = application(repo)
-    assert ask(app, "/at/main/zarr.json").status == 404
+    assert ask(app, "/at/main/zarr.json").status == 503
     assert ask(app, "/api/repository").json["exists"] is False
     assert error(ask(app, "/api/commits")) == "RepositoryNotFoundError"
     with repo.transaction() as store:

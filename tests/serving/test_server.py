@@ -55,6 +55,7 @@ async def test_a_signal_ends_it_also_while_pages_listen(repo: txstore.Repository
             await each.close()
 
 
+@pytest.mark.long
 async def test_readers_that_do_not_read_do_not_hold_a_server_that_ends(
     served: Server, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,8 +80,10 @@ def test_its_address_comes_first(repo: txstore.Repository) -> None:
             assert one.recv(12) == b"HTTP/1.1 200"
 
 
-async def test_others_need_the_token(repo: txstore.Repository) -> None:
-    with running(repo.url, "--host", "0.0.0.0") as server:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_the_token_is_needed_on_this_machine_too(repo: txstore.Repository, host: str) -> None:
+    """Every user of it can reach the port, also those who may not read the files."""
+    with running(repo.url, "--host", host) as server:
         connection = await Connection.open(server.port)
         assert (await connection.get("/api/repository"))[0] == 401
         token = server.address.partition("?token=")[2]
@@ -141,6 +144,7 @@ async def test_many_readers(repo: txstore.Repository) -> None:
             await reader.close()
 
 
+@pytest.mark.long
 async def test_more_connections_than_the_usual_limit_of_descriptors(repo: txstore.Repository) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
@@ -164,6 +168,7 @@ async def test_more_connections_than_the_usual_limit_of_descriptors(repo: txstor
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.long
 async def test_readers_that_do_not_read(repo: txstore.Repository) -> None:
     """What they have asked for is not kept in memory for them, and others do not wait."""
     big(repo)
@@ -250,6 +255,7 @@ def zstd_bomb(size: int) -> bytes:
     return b"\x28\xb5\x2f\xfd" + b"\xe0" + size.to_bytes(8, "little") + b"".join(again)
 
 
+@pytest.mark.long
 async def test_a_chunk_that_was_made_to_take_all_memory(repo: txstore.Repository) -> None:
     """Of 64 KiB, it decodes to 2 GiB: the server says that this is too large, and goes on."""
     with repo.transaction() as store:
@@ -310,6 +316,7 @@ async def hostile_bytes(server: Running, sent: bytes) -> bytes:
         await connection.close()
 
 
+@pytest.mark.long
 async def test_bytes_that_are_no_request(repo: txstore.Repository, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret-content")
     with running(repo.url) as server:

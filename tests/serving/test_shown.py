@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -62,6 +63,9 @@ def test_long_trees_are_cut(repo: txstore.Repository) -> None:
 
 def test_the_page_in_a_cell(repo: txstore.Repository) -> None:
     with repo.show(height=300) as shown:
+        root = shown.url.partition("/t/")[0]
+        with pytest.raises(urllib.error.HTTPError, match="401"):  # so other users of this machine have no access
+            urllib.request.urlopen(f"{root}/api/repository")
         assert f'<iframe src="{shown.url}" width="100%" height="300"' in shown._repr_html_()
         with urllib.request.urlopen(f"{shown.url}api/repository") as answer:
             assert json.load(answer)["id"] == repo.id

@@ -66,6 +66,8 @@ def test_records_that_are_cut_short_or_newer() -> None:
         ("s3://bucket/100%2525", "s3://bucket/100%2525"),
         ("GS://bucket/raw/a%20b.nc", "gs://bucket/raw/a%20b.nc"),
         ("gcs://bucket/a@b", "gs://bucket/a@b"),
+        ("s3://bucket/a;b=1", "s3://bucket/a;b=1"),  # a key: servers that know parameters have other schemes
+        ("/data/https:/x@y;z=1", "file:///data/https:/x@y;z=1"),
         ("abfs://container@account.dfs.core.windows.net/x", "abfs://container@account.dfs.core.windows.net/x"),
         ("https://host:8080/x%2Fy", "https://host:8080/x%2Fy"),
     ],
@@ -98,6 +100,9 @@ def test_local_paths_are_of_the_directory_that_they_were_given_in(
         "s3://bucket/x?versionId=secret", "s3://bucket/x%3FversionId=secret", "gs://bucket/x%253fsig=secret",
         "abfs://c@a.dfs/x?sv=secret", "sftp://host?x/y", "https://host/x%3fsig=secret", "sftp://ana@host/x",
         "s3://key:secret@bucket/x", "s3://key%3Asecret%40bucket/x", "s3://key:se/cret@bucket/x",
+        "https://host/x;sig=secret", "https://host/a;sig=secret/x.nc", "http://host/x%3Bsig=secret", "ftp://host/x;a=secret",
+        # What is no URL, for the want of a slash, would be taken for the path of a file.
+        "https:/ana:secret@host/x", "https:ana:secret@host/x", "HTTPS:/host/x", "simplecache::https:/ana:secret@host/x",
         "abfs://user:secret@account/x", "smb://ana:secret@host/share/x", "s3://key:secret%252540bucket/x",
     ],
 )  # fmt: skip

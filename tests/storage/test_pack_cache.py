@@ -336,6 +336,7 @@ print(found)
 """
 
 
+@pytest.mark.long
 def test_processes_share_a_directory_that_is_too_small(path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", WORK, str(path)]

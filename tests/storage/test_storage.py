@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import txstore
+from tests.interrupts import Interrupts, needs_monitoring
 from tests.system.processes.lock_clients import descriptors_of
 from tests.waiting import wait_until
 from txstore.history.opening import open_storage
@@ -352,6 +353,28 @@ def test_the_lock_is_released_by_an_exception(storage):
         raise RuntimeError
     with storage.lock("locks/commit"):
         pass
+
+
+@needs_monitoring
+def test_ctrl_c_at_any_point_leaves_the_lock_free(storage):
+    """While a traceback is kept, too, as a notebook keeps the last one, unless Ctrl-C came as the block was left."""
+    kept = []
+
+    def block():
+        try:
+            with storage.lock("locks/commit"):
+                pass
+        except KeyboardInterrupt as error:
+            if "__exit__" not in interrupts.where:
+                kept.append(error)
+            raise
+
+    storage.lock_timeout = 0
+    interrupts = Interrupts(block)
+    while interrupts.again():
+        with storage.lock("locks/commit"):
+            pass
+    assert len(kept) > 100
 
 
 def test_the_lock_leaves_no_descriptor(storage):

@@ -154,6 +154,7 @@ def numbers_as(dtype: str) -> np.ndarray[Any, Any]:
     return (NUMBERS % 101).astype(dtype)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CODECS_3)
 def test_a_codec_of_format_3_reads_back_what_was_committed(repo: txstore.Repository, pipeline: str, name: str) -> None:
     data, arguments = CODECS_3[name]

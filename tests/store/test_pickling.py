@@ -80,6 +80,7 @@ def test_a_writer_of_a_repository_that_does_not_exist_is_independent_in_another_
     assert list(repo.snapshot()) == ["b"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("staged", [True, False])
 def test_another_process_writes_into_the_same_transaction(repo: txstore.Repository, staged: bool) -> None:
     commit(repo, "a")
@@ -123,11 +124,12 @@ def test_a_repository_that_is_not_there_is_reported_by_the_first_read_of_a_pickl
     with pytest.raises(txstore.RepositoryNotFoundError, match=r"here\.tx"):
         copy["x/zarr.json"]
     for open_it in (zarr.open_array, zarr.open_group):
-        with pytest.raises(FileNotFoundError, match=r"here\.tx"):
+        with pytest.raises(txstore.RepositoryNotFoundError, match=r"here\.tx"):
             open_it(copy, path="x", mode="r")
     assert not path.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
 def test_dask_computes_from_a_snapshot(repo: txstore.Repository, scheduler: str) -> None:
     with repo.transaction() as store:

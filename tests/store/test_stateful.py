@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
@@ -73,17 +74,21 @@ def run(machine: Machine, new: Callable[[], txstore.Repository], *, examples: in
     )
 
 
+@pytest.mark.long
 def test_a_hierarchy_behaves_as_in_memory_within_a_transaction(tmp_path: Path) -> None:
     check(Hierarchy, tmp_path, examples=40)
 
 
+@pytest.mark.long
 def test_a_hierarchy_behaves_as_in_memory_across_commits(tmp_path: Path) -> None:
     check(CommittedHierarchy, tmp_path, examples=40)
 
 
+@pytest.mark.long
 def test_keys_behave_as_a_dict_within_a_transaction(tmp_path: Path) -> None:
     check(Keys, tmp_path, examples=40)
 
 
+@pytest.mark.long
 def test_keys_behave_as_a_dict_across_commits(tmp_path: Path) -> None:
     check(CommittedKeys, tmp_path, examples=40)

@@ -102,6 +102,7 @@ WRITES: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_is_one_commit_and_does_what_zarr_does(repo, pair, name):
     synced, plain = pair
@@ -588,6 +589,7 @@ def write_own(a: SynchronizedArray, place: int) -> int:
     return int(a[place])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("a")
 def test_in_another_process(repo):
     a = synchronized(repo, "x")  # they share a chunk, so they wait for each other

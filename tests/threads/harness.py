@@ -190,7 +190,7 @@ class Round:
     def _left_locked(self) -> Iterator[Fault]:
         """Nothing is locked when all who have locked anything have ended."""
         try:
-            with self.repo.transaction("the last locks", lock=["e", "l"], lock_timeout=0):
+            with self.repo.transaction(lock=["e", "l"], lock_timeout=0):
                 pass
         except txstore.LockTimeoutError as error:
             yield Fault("left locked", str(error))
@@ -260,12 +260,10 @@ def _coming(signals: Signals | None) -> Iterator[None]:
 
 
 def _made(series: Series, commits: dict[str, int]) -> list[Made]:
-    """Return the commits of a series that are in the history, and those that had nothing to publish, in order."""
+    """Return the commits of a series that are in the history, in order. All have a message, and so all are made."""
     made = []
     for end in series.ends:
         seq = commits.get(end.message)
-        if end.what == "commit" and seq is None and end.outcome == DONE:
-            seq = end.seq  # of the base
         if end.what == "commit" and seq is not None:
             made.append(Made(seq, end))
     return sorted(made, key=lambda each: (each.seq, each.end.begin))

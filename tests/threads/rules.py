@@ -31,7 +31,7 @@ class Fault(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A commit of a series, in the history. One that had nothing to publish says as much of its base."""
+    """A commit of a series, in the history."""
 
     seq: int
     end: End

@@ -137,6 +137,7 @@ def _interrupt(path: str, pipeline: str, end: str) -> tuple[int, list[int], int]
         return interrupts, values(repo.mapping()), len(list(repo.log()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_after_an_interrupt_in_an_end_that_waits_the_next_one_comes_about(
     tmp_path: Path, pipeline: str, end: str

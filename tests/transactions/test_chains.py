@@ -8,7 +8,7 @@ import pytest
 
 from txstore.format import packfile
 from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor, Seen
-from txstore.format.regions import Region
+from txstore.format.regions import WHOLE, Region
 from txstore.transactions.chains import Link, extend, newest, order, resolve, tombstone
 from txstore.transactions.staged_keys import StagedKeys
 
@@ -280,6 +280,48 @@ def test_parts_below_a_prefix_that_all_know_was_deleted():
     assert sorted(resolve(parts, above)) == parts
     assert resolve([parts[0], part(B, 1, 2, 4)], above) is None
     assert len(resolve([parts[0], part(B, 1, 2, 4, at(A, 1)), part(C, 3, 4, 5, at(OWNER, 9))], above)) == 3
+
+
+def test_who_has_seen_a_part_that_was_written_over_knows_what_its_writer_knew():
+    """B has seen frame 2 of A, which has written the chunk once more since."""
+    above = {at(OWNER, 9): SEEN_NOTHING}
+    over_prefix = [part(A, 4, 0, 2, at(OWNER, 9)), part(B, 1, 2, 4, at(A, 2))]
+    over_whole = [link(OWNER, 9), *over_prefix]
+    over_part = [part(C, 1, 2, 3), part(A, 4, 0, 2, at(C, 1)), part(B, 1, 2, 4, at(A, 2))]
+    for links, prefixes in ((over_prefix, above), (over_whole, {}), (over_part, {})):
+        for read in permutations(links):
+            assert sorted(resolve(read, prefixes)) == sorted(links)
+
+
+def test_who_has_seen_a_part_does_not_know_what_its_writer_has_learned_since():
+    above = {at(OWNER, 9): SEEN_NOTHING}
+    links = [part(A, 2, 0, 1), part(A, 4, 0, 2, at(OWNER, 9)), part(B, 1, 2, 4, at(A, 1))]
+    for read in permutations(links):
+        assert resolve(read, above) is None
+    deleter = [part(A, 4, 0, 2, at(A, 3)), part(B, 1, 2, 4, at(A, 2))]
+    assert resolve(deleter, {at(A, 3): SEEN_NOTHING}) is None
+    learned = [part(C, 1, 2, 3), part(A, 2, 0, 1), part(A, 4, 0, 2, at(C, 1)), part(B, 1, 2, 4, at(A, 1))]
+    assert resolve(learned) is None  # what B has overwritten is of C
+
+
+def test_a_part_over_one_that_did_not_know_of_the_deletion_does_not_vouch_for_it():
+    """It is made of what the other had seen, of which the deletion would leave nothing; a whole is not."""
+    above = {at(OWNER, 9): SEEN_NOTHING}
+    for unknowing in (part(A, 1, 0, 1), link(A, 1)):
+        assert resolve([unknowing, part(OWNER, 10, 2, 3, at(A, 1))], above) is None
+        whole = link(OWNER, 10, at(A, 1))
+        assert resolve([unknowing, whole], above) == [whole]
+        assert resolve([unknowing, whole, part(B, 1, 2, 3, at(OWNER, 10))], above) == [
+            part(B, 1, 2, 3, at(OWNER, 10))._replace(region=WHOLE)
+        ]
+
+
+def test_parts_over_a_deletion_that_has_seen_what_came_before():
+    above = {at(OWNER, 9): SEEN_NOTHING}
+    deleted = tombstone(at(OWNER, 9))._replace(seen=at(C, 1))
+    parts = [part(A, 1, 0, 2, at(OWNER, 9)), part(B, 1, 2, 4, at(OWNER, 9))]
+    for read in permutations([link(C, 1), deleted, *parts]):
+        assert sorted(resolve(read, above)) == sorted([deleted, *parts])
 
 
 def test_a_lost_part_is_left_out_only_if_it_was_written_again():

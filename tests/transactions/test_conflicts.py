@@ -340,6 +340,7 @@ def test_table(quick: txstore.Repository, case: Case, one_first: bool) -> None:
     finish(quick, case, second)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("case", "one_first"), CASES)
 def test_merged_runs_give_the_same_answers(quick: txstore.Repository, case: Case, one_first: bool) -> None:
     first, second = start(quick, case, one_first)
@@ -351,6 +352,7 @@ def test_merged_runs_give_the_same_answers(quick: txstore.Repository, case: Case
     finish(quick, case, second)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("case", "one_first"), CASES)
 def test_a_commit_that_comes_just_before_the_lock_is_seen(
     quick: txstore.Repository, case: Case, one_first: bool, monkeypatch: pytest.MonkeyPatch

@@ -149,6 +149,7 @@ CASES = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 @pytest.mark.parametrize("others", ["nobody", "somebody"])
 def test_what_is_broken_is_refused_and_what_is_not_is_not(repo, case, others):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -262,3 +263,27 @@ def test_a_store_over_a_repository_has_its_own_durability(open_repo: OpenRepo) -
     store["key"] = b"1"
     store.commit()
     assert storage.named("file.sync")
+
+
+def test_a_commit_that_is_not_durable_leaves_a_copy_what_it_is(
+    open_repo: OpenRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first durable commit in a copy syncs all that was copied, whatever was committed there before (I1)."""
+    original = open_repo("original.tx")
+    for number in range(3):
+        with original.begin(f"{number}") as mapping:
+            mapping["a"] = b"%d" % number
+    shutil.copytree(original.url, tmp_path / "copy.tx")
+    with open_repo("copy.tx", durability="none").begin("not durable") as mapping:
+        mapping["a"] = b"3"
+    synced = list[str]()
+    sync_file = LocalStorage.sync_file
+
+    def note(storage: LocalStorage, path: str) -> None:
+        synced.append(path)
+        sync_file(storage, path)
+
+    monkeypatch.setattr(LocalStorage, "sync_file", note)
+    with open_repo("copy.tx").begin("durable") as mapping:
+        mapping["a"] = b"4"
+    assert {f"commits/main/{slot:010}" for slot in range(4)} <= set(synced)

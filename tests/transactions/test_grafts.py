@@ -92,6 +92,7 @@ class Model:
         return None if f"{one}/zarr.json" in content else txstore.NodeNotFoundError
 
 
+@pytest.mark.long
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_as_with_dicts(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
@@ -377,6 +378,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("commits", [1, 4, 9])
 def test_killed_while_it_moves(filled: txstore.Repository, commits: int) -> None:
     """The array is in one of the two places, whole."""

@@ -90,6 +90,7 @@ BASIC = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BASIC)
 def test_a_basic_selection_covers_the_chunks_that_are_written(store, layout, name):
     z = create(store, **layout)
@@ -223,6 +224,7 @@ def arrays_and_selections(draw):
     return tuple(shape), tuple(chunks), tuple(selection)
 
 
+@pytest.mark.long
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrays_and_selections())
 def test_any_basic_selection(store, case):
@@ -234,6 +236,7 @@ def test_any_basic_selection(store, case):
 # --- changes of the shape
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("shape", [(10, 7), (9, 6), (9, 7), (1, 1), (0, 7)])
 def test_append_covers_the_documents_and_what_is_partly_filled(store, layout, shape, axis):
@@ -420,6 +423,7 @@ def huge(store):
     return store
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "region",
     [..., Whole(), np.s_[:, 0], np.s_[0], np.s_[: 1 << 19, 0], np.s_[::2, 3], np.s_[:: 1 << 20, 3], Resize((0, 0)),

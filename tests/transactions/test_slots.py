@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import os
 import warnings
@@ -357,6 +358,32 @@ def test_an_interrupt_before_the_slot_is_taken_changes_nothing(
     store["other"] = b"2"
     store.commit()
     assert sorted(repo.mapping()) == ["first", "key", "other"]
+
+
+@pytest.mark.parametrize("size", [8, 300_000, 2 << 20], ids=["buffered", "written directly", "preallocated"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "the disk is full")], ids=["Ctrl-C", "full"])
+@pytest.mark.parametrize("call", ["file.write 0", "file.write 1", "file.truncate 0", "file.allocate 0"])
+@pytest.mark.parametrize("attempts", [0, 1], ids=["first attempt", "second"])
+def test_the_next_attempt_cuts_off_what_an_interrupted_one_wrote(
+    repo: txstore.Repository, storage: Watched, attempts: int, call: str, error: BaseException, size: int
+) -> None:
+    """I2: the file that takes the slot ends with its footer, however much longer the earlier header was."""
+    store = txstore.TxStore(repo)
+    store["key"] = bytes(size)
+    if attempts:
+        storage.before["rename_noreplace"] = once(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            store.commit("short")
+    name, number = call.split()
+    calls = itertools.count()
+    # The file has changed, and the writer does not know by how much.
+    storage.after[name] = once(error, lambda *_: next(calls) == int(number))
+    with contextlib.suppress(KeyboardInterrupt, OSError):
+        store.commit("a long message " * 30)
+    if repo.head().slot == 0:
+        store.commit("short")
+    assert repo.verify().faults == []
+    assert txstore.Repository(repo.url).mapping()["key"] == bytes(size)
 
 
 @pytest.mark.parametrize("size", [8, 2 << 20], ids=["small", "synced before the lock"])

@@ -29,6 +29,7 @@ from tests.transactions.arrays import (
 )
 from tests.transactions.faults import always, once, watch
 from txstore import StaleArrayError, TransactionStateError
+from txstore.transactions.transaction import Transaction
 
 STRUCTURAL: dict[str, Step] = {
     "another data type": edit_document("x/zarr.json", data_type="uint32"),
@@ -214,7 +215,7 @@ def test_a_rollback_moves_over_foreign_changes_too(repo: txstore.Repository, ses
 def test_nothing_is_stale_where_the_base_does_not_move(repo: txstore.Repository, session: txstore.TxStore) -> None:
     z = array(session)
     commit(repo, append(7))
-    assert session.commit() == session.base
+    assert session.commit() is None
     assert z[:].tolist() == [1] * 8
 
 
@@ -510,6 +511,57 @@ def test_what_was_rolled_back_can_be_replaced_unread(
     create("y", zarr_format=fmt, overwrite=True)(session)
     session.commit()
     assert values(repo, "y") == [1] * 8
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Let the next end of a transaction be interrupted as soon as it has ended."""
+    original = getattr(Transaction, method)
+
+    def interrupted(self: Transaction, *arguments: object, **named: object) -> None:
+        monkeypatch.setattr(Transaction, method, original)
+        original(self, *arguments, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Transaction, method, interrupted)
+
+
+def test_after_an_interrupted_rollback_the_object_is_refused(
+    session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = array(session)
+    held.append(np.array([9], "i4"))
+    interrupt_after(monkeypatch, "rollback")
+    with pytest.raises(KeyboardInterrupt):
+        session.rollback()
+    with pytest.raises(TransactionStateError, match="rolled back"):
+        session.commit()
+    session.rollback()
+    refuses(lambda: held[:])
+
+
+def test_a_rollback_that_was_refused_changes_nothing(session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = array(session)
+    held.append(np.array([9], "i4"))
+    monkeypatch.setattr(Transaction, "rollback", always(TransactionStateError("others are there", state="open")))
+    with pytest.raises(TransactionStateError, match="others are there"):
+        session.rollback()
+    monkeypatch.undo()
+    held[8] = 8
+    session.commit()
+    assert array(session)[:].tolist() == [1] * 8 + [8]
+
+
+def test_after_an_interrupted_commit_the_next_one_says_so(
+    repo: txstore.Repository, session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(8)(session)
+    interrupt_after(monkeypatch, "commit")
+    with pytest.raises(KeyboardInterrupt):
+        session.commit()
+    with pytest.raises(TransactionStateError, match="is committed"):
+        session.commit()
+    session.rollback()
+    assert array(session)[:].tolist() == values(repo) == [1] * 8 + [8]
 
 
 def test_a_rollback_that_could_not_finish_is_remembered(

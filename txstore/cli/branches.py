@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from txstore.cli.output import (
-    Commands,
+from txstore.cli.options import (
+    BranchArgument,
+    BranchOption,
     JsonOption,
+    NewestArgument,
+    NewNameArgument,
     PathArgument,
     StorageOption,
-    commit_as_dict,
-    find_commit,
+    commit_or_newest,
     open_repository,
+)
+from txstore.cli.output import (
+    Commands,
+    commit_as_dict,
     print_named,
     print_outcome,
     reporting_errors,
 )
-from txstore.history.commit import Commit
+from txstore.format.names import MAIN
+
+if TYPE_CHECKING:
+    from txstore.history.commit import Commit
 
 app = typer.Typer(help="Begin, rename and delete branches.", no_args_is_help=True, cls=Commands)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The branch.", show_default=False)]
+NewBranchArgument = Annotated[str, typer.Argument(metavar="BRANCH", help="Its name.", show_default=False)]
 
 
 @app.command("list")
@@ -37,21 +46,15 @@ def list_branches(path: PathArgument, storage_options: StorageOption = None, as_
 @reporting_errors
 def create(
     path: PathArgument,
-    name: NameArgument,
-    at: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[COMMIT]",
-            help="A slot, an id, a tag, a date or a branch to begin behind. [default: the newest of main]",
-            show_default=False,
-        ),
-    ] = None,
+    name: NewBranchArgument,
+    at: NewestArgument = None,
+    branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Begin a branch behind a commit."""
     repo = open_repository(path, storage_options)
-    repo.branches[name] = commit = repo.branches["main"] if at is None else find_commit(repo, at)
+    repo.branches[name] = commit = commit_or_newest(repo, at, branch)
     print_outcome(
         {"branch": name, "commit": commit_as_dict(commit)}, f"branch {name} begins behind {commit}", as_json=as_json
     )
@@ -60,7 +63,7 @@ def create(
 @app.command()
 @reporting_errors
 def delete(
-    path: PathArgument, name: NameArgument, storage_options: StorageOption = None, as_json: JsonOption = False
+    path: PathArgument, name: BranchArgument, storage_options: StorageOption = None, as_json: JsonOption = False
 ) -> None:
     """Delete a branch. What only it has goes with the next vacuum."""
     branches = open_repository(path, storage_options).branches
@@ -77,8 +80,8 @@ def delete(
 @reporting_errors
 def rename(
     path: PathArgument,
-    name: NameArgument,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.", show_default=False)],
+    name: BranchArgument,
+    new: NewNameArgument,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:

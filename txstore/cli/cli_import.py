@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstore.cli.output import (
+from txstore.cli.options import (
+    AtOption,
     BranchOption,
+    DestinationArgument,
     JsonOption,
+    MessageOption,
+    NoVerifyOption,
     PathArgument,
     SourceOption,
     StorageOption,
+    TargetOption,
     ToOption,
-    commit_as_dict,
     find_commit,
+    one_of,
     open_repository,
     options_of,
+)
+from txstore.cli.output import (
+    commit_as_dict,
     print_json,
     public_place,
     reporting_errors,
-    showing_progress,
     tell,
 )
-from txstore.history.commit import MAIN, Commit
-from txstore.interchange.manifests import is_manifest
+from txstore.format.names import MAIN
+
+if TYPE_CHECKING:
+    from txstore.history.commit import Commit
 
 
 def register(app: typer.Typer) -> None:
@@ -35,27 +44,34 @@ def register(app: typer.Typer) -> None:
 @reporting_errors
 def import_(
     sources: Annotated[
-        list[str], typer.Argument(metavar="SOURCE...", help="Files, directories, URLs or patterns.", show_default=False)
+        list[str], typer.Argument(metavar="SOURCE", help="Files, directories, URLs or patterns.", show_default=False)
     ],
     path: PathArgument,
-    into: Annotated[str, typer.Option("--path", help="The group that it becomes. [default: the root]")] = "",
+    into: Annotated[
+        str,
+        typer.Option("--path", metavar="NODE", help="What it becomes.", show_default="the root"),
+    ] = "",
     concat: Annotated[
         str | None, typer.Option(metavar="DIMENSION", help="Join several sources along it: its name, or number from 0.")
     ] = None,
     chunks: Annotated[
-        str | None, typer.Option(metavar="DIMENSION=N,...", help="Lengths of chunks. [default: as in the source]")
+        str | None,
+        typer.Option(metavar="DIMENSION=N,...", help="Lengths of chunks.", show_default="as in the source"),
     ] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Leave this out; a pattern. Can be repeated.")
     ] = None,
     source_format: Annotated[
-        str | None, typer.Option("--format", metavar="zarr|netcdf|hdf5", help="[default: what the source looks like]")
+        str | None,
+        typer.Option("--format", metavar="zarr|netcdf|hdf5", help="Of the source.", show_default="what it looks like"),
     ] = None,
-    message: Annotated[str | None, typer.Option(help="What the log says.", show_default=False)] = None,
+    message: MessageOption = None,
+    branch: TargetOption = MAIN,
     name: Annotated[
-        str | None, typer.Option(help="Of the transaction: the same command goes on where it was interrupted.")
+        str | None,
+        typer.Option(metavar="NAME", help="Of the transaction: the same command goes on where it was interrupted."),
     ] = None,
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what was written.")] = False,
+    no_verify: NoVerifyOption = False,
     storage_options: StorageOption = None,
     from_options: Annotated[
         str | None, typer.Option(metavar="JSON", help="The same, of the sources.", show_default=False)
@@ -67,31 +83,34 @@ def import_(
 
     Of a manifest of kerchunk's, references are imported: the chunks stay in the files that it names, below --source.
     """
+    from txstore.interchange.manifests import is_manifest
+    from txstore.interchange.places import FORMATS
+
+    one_of("--format", source_format, FORMATS)
     repo = open_repository(path, storage_options, source=source, create=True)
     options = options_of(from_options, "--from-options")
     if source_format is None and len(sources) == 1 and is_manifest(sources[0]):
         if concat is not None or chunks is not None or exclude or no_verify:
             raise typer.BadParameter("references are imported as they are: without --concat, --chunks, --exclude, ...")
-        with showing_progress("import") as progress:
-            made = repo.import_references(
-                sources[0], into, message=message, name=name, storage_options=options, progress=progress
-            )
+        made = repo.import_references(
+            sources[0], into, branch=branch, message=message, name=name, storage_options=options, progress=True
+        )
         _print_imported(made, as_json=as_json)
         return
-    with showing_progress("import") as progress:
-        made = repo.import_from(
-            sources,
-            into,
-            concat=None if concat is None else _dimension(concat),
-            chunks=None if chunks is None else _lengths(chunks),
-            exclude=exclude or (),
-            format=source_format,
-            message=message,
-            name=name,
-            verify=not no_verify,
-            storage_options=options,
-            progress=progress,
-        )
+    made = repo.import_from(
+        sources,
+        into,
+        branch=branch,
+        concat=None if concat is None else _dimension(concat),
+        chunks=None if chunks is None else _lengths(chunks),
+        exclude=exclude or (),
+        format=source_format,
+        message=message,
+        name=name,
+        verify=not no_verify,
+        storage_options=options,
+        progress=True,
+    )
     _print_imported(made, as_json=as_json)
 
 
@@ -109,14 +128,16 @@ def _print_imported(made: Commit, *, as_json: bool) -> None:
 @reporting_errors
 def export(
     path: PathArgument,
-    destination: Annotated[
-        str, typer.Argument(metavar="DESTINATION", help="An empty or new directory, or a URL.", show_default=False)
-    ],
-    at: Annotated[
-        str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
-    ] = None,
-    group: Annotated[str, typer.Option("--path", help="The array or group to export. [default: all]")] = "",
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what was written.")] = False,
+    destination: DestinationArgument,
+    at: AtOption = None,
+    group: Annotated[
+        str,
+        typer.Option("--path", metavar="NODE", help="The array or group.", show_default="all"),
+    ] = "",
+    no_consolidated: Annotated[
+        bool, typer.Option("--no-consolidated", help="Add no consolidated metadata to the root.")
+    ] = False,
+    no_verify: NoVerifyOption = False,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     to_options: ToOption = None,
@@ -127,15 +148,16 @@ def export(
     repo = open_repository(path, storage_options, source=source)
     commit = None if at is None else find_commit(repo, at, branch)
     options = options_of(to_options, "--to-options")
-    with showing_progress("export") as progress:
-        done = repo.export(
-            destination, at=commit, branch=branch, path=group, verify=not no_verify, storage_options=options,
-            progress=progress,
-        )  # fmt: skip
+    done = repo.export(
+        destination, at=commit, branch=branch, path=group, consolidated=not no_consolidated, verify=not no_verify,
+        storage_options=options, progress=True,
+    )  # fmt: skip
     if as_json:
         print_json(
             {"commit": commit_as_dict(done.commit), "keys": done.keys, "bytes": done.bytes, "written": done.written}
         )
+    elif done.is_unchanged:
+        tell(f"nothing to do: {done.commit} is in {public_place(destination)}, by an export that is finished")
     else:
         tell(f"exported {done.commit}, {done.keys:,} keys, {done.bytes:,} bytes, to {public_place(destination)}")
 

@@ -37,7 +37,15 @@ from rich.markup import escape
 
 import txstore
 from txstore.cli.demo_picture import DATA, Board, DemoReport, SceneResult, check_picture, draw, summary
-from txstore.cli.demo_scenes import Append, Overwrite, Place, PlainZarr, Scene, Transactions, load_storms
+from txstore.cli.demo_scenes import (
+    AppendScene,
+    Overwrite,
+    PlainSceneStore,
+    Scene,
+    SceneStore,
+    Transactions,
+    load_storms,
+)
 
 __all__ = ["DemoReport", "SceneResult", "run"]
 
@@ -79,7 +87,7 @@ class Notes:
     error: str | None = None
 
 
-def write(scene: Scene, place: Place, stage: Stage, ready: Callable[[], None]) -> Notes:
+def write(scene: Scene, place: SceneStore, stage: Stage, ready: Callable[[], None]) -> Notes:
     with place.writing(scene.message(0)) as store:
         scene.write(store, 0)
     ready()
@@ -90,7 +98,7 @@ def write(scene: Scene, place: Place, stage: Stage, ready: Callable[[], None]) -
     return Notes()
 
 
-def read(scene: Scene, place: Place, stage: Stage, ready: Callable[[], None]) -> Notes:
+def read(scene: Scene, place: SceneStore, stage: Stage, ready: Callable[[], None]) -> Notes:
     notes = Notes()
     ready()
     for _ in stage.steps():
@@ -106,10 +114,10 @@ def read(scene: Scene, place: Place, stage: Stage, ready: Callable[[], None]) ->
     return notes
 
 
-Role = Callable[[Scene, Place, Stage, Callable[[], None]], Notes]
+Role = Callable[[Scene, SceneStore, Stage, Callable[[], None]], Notes]
 
 
-def perform(role: Role, scene: Scene, place: Place, stage: Stage, pipe: Connection) -> None:
+def perform(role: Role, scene: Scene, place: SceneStore, stage: Stage, pipe: Connection) -> None:
     """A child's main: tells None when it is ready, and its notes at the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process in order
     try:
@@ -128,7 +136,9 @@ def describe(error: BaseException) -> str:
 class Child:
     """One of the two processes, seen from the parent."""
 
-    def __init__(self, context: SpawnContext, title: str, role: Role, scene: Scene, place: Place, stage: Stage) -> None:
+    def __init__(
+        self, context: SpawnContext, title: str, role: Role, scene: Scene, place: SceneStore, stage: Stage
+    ) -> None:
         self.title = title
         self.pipe, other = context.Pipe(duplex=False)
         self.process = context.Process(target=perform, args=(role, scene, place, stage, other), daemon=True)
@@ -180,7 +190,7 @@ def holding_interrupts() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def play(scene: Scene, place: Place, seconds: float, show: Callable[[SceneResult], None]) -> SceneResult:
+def play(scene: Scene, place: SceneStore, seconds: float, show: Callable[[SceneResult], None]) -> SceneResult:
     """Play one scene on one store. Both processes are gone when this returns or raises."""
     context = multiprocessing.get_context("spawn")
     stage = Stage(context.RawArray(ctypes.c_longlong, 4), context.Event(), context.Event())
@@ -246,8 +256,8 @@ def run(
     if picture is not None:
         check_picture(picture)
     rows = len(columns["time"])
-    scenes: tuple[Scene, ...] = (Append(columns), Overwrite(columns))
-    stores: tuple[type[PlainZarr] | type[Transactions], ...] = (PlainZarr, Transactions)
+    scenes: tuple[Scene, ...] = (AppendScene(columns), Overwrite(columns))
+    stores: tuple[type[PlainSceneStore] | type[Transactions], ...] = (PlainSceneStore, Transactions)
     board = Board([(scene.name, store.store) for scene in scenes for store in stores], seconds)
     console.print(f"One process writes, another reads: {rows:,} {DATA}.", highlight=False)
     with tempfile.TemporaryDirectory(prefix="txstore-demo-", dir=directory) as scratch, board.live(console):

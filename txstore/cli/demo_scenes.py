@@ -61,7 +61,7 @@ def load_storms() -> Columns:
 # -- the two stores ----------------------------------------------------------------------------------------------------
 
 
-class Place(Protocol):
+class SceneStore(Protocol):
     """Where a scene is played: the way to a store for one write, and to a store for one read."""
 
     store: ClassVar[str]
@@ -72,7 +72,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class PlainZarr:
+class PlainSceneStore:
     store: ClassVar[str] = "LocalStore"
     path: Path
 
@@ -115,7 +115,7 @@ class Scene(Protocol):
 
 
 @dataclass(frozen=True)
-class Append:
+class AppendScene:
     """Rows to several arrays of one length: row i of each is row i of the source, which starts over at its end."""
 
     name: ClassVar[str] = "append"

@@ -3,52 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstore.cli.output import (
+from txstore.cli.options import (
+    AtOption,
     BranchOption,
     JsonOption,
+    MessageOption,
+    NeededAtOption,
+    NewArgument,
+    NewestArgument,
+    NodeArgument,
+    OtherArgument,
     PathArgument,
     StorageOption,
-    commit_as_dict,
+    TargetOption,
     commit_or_newest,
     find_commit,
-    local_time,
     open_repository,
+)
+from txstore.cli.output import (
+    commit_as_dict,
+    local_time,
     print_json,
     print_outcome,
     print_table,
     reporting_errors,
     tell,
 )
-from txstore.errors import CommitNotFoundError
-from txstore.history.commit import MAIN
-from txstore.repository import Repository
-from txstore.transactions.transaction import Transaction
+from txstore.format.names import MAIN
 
-_COMMIT = "A slot, an id or its first digits, or a tag."
+if TYPE_CHECKING:
+    from txstore.repository import Repository
+    from txstore.transactions.transaction import Transaction
 
 
 @reporting_errors
 def diff(
     path: PathArgument,
-    a: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[A]", help=f"{_COMMIT} Alone: against its parent. [default: the newest]", show_default=False
-        ),
-    ] = None,
-    b: Annotated[str | None, typer.Argument(metavar="[B]", help="What to compare A with.", show_default=False)] = None,
+    a: NewestArgument = None,
+    b: OtherArgument = None,
     three_dot: Annotated[
-        bool, typer.Option("--three-dot", help="What B has changed since both had the same history.")
+        bool, typer.Option("--three-dot", help="What the second has changed since both had the same history.")
     ] = False,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what differs between two commits: arrays and groups, attributes, regions of elements."""
+    """Tell what differs between two commits, or one and its parent: nodes, attributes, regions of elements."""
     repo = open_repository(path, storage_options)
     first = commit_or_newest(repo, a, branch)
     found = repo.diff(first, None if b is None else find_commit(repo, b, branch), three_dot=three_dot)
@@ -62,8 +66,8 @@ def diff(
 @reporting_errors
 def blame(
     path: PathArgument,
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The array or group.", show_default=False)],
-    at: Annotated[str | None, typer.Option(metavar="COMMIT", help="As of this commit instead of the newest.")] = None,
+    node: NodeArgument,
+    at: AtOption = None,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
@@ -88,35 +92,27 @@ def blame(
     print_table(["commit", "id", "time", "chunks>", "documents~", "message~"], rows)
 
 
-MessageOption = Annotated[
-    str | None, typer.Option("--message", "-m", help="What the log says of it.", show_default=False)
-]
-TargetOption = Annotated[str, typer.Option("--branch", metavar="NAME", help="The branch to commit to.")]
-_Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The array or group.", show_default=False)]
-_Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Its new path.", show_default=False)]
-
-
 @reporting_errors
 def mv(
     path: PathArgument,
-    source: _Source,
-    destination: _Destination,
+    node: NodeArgument,
+    new: NewArgument,
     message: MessageOption = None,
     branch: TargetOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Move an array or group, without copying values, in a commit of its own."""
-    told = message or f"move {source} to {destination}"
-    _commit(path, storage_options, branch, told, lambda _, tx: tx.move(source, destination), as_json)
+    told = f"move {node} to {new}"
+    _commit(path, storage_options, branch, message, told, lambda _, tx: tx.move(node, new), as_json)
 
 
 @reporting_errors
 def cp(
     path: PathArgument,
-    source: _Source,
-    destination: _Destination,
-    at: Annotated[str | None, typer.Option(metavar="COMMIT", help="As it was at this commit.")] = None,
+    node: NodeArgument,
+    new: NewArgument,
+    at: AtOption = None,
     message: MessageOption = None,
     branch: TargetOption = MAIN,
     storage_options: StorageOption = None,
@@ -125,17 +121,17 @@ def cp(
     """Copy an array or group, without copying values, in a commit of its own."""
 
     def copy(repo: Repository, tx: Transaction) -> None:
-        tx.copy(source, destination, None if at is None else repo.mapping(find_commit(repo, at, branch)))
+        tx.copy(node, new, None if at is None else repo.mapping(find_commit(repo, at, branch)))
 
-    told = message or f"copy {source} to {destination}" + (f", as at {at}" if at else "")
-    _commit(path, storage_options, branch, told, copy, as_json)
+    told = f"copy {node} to {new}" + (f", as at {at}" if at else "")
+    _commit(path, storage_options, branch, message, told, copy, as_json)
 
 
 @reporting_errors
 def restore(
     path: PathArgument,
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The array or group.", show_default=False)],
-    at: Annotated[str, typer.Option(metavar="COMMIT", help="Make it what it was at this commit.", show_default=False)],
+    node: NodeArgument,
+    at: NeededAtOption,
     message: MessageOption = None,
     branch: TargetOption = MAIN,
     storage_options: StorageOption = None,
@@ -146,24 +142,29 @@ def restore(
     def back(repo: Repository, tx: Transaction) -> None:
         tx.restore(node, repo.mapping(find_commit(repo, at, branch)))
 
-    _commit(path, storage_options, branch, message or f"restore {node}, as at {at}", back, as_json)
+    _commit(path, storage_options, branch, message, f"restore {node}, as at {at}", back, as_json)
 
 
 def _commit(
     path: str,
     storage_options: str | None,
     branch: str,
-    message: str,
+    message: str | None,
+    told: str,
     change: Callable[[Repository, Transaction], None],
     as_json: bool,
 ) -> None:
+    """Commit a change with the user's message, or else with what is told of it, if it changes anything."""
     repo = open_repository(path, storage_options)
-    with repo.begin(message, branch=branch) as transaction:
+    with repo.begin(message or told, branch=branch) as transaction:
+        transaction.needs_change = not message
         change(repo, transaction)
-        commit = transaction.commit().commit
+        made = transaction.commit()
+    commit = None if made is None else made.commit
     if commit is None:
-        raise CommitNotFoundError(repo.url, hint="there was nothing to commit")
-    print_outcome(commit_as_dict(commit), f"{commit} {commit.id[:12]} {message}", as_json=as_json)
+        print_outcome(None, "nothing has changed, so there is no commit", as_json=as_json)
+    else:
+        print_outcome(commit_as_dict(commit), f"{commit} {commit.id[:12]} {commit.message}", as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstore.cli.output import (
+from txstore.cli.complete import complete_tag
+from txstore.cli.options import (
     BranchOption,
+    DestinationArgument,
     JsonOption,
+    NoVerifyOption,
     PathArgument,
     SourceOption,
     StorageOption,
     ToOption,
-    commit_as_dict,
     open_repository,
     options_of,
+)
+from txstore.cli.output import (
+    commit_as_dict,
     print_json,
     public_place,
     reporting_errors,
-    showing_progress,
     tell,
 )
+from txstore.format.names import MAIN
 from txstore.format.shown import readable_size
-from txstore.history.commit import MAIN
 
 if TYPE_CHECKING:
     from txstore.interchange.publish import Published
@@ -38,15 +42,13 @@ def register(app: typer.Typer) -> None:
 @reporting_errors
 def publish(
     path: PathArgument,
-    destination: Annotated[
-        str, typer.Argument(help="The directory or URL of the plain copy, outside the repository.", show_default=False)
-    ],
+    destination: DestinationArgument,
     follow: Annotated[bool, typer.Option("--follow", help="Go on, after each commit.")] = False,
     timeout: Annotated[
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="With --follow: end when no commit came for so long."),
     ] = None,
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not read back what is written.")] = False,
+    no_verify: NoVerifyOption = False,
     full: Annotated[bool, typer.Option("--full", help="Compare everything with what is there.")] = False,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
@@ -68,13 +70,12 @@ def publish(
             tell(f"{done.commit}: nothing to do")
 
     try:
-        with showing_progress("publish") as progress:
-            # Followed may be what is yet to be written.
-            repo = open_repository(path, storage_options, source=source, create=follow)
-            repo.publish(
-                destination, branch=branch, follow=follow, timeout=timeout, verify=not no_verify, full=full,
-                progress=progress, published=tell_of, storage_options=options_of(to_options, "--to-options"),
-            )  # fmt: skip
+        # Followed may be what is yet to be written.
+        repo = open_repository(path, storage_options, source=source, create=follow)
+        repo.publish(
+            destination, branch=branch, follow=follow, timeout=timeout, verify=not no_verify, full=full,
+            progress=True, published=tell_of, storage_options=options_of(to_options, "--to-options"),
+        )  # fmt: skip
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -84,11 +85,22 @@ def publish(
 def references(
     path: PathArgument,
     destination: Annotated[
-        str, typer.Argument(help="The file x.json, or the directory x.parquet; or a URL.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="DESTINATION", help="The file x.json, or the directory x.parquet; or a URL.", show_default=False
+        ),
     ],
-    tag: Annotated[str, typer.Option(metavar="NAME", help="Of the commit that is shown.", show_default=False)],
+    tag: Annotated[
+        str,
+        typer.Option(
+            metavar="TAG", help="Of the commit that is shown.", show_default=False, autocompletion=complete_tag
+        ),
+    ],
     create_tag: Annotated[
         bool, typer.Option("--create-tag", help="Tag the newest commit, unless there is such a tag.")
+    ] = False,
+    no_templates: Annotated[
+        bool, typer.Option("--no-templates", help="Of JSON: write full URLs, for readers that do not know templates.")
     ] = False,
     storage_options: StorageOption = None,
     to_options: ToOption = None,
@@ -96,8 +108,9 @@ def references(
 ) -> None:
     """Write where each chunk of a tagged commit lies: fsspec and zarr read the repository by that, without txstore."""
     done = open_repository(path, storage_options).references(
-        destination, tag=tag, create_tag=create_tag, storage_options=options_of(to_options, "--to-options")
-    )
+        destination, tag=tag, create_tag=create_tag, templates=not no_templates,
+        storage_options=options_of(to_options, "--to-options"),
+    )  # fmt: skip
     if as_json:
         print_json(asdict(done) | {"commit": commit_as_dict(done.commit)})
     else:

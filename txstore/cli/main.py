@@ -1,7 +1,7 @@
 """The command line: each command parses, asks the repository, and prints; `--json` for scripts.
 
-Exit status: 0 well, 1 the answer is bad (no such repository or commit, faults found, a torn read in the demo), 2 wrong
-usage, or what was to be verified or backed up could not be.
+Exit status: 0 well, 1 the answer is bad or the command has failed (no such repository or commit, faults found, a torn
+read in the demo), 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 import txstore
 from txstore.cli import (
@@ -28,18 +27,23 @@ from txstore.cli import (
     tags,
     transactions,
 )
-from txstore.cli.output import (
+from txstore.cli.options import (
+    AtOption,
     BranchOption,
-    Commands,
     JsonOption,
+    LimitOption,
+    NewestArgument,
     PathArgument,
     StorageOption,
-    commit_as_dict,
     commit_or_newest,
     find_commit,
+    open_repository,
+)
+from txstore.cli.output import (
+    Commands,
+    commit_as_dict,
     local_time,
     names_of_commits,
-    open_repository,
     print_json,
     print_pairs,
     print_table,
@@ -47,13 +51,15 @@ from txstore.cli.output import (
     tell,
 )
 from txstore.errors import SnapshotExpiredError, TxStoreError
-from txstore.format.constraints import Constraint
 from txstore.format.keys import ancestors, is_document
-from txstore.format.mapping import Hierarchy
+from txstore.format.names import MAIN
 from txstore.format.shown import readable_size
-from txstore.history.commit import MAIN, Commit
-from txstore.history.declarations import encode
-from txstore.repository import Repository
+
+if TYPE_CHECKING:
+    from txstore.format.constraints import Constraint
+    from txstore.format.mapping import Hierarchy
+    from txstore.history.commit import Commit
+    from txstore.repository import Repository
 
 app = typer.Typer(
     help="Look into TxStore repositories, check them, and see what they are for.",
@@ -66,6 +72,7 @@ app.add_typer(branches.app, name="branch")
 app.add_typer(tags.app, name="tag")
 app.command()(maintenance.verify)
 app.command()(maintenance.backup)
+app.command()(maintenance.protect)
 app.command()(serve.serve)
 space.register(app)
 cli_import.register(app)
@@ -95,19 +102,25 @@ def main(
 @app.command()
 @reporting_errors
 def demo(
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long each of the four plays lasts.")] = 4.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long each of the four plays lasts.")
+    ] = 4.0,
     directory: Annotated[
-        Path | None, typer.Option(help="Where the scratch data go. [default: the system's]", show_default=False)
+        Path | None,
+        typer.Option(metavar="PATH", help="Where the scratch data go.", show_default="the system's"),
     ] = None,
-    picture: Annotated[Path, typer.Option(help="The PNG, PDF or SVG to draw.")] = Path("demo.png"),
+    picture: Annotated[Path, typer.Option(metavar="PATH", help="The PNG, PDF or SVG to draw.")] = Path("demo.png"),
     no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
     keep: Annotated[
-        Path, typer.Option(help="Where the repository stays that was written, unless something is there.")
+        Path,
+        typer.Option(metavar="PATH", help="Where the repository stays that was written, unless something is there."),
     ] = Path("demo.tx"),
     as_json: JsonOption = False,
 ) -> None:
     """Let one process write while another reads, on plain Zarr and on TxStore, and count torn reads."""
-    from txstore.cli.demo import run  # late: it imports zarr, which `log` does not need
+    from rich.console import Console
+
+    from txstore.cli.demo import run
 
     report = run(seconds, directory, None if no_picture else picture, Console(stderr=as_json), keep)
     if as_json:
@@ -120,7 +133,7 @@ def demo(
 @reporting_errors
 def log(
     path: PathArgument,
-    limit: Annotated[int | None, typer.Option(min=1, help="Show the newest so many.", show_default=False)] = None,
+    limit: LimitOption = None,
     node: Annotated[
         str | None,
         typer.Option("--path", metavar="NODE", help="Only what has changed this array or group.", show_default=False),
@@ -152,12 +165,15 @@ def log(
 @reporting_errors
 def ls(
     path: PathArgument,
-    key_prefix: Annotated[
-        str, typer.Argument(metavar="[KEY-PREFIX]", help="The array or group to begin at.", show_default=False)
+    node: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE",
+            help="The array or group to begin at; with --keys, what keys begin with.",
+            show_default=False,
+        ),
     ] = "",
-    at: Annotated[
-        str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
-    ] = None,
+    at: AtOption = None,
     keys: Annotated[bool, typer.Option("--keys", help="List raw keys and their sizes, not arrays and groups.")] = False,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
@@ -167,9 +183,9 @@ def ls(
     repo = open_repository(path, storage_options)
     commit = None if at is None else find_commit(repo, at, branch)
     if keys:
-        _list_keys(repo.mapping(commit, branch=branch), key_prefix, as_json)
+        _list_keys(repo.mapping(commit, branch=branch), node, as_json)
         return
-    nodes = list(_nodes(repo, commit, branch, key_prefix.strip("/")))
+    nodes = list(_nodes(repo, commit, branch, node.strip("/")))
     if as_json:
         print_json(nodes)
         return
@@ -180,14 +196,7 @@ def ls(
 @reporting_errors
 def show(
     path: PathArgument,
-    commit: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[COMMIT]",
-            help="A slot, an id or its first digits, or a tag. [default: the newest commit]",
-            show_default=False,
-        ),
-    ] = None,
+    commit: NewestArgument = None,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
@@ -216,14 +225,14 @@ def show(
 @reporting_errors
 def constraints(
     path: PathArgument,
-    at: Annotated[
-        str | None, typer.Option(metavar="COMMIT", help="A slot, an id or a tag instead of the newest.")
-    ] = None,
+    at: AtOption = None,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List what every commit has to keep."""
+    from txstore.history.declarations import encode
+
     repo = open_repository(path, storage_options)
     declared = repo.mapping(None if at is None else find_commit(repo, at, branch), branch=branch).constraints
     if as_json:

@@ -1,35 +1,36 @@
-"""`txstore verify` and `txstore backup`. Exit status: 0 well, 1 faults are left, 2 it could not be done."""
+"""`txstore verify`, `backup` and `protect`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstore.cli.output import (
+from txstore.cli.options import (
+    DestinationArgument,
     JsonOption,
+    NoVerifyOption,
     PathArgument,
     SourceOption,
     StorageOption,
+    ToOption,
     options_of,
-    print_json,
-    reporting_errors_as,
-    showing_progress,
     sources_of,
+)
+from txstore.cli.output import (
+    print_json,
+    reporting_errors,
     tell,
 )
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
-from txstore.history.opening import Access, open_commits, open_storage
-from txstore.maintenance import repair as repairing
-from txstore.maintenance.backup import back_up
-from txstore.maintenance.report import Report
-from txstore.maintenance.verify import check_sources
-from txstore.maintenance.verify import verify as verify_commits
-from txstore.storage.sources import Sources, allowed
+from txstore.progress import showing
+
+if TYPE_CHECKING:
+    from txstore.maintenance.report import Report
 
 
-@reporting_errors_as(2)
+@reporting_errors
 def verify(
     path: PathArgument,
     repair: Annotated[
@@ -43,6 +44,12 @@ def verify(
 
     With --source, also whether the files are the same still that the newest commit refers to.
     """
+    from txstore.history.opening import Access, open_commits, open_storage
+    from txstore.maintenance import repair as repairing
+    from txstore.maintenance.verify import check_sources
+    from txstore.maintenance.verify import verify as verify_commits
+    from txstore.storage.sources import Sources, allowed
+
     storage = open_storage(path, Access(options_of(storage_options, "--storage-options")))
     commits = open_commits(storage)
     try:
@@ -53,7 +60,7 @@ def verify(
     except UnsupportedFormatError:
         if not repair:
             raise
-    with showing_progress("verify") as progress:
+    with showing(True, "verify") as progress:
         report = repairing.verify_and_repair(storage, progress) if repair else verify_commits(commits, progress)
     if source:
         report.faults += check_sources(storage, Sources(allowed(sources_of(source))))
@@ -69,27 +76,60 @@ def _print(report: Report, repair: bool) -> None:
     for done in report.repairs:
         tell(f"REPAIR {done}")
     for fault in report.faults:
-        left = " It can't be repaired: restore the file from a backup." if repair and fault.part != "source" else ""
+        left = (
+            " It can't be repaired: restore the file from a backup."
+            if repair and fault.part not in ("source", "lost")
+            else ""
+        )
         tell(f"FAULT {fault}{left}")
     for path in report.strays:
         tell(f"NOTE  {path}: no file of a repository is called so; it does no harm, and stays")
     tell(str(report))
 
 
-@reporting_errors_as(2)
+@reporting_errors
 def backup(
     path: PathArgument,
-    destination: Annotated[str, typer.Argument(metavar="DEST", help="An empty or new directory, or an older backup.")],
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not check what was copied.")] = False,
+    destination: DestinationArgument,
+    no_verify: NoVerifyOption = False,
+    erase: Annotated[bool, typer.Option("--erase", help="Erase in the copy, too, what was erased since.")] = False,
     storage_options: StorageOption = None,
+    to_options: ToOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a repository while it is in use; a second time, only what is new."""
+    """Copy a repository to another place while it is in use; a second time, only what is new."""
+    from txstore.history.opening import Access, open_storage
+    from txstore.maintenance.backup import back_up
+
     storage = open_storage(path, Access(options_of(storage_options, "--storage-options")))
-    with showing_progress("backup") as progress:
-        made = back_up(storage, destination, verify=not no_verify, progress=progress)
+    with showing(True, "backup") as progress:
+        made = back_up(
+            storage,
+            destination,
+            storage_options=options_of(to_options, "--to-options"),
+            verify=not no_verify,
+            erase=erase,
+            progress=progress,
+        )
     if as_json:
         print_json(asdict(made))
     else:
-        what = "is new" if made.files else "was up to date"
-        tell(f"{destination} {what}: commits up to slot {made.slot}; {made.files:,} files, {made.bytes:,} bytes copied")
+        tell(str(replace(made, destination=destination)))
+
+
+@reporting_errors
+def protect(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Move a repository on a disk to PATH.d, with a link in its place: zarr and xarray refuse to overwrite PATH then.
+
+    If the link was deleted, put it back; what was written in its place is moved aside. End what has the repository
+    open first: it would have to open it again.
+    """
+    from txstore.maintenance.protect import protect as protect_directory
+
+    made = protect_directory(path)
+    if as_json:
+        print_json(asdict(made))
+        return
+    tell(f"{made.link} is a link to {made.directory}: zarr and xarray refuse to overwrite it")
+    if made.aside is not None:
+        tell(f"what was in the place of the link is {made.aside} now")

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from txstore.cli.history import MessageOption, TargetOption
-from txstore.cli.output import (
+from txstore.cli.complete import complete_branch
+from txstore.cli.options import (
+    BranchArgument,
+    CommitArgument,
+    DryOption,
     JsonOption,
+    MessageOption,
     PathArgument,
     StorageOption,
-    commit_as_dict,
+    TargetOption,
     find_commit,
+    one_of,
     open_repository,
+)
+from txstore.cli.output import (
+    commit_as_dict,
     print_json,
     print_table,
     reporting_errors,
     tell,
 )
-from txstore.errors import MergeConflictError
-from txstore.history.commit import MAIN, Commit
-from txstore.merging.conflicts import KINDS, SIDES, Answer, Conflict
-from txstore.merging.three_way import Plan
-from txstore.repository import Repository
+from txstore.errors import CUT, MergeConflictError
+from txstore.format.names import MAIN
 
-_CommitArgument = Annotated[
+if TYPE_CHECKING:
+    from txstore.history.commit import Commit
+    from txstore.merging.conflicts import Answer
+    from txstore.merging.three_way import MergePlan
+    from txstore.repository import Repository
+
+_IntoOption = Annotated[
     str,
-    typer.Argument(metavar="COMMIT", help="A slot, an id or its first digits, a tag, a date.", show_default=False),
+    typer.Option(
+        "--into", "--branch", metavar="BRANCH", help="The branch to commit to.", autocompletion=complete_branch
+    ),
 ]
 _ResolveOption = Annotated[
     list[str] | None,
@@ -42,29 +55,35 @@ _ResolveOption = Annotated[
 ]
 _AppendOption = Annotated[
     str | None,
-    typer.Option(metavar="HOW", help="'concatenate': put rows that both have appended one behind the other."),
+    typer.Option(
+        metavar="HOW",
+        help="'concatenate': put rows that both have appended one behind the other.",
+        show_default=False,
+    ),
 ]
-_DryOption = Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and change nothing.")]
 
 
 @reporting_errors
 def merge(
     path: PathArgument,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The branch to be merged.", show_default=False)],
-    into: Annotated[str, typer.Option(metavar="NAME", help="The branch to commit to.")] = MAIN,
+    source: BranchArgument,
+    branch: _IntoOption = MAIN,
     resolve: _ResolveOption = None,
     append: _AppendOption = None,
-    dry_run: _DryOption = False,
+    dry_run: DryOption = False,
     message: MessageOption = None,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Merge a branch into another one. Conflicts are listed; then nothing is changed, and the exit status is 1."""
-    repo, answers = open_repository(path, storage_options), _answers(resolve)
+    how, answers = _append(append), _answers(resolve)
+    repo = open_repository(path, storage_options)
     _report(
         repo,
-        into,
-        lambda: repo.merge(source, into, resolve=answers, append=append, dry_run=dry_run, message=message),
+        branch,
+        lambda: repo.merge(
+            source, branch, resolve=answers, append=how, dry_run=dry_run, message=message, progress=True
+        ),
         as_json,
     )
 
@@ -72,22 +91,23 @@ def merge(
 @reporting_errors
 def cherry_pick(
     path: PathArgument,
-    commit: _CommitArgument,
+    commit: CommitArgument,
     branch: TargetOption = MAIN,
     resolve: _ResolveOption = None,
     append: _AppendOption = None,
-    dry_run: _DryOption = False,
+    dry_run: DryOption = False,
     message: MessageOption = None,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make the changes of one commit once more, on a branch. Conflicts are as those of `merge`."""
-    repo, answers = open_repository(path, storage_options), _answers(resolve)
+    how, answers = _append(append), _answers(resolve)
+    repo = open_repository(path, storage_options)
     found = find_commit(repo, commit, branch)
     _report(
         repo,
         branch,
-        lambda: repo.cherry_pick(found, branch, resolve=answers, append=append, dry_run=dry_run, message=message),
+        lambda: repo.cherry_pick(found, branch, resolve=answers, append=how, dry_run=dry_run, message=message),
         as_json,
     )
 
@@ -95,10 +115,10 @@ def cherry_pick(
 @reporting_errors
 def revert(
     path: PathArgument,
-    commit: _CommitArgument,
+    commit: CommitArgument,
     branch: TargetOption = MAIN,
     resolve: _ResolveOption = None,
-    dry_run: _DryOption = False,
+    dry_run: DryOption = False,
     message: MessageOption = None,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
@@ -111,7 +131,16 @@ def revert(
     )
 
 
+def _append(how: str | None) -> Literal["concatenate"] | None:
+    from txstore.merging.operations import CONCATENATE
+
+    one_of("--append", how, [CONCATENATE])
+    return None if how is None else CONCATENATE
+
+
 def _answers(resolve: Sequence[str] | None) -> dict[str, Answer]:
+    from txstore.merging.conflicts import SIDES
+
     answers: dict[str, Answer] = {}
     for each in resolve or ():
         node, equals, side = each.rpartition("=")
@@ -121,25 +150,30 @@ def _answers(resolve: Sequence[str] | None) -> dict[str, Answer]:
     return answers
 
 
-def _report(repo: Repository, branch: str, change: Callable[[], Commit | Plan], as_json: bool) -> None:
+def _report(repo: Repository, branch: str, change: Callable[[], Commit | MergePlan], as_json: bool) -> None:
+    from txstore.history.commit import Commit
+    from txstore.merging.conflicts import KINDS, Conflict
+    from txstore.merging.three_way import MergePlan
+
     before = repo.head(branch)
     try:
-        made: Commit | Plan | None = change()
-        conflicts = made.conflicts if isinstance(made, Plan) else []
+        made: Commit | MergePlan | None = change()
+        conflicts, is_cut = (made.conflicts, made.is_cut) if isinstance(made, MergePlan) else ([], False)
     except MergeConflictError as error:
         made, conflicts = None, [each for each in error.conflicts if isinstance(each, Conflict)]
+        is_cut = error.is_cut
     if as_json:
         commit = made if isinstance(made, Commit) else None
         print_json(
             {
                 "commit": None if commit is None else commit_as_dict(commit),
                 "is_new": commit is not None and commit != before,
-                "plan": made.as_dict() if isinstance(made, Plan) else None,
+                "plan": made.as_dict() if isinstance(made, MergePlan) else None,
                 "conflicts": [each.as_dict() for each in conflicts],
             }
         )
     else:
-        if isinstance(made, Plan):
+        if isinstance(made, MergePlan):
             tell(f"would be done to {branch}: {made}")
         elif made is not None and made == before:
             tell(f"nothing to do: {branch} has it all, at {made}")
@@ -149,6 +183,8 @@ def _report(repo: Repository, branch: str, change: Callable[[], Commit | Plan], 
             rows = ((each.path or "/", each.place, each.kind, KINDS[each.kind]) for each in conflicts)
             print_table(["path~", "where~", "conflict", "what~"], rows)
             tell()
+            if is_cut:
+                tell(f"txstore: {CUT}", err=True)
             tell(
                 f"txstore: {len(conflicts)} conflicts; nothing was changed. Say whose to take, by path: "
                 "--resolve NODE=ours or NODE=theirs",

@@ -11,150 +11,69 @@ import json
 import logging
 import math
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
-from rich.text import Text
 from typer.core import TyperGroup
 
-from txstore.errors import CommitNotFoundError, TxStoreError
+from txstore.cli.options import shield, unshield
+from txstore.errors import TxStoreError
 from txstore.format.shown import printable
-from txstore.history.commit import MAIN, Commit
-from txstore.repository import Repository
-from txstore.storage.objects.errors import Secrets
-from txstore.storage.objects.urls import public
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from txstore.history.commit import Commit
+    from txstore.repository import Repository
+    from txstore.storage.objects.errors import Secrets
 
 P = ParamSpec("P")
 
 #: click's, of which typer may have its own copy: what it prints as wrong usage.
 _CommandError: Any = typer.BadParameter.__mro__[2]
 
-#: A number this long may be the beginning of a commit's id; a shorter one is a slot.
-_SLOT_DIGITS = 10
-
 #: Width where the output is no terminal: nothing is folded, so that each row is one line.
 _WIDE = 100_000
 #: From this width on, tables have those columns, too, that are left out of 80.
 _ROOMY = 100
 
-PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
-StorageOption = Annotated[
-    str | None,
-    typer.Option(
-        "--storage-options",
-        metavar="JSON",
-        help="Options of the fsspec file system that PATH is on: '{\"anon\": true}', or @FILE with the same in it.",
-        show_default=False,
-    ),
-]
-BranchOption = Annotated[str, typer.Option("--branch", metavar="NAME", help="The branch.")]
-ToOption = Annotated[
-    str | None,
-    typer.Option("--to-options", metavar="JSON", help="The same, of what is written to.", show_default=False),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on the standard output.")]
-SourceOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--source",
-        metavar="PREFIX[=JSON]",
-        help="Read files below this directory or URL that the repository refers to; with options of fsspec. Can be "
-        "repeated.",
-        show_default=False,
-    ),
-]
-
-
-def open_repository(
-    path: str, storage_options: str | None, *, source: list[str] | None = None, create: bool = False
-) -> Repository:
-    """Raises `typer.BadParameter`, and what `Repository` raises."""
-    options = options_of(storage_options, "--storage-options")
-    return Repository(path, create=create, storage_options=options, sources=sources_of(source))
-
-
-def options_of(given: str | None, option: str) -> dict[str, Any]:
-    """Return the options of a file system that a command is given. Raises `typer.BadParameter`, `OSError`."""
-    if given is None:
-        return {}
-    text = Path(given[1:]).read_text(encoding="utf-8") if given.startswith("@") else given
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        options = error
-    if not isinstance(options, dict):  # without what was given: it may be a secret
-        why = f": {options.msg}" if isinstance(options, json.JSONDecodeError) else ""
-        raise typer.BadParameter(f"{option} takes a JSON object, such as '{{\"anon\": true}}'{why}")
-    return options
-
-
-def sources_of(given: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Return the `sources` of a repository that `--source` says. Raises `typer.BadParameter`."""
-    found: dict[str, dict[str, Any]] = {}
-    for each in given or ():
-        prefix, begins, rest = each.partition("={")
-        try:
-            found[prefix] = json.loads(begins[1:] + rest) if begins else {}
-        except ValueError as error:  # without what was given: it may be a secret
-            raise typer.BadParameter(f"the options of {public(prefix)!r} are no JSON: {error}") from None
-    return found
-
 
 def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Show what went wrong as one line on the standard error, and exit with status 1."""
-    return reporting_errors_as(1)(command)
+
+    @functools.wraps(command)
+    def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **unshield(kwargs))
+        except BrokenPipeError:
+            raise  # the reader of our output has left; click ends quietly
+        except (TxStoreError, OSError, ValueError, ImportError) as error:
+            _fail(error)
+        except (_CommandError, typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            import traceback
+
+            for line in traceback.format_exc().splitlines():
+                tell(_secrets().hide(line), err=True)
+            raise typer.Exit(1) from error
+
+    return reporting
 
 
-def reporting_errors_as(status: int) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """The same with another status."""
-
-    def decorate(command: Callable[P, None]) -> Callable[P, None]:
-        @functools.wraps(command)
-        def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                command(*args, **kwargs)
-            except BrokenPipeError:
-                raise  # the reader of our output has left; click ends quietly
-            except (TxStoreError, OSError, ValueError, ModuleNotFoundError) as error:
-                _fail(error, status)
-            except (_CommandError, typer.Exit, typer.Abort):
-                raise
-            except Exception as error:
-                for line in traceback.format_exc().splitlines():
-                    tell(_secrets().hide(line), err=True)
-                raise typer.Exit(status) from error
-
-        return reporting
-
-    return decorate
-
-
-def _fail(error: Exception, status: int) -> NoReturn:
+def _fail(error: Exception) -> NoReturn:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         told = f"{error.filename}: {error.strerror}"
     else:
         told = str(error) or type(error).__name__
     tell(f"txstore: {_secrets().hide(' '.join(told.split()))}", err=True)
-    raise typer.Exit(status)
+    raise typer.Exit(1)
 
 
 # --- what was given, of which nothing secret is shown
@@ -168,6 +87,9 @@ class Commands(TyperGroup):
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             return super().main(args, *arguments, **options)
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        return super().parse_args(context, shield(args))
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _usage_errors():
@@ -183,6 +105,8 @@ _given: list[str] = []
 
 def _secrets() -> Secrets:
     """What must not be shown of the arguments: credentials in URLs, and the values of options in JSON."""
+    from txstore.storage.objects.errors import Secrets
+
     options = {}
     for number, each in enumerate(_given):
         _, begins, rest = each.partition("{")
@@ -213,20 +137,6 @@ class LogLines(logging.Handler):
             tell(_secrets().hide(line), err=True)
 
 
-def find_commit(repo: Repository, commit: str, branch: str = MAIN) -> Commit:
-    """Return the commit that a slot of a branch, a tag, a date, another branch or the first digits of an id name."""
-    is_slot = commit.isdecimal() and len(commit) < _SLOT_DIGITS
-    return repo.commit(int(commit) if is_slot else commit, branch=branch)
-
-
-def commit_or_newest(repo: Repository, commit: str | None, branch: str) -> Commit:
-    """Return the commit that was named, or else the newest of a branch. Raises `CommitNotFoundError`."""
-    found = repo.head(branch) if commit is None else find_commit(repo, commit, branch)
-    if found is None:
-        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
-    return found
-
-
 def names_of_commits(repo: Repository) -> dict[str, list[str]]:
     """Return what commits are called, by their ids: branches that they are the newest of, then tags."""
     names: dict[str, list[str]] = {}
@@ -251,7 +161,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
     typer.echo(json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
-def print_outcome(told: dict[str, object], text: str, *, as_json: bool) -> None:
+def print_outcome(told: dict[str, object] | None, text: str, *, as_json: bool) -> None:
     """Say what a command has done: as JSON, or in a line of text."""
     if as_json:
         print_json(told)
@@ -283,10 +193,14 @@ def _finite(value: Any) -> Any:
 
 def public_place(place: str) -> str:
     """Return a path or URL that a command was given without what may be secret in it."""
-    return public(place) if "://" in place else place
+    from txstore.storage.objects.urls import lacks_slashes, public
+
+    return public(place) if "://" in place or lacks_slashes(place) else place
 
 
 def new_console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal:
         console.width = _WIDE
@@ -298,6 +212,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     `>`: aligned to the right; `~`: folded where there is no room, as no other is; `?`: left out on 80 columns.
     """
+    from rich import box
+    from rich.table import Table
+
     console = new_console()
     shown = [at for at, column in enumerate(columns) if console.width >= _ROOMY or not column.endswith("?")]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
@@ -311,6 +228,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    from rich.table import Table
+
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in pairs:
         table.add_row(as_text(name), as_text(value))
@@ -323,17 +242,6 @@ def local_time(time: datetime, *, seconds: bool = False) -> str:
 
 
 def as_text(content: str) -> Text:
+    from rich.text import Text
+
     return Text(printable(content))
-
-
-@contextmanager
-def showing_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of the bytes done while the block runs, where somebody can see it."""
-    console = new_console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), DownloadColumn(), TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

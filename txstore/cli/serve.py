@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
 import logging
-import webbrowser
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from txstore.cli.output import (
+from txstore.cli.options import (
     JsonOption,
-    LogLines,
     PathArgument,
     SourceOption,
     StorageOption,
     open_repository,
+)
+from txstore.cli.output import (
+    LogLines,
     print_outcome,
     reporting_errors,
 )
@@ -23,11 +29,13 @@ from txstore.cli.output import (
 @reporting_errors
 def serve(
     path: PathArgument,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on. If others can reach it, the server asks for a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: one that is free.")] = 0,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: one that is free.")] = 0,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    no_token: Annotated[
+        bool,
+        typer.Option("--no-token", help="Answer every user who can reach the port: all of this machine can."),
+    ] = False,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A name that this server is called by. Can be repeated.", show_default=False),
@@ -49,16 +57,32 @@ def serve(
     try:
         from txstore.serving.server import Server  # late: no other command needs it
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{error.name} is not installed: pip install 'txstore[serve]'", name=error.name
-        ) from error
+        missing = (error.name or "").partition(".")[0]
+        raise ModuleNotFoundError(f"{missing} is not installed: pip install 'txstore[serve]'", name=missing) from error
     logging.getLogger().addHandler(LogLines())
-    server = Server(repo, host=host, port=port, hosts=allow_host or (), origins=allow_origin or ())
+    server = Server(
+        repo, host=host, port=port, has_token=not no_token, hosts=allow_host or (), origins=allow_origin or ()
+    )
     print_outcome(
-        {"url": server.address, "zarr": f"{server.address.partition('?')[0]}at/main/", "token": server.token},
+        {"url": server.address, "zarr": f"{server.base}at/main/", "token": server.token},
         f"{server.address} shows {repo.url}; Ctrl-C ends it",
         as_json=as_json,
     )
-    if open_page:
-        webbrowser.open(server.address)
-    server.serve_here()
+    with contextlib.ExitStack() as until_the_end:
+        if open_page:
+            import webbrowser
+
+            webbrowser.open(until_the_end.enter_context(redirecting_to(server.address)).as_uri())
+        server.serve_here()
+
+
+@contextlib.contextmanager
+def redirecting_to(address: str) -> Iterator[Path]:
+    """Yield a file that only this user can read, which leads a browser to an address.
+
+    All users see the command line of the browser: the token must not stand there.
+    """
+    with tempfile.NamedTemporaryFile("w", prefix="txstore-", suffix=".html", encoding="ascii") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">\n')
+        file.flush()
+        yield Path(file.name)

@@ -7,26 +7,31 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstore.cli.output import (
+from txstore.cli.options import (
     BranchOption,
+    DryOption,
     JsonOption,
     PathArgument,
     StorageOption,
-    commit_as_dict,
+    YesOption,
     open_repository,
+)
+from txstore.cli.output import (
+    commit_as_dict,
     print_json,
     print_table,
     reporting_errors,
-    showing_progress,
     tell,
 )
+from txstore.format.names import MAIN
 from txstore.format.shown import printable, readable_size
-from txstore.history.commit import MAIN
-from txstore.maintenance.usage import Usage
+
+if TYPE_CHECKING:
+    from txstore.maintenance.usage import Usage
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -42,8 +47,8 @@ def optimize(
     path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
 ) -> None:
     """Copy small packs, and those that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
-    with showing_progress("optimize") as progress, warnings.catch_warnings(record=True) as told:
-        made = open_repository(path, storage_options).optimize(branch=branch, progress=progress)
+    with warnings.catch_warnings(record=True) as told:
+        made = open_repository(path, storage_options).optimize(branch=branch, progress=True)
     for each in told:
         tell(f"txstore: {each.message}", err=True)
     if as_json:
@@ -58,12 +63,13 @@ def optimize(
 def vacuum(
     path: PathArgument,
     keep: Annotated[
-        int | None, typer.Option(min=1, help="Give up all but so many of the newest commits.", show_default=False)
+        int | None,
+        typer.Option(min=1, metavar="N", help="Give up all but the N newest commits.", show_default=False),
     ] = None,
     older_than: Annotated[
         str | None, typer.Option(metavar="AGE", help="Give up commits older than this: 30d, 12h, 90m.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")] = False,
+    dry_run: DryOption = False,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
@@ -81,17 +87,19 @@ def vacuum(
 @reporting_errors
 def erase(
     path: PathArgument,
-    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Arrays and groups.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for readers and transactions.")] = 60.0,
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE", help="Arrays and groups.")],
+    yes: YesOption = False,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for readers and transactions.")
+    ] = 60.0,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Erase every version of arrays and groups, from every commit, branch and tag. There is no way back."""
+    if as_json and not yes:
+        raise typer.BadParameter("--json does not ask: give --yes, too")
     repo = open_repository(path, storage_options)
     if not yes:
-        if as_json:
-            raise typer.BadParameter("--json does not ask: give --yes, too")
         shown = ", ".join(repr(node) for node in nodes)
         typer.confirm(printable(f"Erase every version of {shown}, for good?"), abort=True, err=True)
     report = repo.erase(*nodes, timeout=timeout)

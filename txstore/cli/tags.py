@@ -6,24 +6,28 @@ from typing import Annotated
 
 import typer
 
-from txstore.cli.output import (
+from txstore.cli.options import (
     BranchOption,
-    Commands,
     JsonOption,
+    NewestArgument,
     PathArgument,
     StorageOption,
-    commit_as_dict,
+    TagArgument,
     commit_or_newest,
     open_repository,
+)
+from txstore.cli.output import (
+    Commands,
+    commit_as_dict,
     print_named,
     print_outcome,
     reporting_errors,
 )
-from txstore.history.commit import MAIN
+from txstore.format.names import MAIN
 
 app = typer.Typer(help="Give commits names, which a vacuum then keeps.", no_args_is_help=True, cls=Commands)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The tag.", show_default=False)]
+NewTagArgument = Annotated[str, typer.Argument(metavar="TAG", help="Its name.", show_default=False)]
 
 
 @app.command("list")
@@ -37,15 +41,8 @@ def list_tags(path: PathArgument, storage_options: StorageOption = None, as_json
 @reporting_errors
 def create(
     path: PathArgument,
-    name: NameArgument,
-    at: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[COMMIT]",
-            help="A slot, an id, a tag, a date or a branch. [default: the newest of the branch]",
-            show_default=False,
-        ),
-    ] = None,
+    name: NewTagArgument,
+    at: NewestArgument = None,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
@@ -60,7 +57,7 @@ def create(
 @app.command()
 @reporting_errors
 def delete(
-    path: PathArgument, name: NameArgument, storage_options: StorageOption = None, as_json: JsonOption = False
+    path: PathArgument, name: TagArgument, storage_options: StorageOption = None, as_json: JsonOption = False
 ) -> None:
     """Delete a tag. Its commit stays for as long as `vacuum` keeps it."""
     tags = open_repository(path, storage_options).tags

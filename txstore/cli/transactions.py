@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstore.cli.output import (
+from txstore.cli.options import (
     JsonOption,
+    MessageOption,
     PathArgument,
     StorageOption,
+    TransactionArgument,
+    YesOption,
+    open_repository,
+)
+from txstore.cli.output import (
     commit_as_dict,
     local_time,
-    open_repository,
     print_json,
     print_table,
     reporting_errors,
@@ -22,11 +27,11 @@ from txstore.cli.output import (
 )
 from txstore.errors import shown_keys
 from txstore.format.shown import readable_size
-from txstore.transactions.named import NamedTransaction, Participant
+
+if TYPE_CHECKING:
+    from txstore.transactions.named import NamedTransaction, Participant
 
 app = typer.Typer(help="List the transactions that have a name, and end them.", no_args_is_help=True)
-
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the transaction.", show_default=False)]
 
 #: What becomes of a process in a transaction: it may still stage; it has left; it died before it was done.
 _ATTACHED, _SEALED, _LOST = "attached", "sealed", "lost"
@@ -48,7 +53,7 @@ def list_transactions(path: PathArgument, storage_options: StorageOption = None,
 @reporting_errors
 def show(
     path: PathArgument,
-    name: NameArgument,
+    name: TransactionArgument,
     keys: Annotated[bool, typer.Option("--keys", help="List the keys, and who has staged them.")] = False,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
@@ -96,27 +101,25 @@ def show(
 @reporting_errors
 def commit(
     path: PathArgument,
-    name: NameArgument,
-    message: Annotated[
-        str | None, typer.Option("-m", "--message", help="What the log says. [default: what it was begun with]")
-    ] = None,
+    name: TransactionArgument,
+    message: MessageOption = None,
     allow_lost: Annotated[
         bool, typer.Option("--allow-lost", help="Take also what processes have staged that died before they were done.")
     ] = False,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit a transaction, when all processes have left it."""
+    """Commit a transaction, when all processes have left it. By default with the message that it was begun with."""
     staged = open_repository(path, storage_options).engine.existing(name)
     try:
-        made = staged.commit(message, allow_lost=allow_lost).commit
+        snapshot = staged.commit(message, allow_lost=allow_lost)
     finally:
         staged.leave()
-    made = made if made is not None and made.id == staged.id else None
+    made = None if snapshot is None else snapshot.commit
     if as_json:
         print_json(None if made is None else commit_as_dict(made))
     elif made is None:
-        tell(f"{name} has ended; nothing was staged, so there is no commit")
+        tell(f"{name} has ended; it has changed nothing and has no message, so there is no commit")
     else:
         statistics = made.statistics
         deleted = statistics["keys_deleted"] + statistics["prefixes_deleted"]
@@ -128,12 +131,14 @@ def commit(
 @reporting_errors
 def rollback(
     path: PathArgument,
-    name: NameArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    name: TransactionArgument,
+    yes: YesOption = False,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Drop all that was staged in a transaction, when all processes have left it."""
+    if as_json and not yes:
+        raise typer.BadParameter("--json does not ask: give --yes, too")
     staged = open_repository(path, storage_options).engine.existing(name)
     try:
         count = staged.staged_count

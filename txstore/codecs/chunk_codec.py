@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from txstore.codecs.allowed import allowed_by_user, check_codecs
+from txstore.errors import CodecRefusedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,12 +19,6 @@ if TYPE_CHECKING:
 
     from txstore.codecs.part_codec import PartCodec
 
-#: What is decoded to merge chunks: nothing that may do anything else than compute.
-_CODECS = frozenset({
-    "bytes", "transpose", "sharding_indexed", "crc32c", "zstd", "blosc", "gzip", "zlib", "lz4", "bz2", "lzma",
-    "shuffle", "delta", "fixedscaleoffset", "quantize", "packbits", "astype", "bitround", "crc32", "adler32",
-    "fletcher32",
-})  # fmt: skip
 #: Bytes of a chunk that is decoded: how large it is, a document says.
 MAX_CHUNK = 2 << 30
 #: Of numpy's kinds, those whose elements are so many bytes each, which can be compared.
@@ -44,6 +41,8 @@ class ChunkCodec:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # zarr has said it to the user
                 self._part, self._spec = _of_chunk(document, content, chunk)
+        except CodecRefusedError as error:
+            raise NotMergeableError(error.reason) from error
         except Exception as error:  # whatever zarr, or a library of codecs, makes of a document
             raise NotMergeableError(f"zarr can't code its chunks: {error!r}") from error
         self.shape: tuple[int, ...] = self._spec.shape
@@ -123,26 +122,27 @@ def bits(chunk: npt.NDArray[Any]) -> bytes:
 def _of_chunk(document: str, content: bytes, chunk: str) -> tuple[PartCodec, Any]:
     from zarr.core.config import config
 
-    metadata = _metadata(document, content)
+    more = allowed_by_user()
+    metadata = _metadata(document, content, more)
     shape = _shape(metadata, chunk) if document == "zarr.json" else metadata.chunks
-    return _coded(document, content, tuple(shape), config.get("array.write_empty_chunks"))
+    return _coded(document, content, more, tuple(shape), config.get("array.write_empty_chunks"))
 
 
 @lru_cache(8)
-def _metadata(document: str, content: bytes) -> Any:
+def _metadata(document: str, content: bytes, more: frozenset[str]) -> Any:
     from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
     described = json.loads(content)
-    unknown = set(_named(described)) - _CODECS
-    if unknown:
-        raise ValueError(f"{', '.join(sorted(unknown))}: nothing is known of these codecs")
+    check_codecs("", document, described, more)
     if document == "zarr.json":
         return ArrayV3Metadata.from_dict(described)
     return ArrayV2Metadata.from_dict(described)
 
 
 @lru_cache(64)
-def _coded(document: str, content: bytes, shape: tuple[int, ...], write_empty_chunks: bool) -> tuple[PartCodec, Any]:
+def _coded(
+    document: str, content: bytes, more: frozenset[str], shape: tuple[int, ...], write_empty_chunks: bool
+) -> tuple[PartCodec, Any]:
     """Return what codes a chunk, and what it is.
 
     What the C libraries can't do is done by a pipeline of zarr's own, whatever is configured: another may be ours.
@@ -155,7 +155,7 @@ def _coded(document: str, content: bytes, shape: tuple[int, ...], write_empty_ch
     from txstore.codecs.layout import layout_of  # late: as all that needs zarr
     from txstore.codecs.part_codec import PartCodec
 
-    metadata = _metadata(document, content)
+    metadata = _metadata(document, content, more)
     options: Any = {"write_empty_chunks": write_empty_chunks}
     if document == "zarr.json":
         dtype, codecs = metadata.data_type, list(metadata.codecs)
@@ -181,17 +181,3 @@ def _shape(metadata: Any, chunk: str) -> Sequence[int]:
         return shape
     place = metadata.chunk_key_encoding.decode_chunk_key(chunk)
     return [sizes if isinstance(sizes, int) else sizes[at] for sizes, at in zip(grid.chunk_shapes, place, strict=True)]
-
-
-def _named(document: Mapping[str, Any]) -> list[str]:
-    """Return the names of all codecs that a document names, those inside of shards, too."""
-    if "codecs" not in document:
-        listed = [document.get("compressor"), *(document.get("filters") or ())]
-        return [each["id"] for each in listed if each is not None]
-    found = []
-    for codec in document["codecs"]:
-        found.append(codec["name"].removeprefix("numcodecs."))
-        configuration = codec.get("configuration") or {}
-        for inner in ("codecs", "index_codecs"):
-            found += _named({"codecs": configuration.get(inner, [])})
-    return found

@@ -115,15 +115,15 @@ class _Nodes:
 
     def __init__(self, before: Hierarchy, after: Hierarchy) -> None:
         self._before, self._after = before, after
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _FoundNode] = {}
         self._described: dict[str, tuple[Described | None, Described | None]] = {}
-        self._array: _Node | None = None  # that of the last key: the next belongs there, too, as a rule
+        self._array: _FoundNode | None = None  # that of the last key: the next belongs there, too, as a rule
         self._below = "\0"
 
-    def all(self) -> Iterable[_Node]:
+    def all(self) -> Iterable[_FoundNode]:
         return self._nodes.values()
 
-    def of(self, key: str) -> _Node:
+    def of(self, key: str) -> _FoundNode:
         if self._array is not None and key.startswith(self._below):
             return self._array
         if is_document(key):
@@ -133,10 +133,10 @@ class _Nodes:
                 return self._node(path)
         return self._node(key.rpartition("/")[0])
 
-    def _node(self, path: str) -> _Node:
+    def _node(self, path: str) -> _FoundNode:
         node = self._nodes.get(path)
         if node is None:
-            node = self._nodes[path] = _Node(path, *self._describe(path))
+            node = self._nodes[path] = _FoundNode(path, *self._describe(path))
         if node.is_array:
             self._array, self._below = node, directory_prefix(path)
         return node
@@ -150,7 +150,7 @@ class _Nodes:
         return found
 
 
-class _Node:
+class _FoundNode:
     """What was found of one node so far."""
 
     def __init__(self, path: str, before: Described | None, after: Described | None) -> None:
@@ -228,7 +228,7 @@ def index_of(suffix: str, dimensions: int) -> Chunk | None:
     return tuple(map(int, parts)) if digits.isascii() and digits.isdecimal() else None
 
 
-def _joined_by_moves(nodes: list[NodeDiff], found: Mapping[str, _Node]) -> list[NodeDiff]:
+def _joined_by_moves(nodes: list[NodeDiff], found: Mapping[str, _FoundNode]) -> list[NodeDiff]:
     """Say of a node that was added that it has moved, if one that was removed held the same in the same places."""
     removed: dict[int, list[str]] = {}
     for node in nodes:

@@ -132,4 +132,6 @@ def check_name(kind: str, name: str) -> str:
     """Return a branch or tag name, or raise `KeyFormatError`. It becomes a file name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise KeyFormatError(f"{kind} {name!r}: use 1 to 100 letters, digits, '.', '_' or '-', not '.' or '-' first")
+    if name.upper() == "HEAD" and kind in ("branch", "tag"):
+        raise KeyFormatError(f"{kind} {name!r}: this names the newest commit of a branch: choose another name")
     return name

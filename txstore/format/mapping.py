@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
+from txstore.format.consolidated import consolidated_at, is_marked, may_be_consolidated
 from txstore.format.keys import after_prefix, directory_prefix
 
 #: So many keys are looked up at a time to list names: at first, at least and at most.
@@ -40,8 +41,15 @@ class Hierarchy(Mapping[str, bytes], ABC):
         `batch` is how many are looked up at a time: 1 where the caller wants only the first.
         """
 
-    def __getitem__(self, key: str) -> bytes:
+    def served(self, key: str) -> memoryview | None:
+        """Return what a client gets: a view of the value, or consolidated metadata, which is made now."""
         view = self.get_view(key)
+        if view is None or not may_be_consolidated(key) or not is_marked(key, bytes(view)):
+            return view
+        return memoryview(consolidated_at(self, key))
+
+    def __getitem__(self, key: str) -> bytes:
+        view = self.served(key)
         if view is None:
             raise KeyError(key)
         return bytes(view)
@@ -121,5 +129,5 @@ class Hierarchy(Mapping[str, bytes], ABC):
 
     def getitems(self, keys: list[str], *, contexts: Mapping[str, object] | None = None) -> dict[str, bytes]:
         """Return the values of those keys that exist."""
-        found = ((key, self.get_view(key)) for key in keys)
+        found = ((key, self.served(key)) for key in keys)
         return {key: bytes(view) for key, view in found if view is not None}

@@ -34,6 +34,7 @@ LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 _RUN = ".run"
 _WAIT = "wait-"
+_STOP = "stop-"
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -148,13 +149,28 @@ def parse_ticket(file: str) -> tuple[int, bytes] | None:
 
     None for any other name.
     """
-    name, _, commit_id = file.removeprefix(_WAIT).partition("-")
-    slot = parse_slot(name) if file.startswith(_WAIT) else None
+    return _parse_behind(_WAIT, file)
+
+
+def stop_path(branch: str, slot: int, commit_id: bytes) -> str:
+    """What says that a commit may have taken another's slot, or lost its own. Each process that lists slots sees it."""
+    return f"{commits_directory(branch)}/{_STOP}{slot_name(slot)}-{commit_id.hex()}"
+
+
+def parse_stop(file: str) -> tuple[int, bytes] | None:
+    """Return slot and commit id of the file name of `stop_path`, None for any other name."""
+    return _parse_behind(_STOP, file)
+
+
+def _parse_behind(begin: str, file: str) -> tuple[int, bytes] | None:
+    """Return slot and commit id of a name that lies behind all slots, None for any other name."""
+    name, _, commit_id = file.removeprefix(begin).partition("-")
+    slot = parse_slot(name) if file.startswith(begin) else None
     return None if slot is None or not _ID.fullmatch(commit_id) else (slot, bytes.fromhex(commit_id))
 
 
 #: What parses the names that lie beside commits on an object store: no part of the data.
-_BESIDE_COMMITS = (parse_offer, parse_lead, parse_ticket)
+_BESIDE_COMMITS = (parse_offer, parse_lead, parse_ticket, parse_stop)
 
 
 def staging_path(transaction: bytes, participant: int) -> str:

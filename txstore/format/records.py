@@ -7,7 +7,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
 from txstore.errors import KeyFormatError
 from txstore.format import names
@@ -38,7 +38,10 @@ TAG = struct.Struct("<8sQ16s")
 BRANCH = struct.Struct("<8s16s16s16sB")
 
 #: What a transaction may be checked for: what it writes, or also what it reads.
-SNAPSHOT, SERIALIZABLE = ISOLATIONS = "snapshot", "serializable"
+Isolation: TypeAlias = Literal["snapshot", "serializable"]
+SNAPSHOT: Final = "snapshot"
+SERIALIZABLE: Final = "serializable"
+ISOLATIONS = SNAPSHOT, SERIALIZABLE
 
 _ID = re.compile("[0-9a-f]{32}")
 

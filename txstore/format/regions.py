@@ -10,7 +10,7 @@ from txstore.format.encoding import MalformedError, Reader, encode_varint
 #: Where a box begins and ends along each axis, in the chunk's own coordinates. It is not empty.
 Box = tuple[tuple[int, int], ...]
 
-#: What would take more boxes, or bytes, is the whole chunk.
+#: For what would take more boxes, or bytes, the one box around them stands.
 MAX_BOXES, MAX_LENGTH = 16, 1024
 #: An axis of numpy is no longer, and an array has no more axes.
 _MAX_EXTENT, _MAX_AXES = (1 << 63) - 1, 64
@@ -21,6 +21,8 @@ _MAX_PIECES = 1000
 @dataclass(frozen=True, slots=True)
 class Region:
     """Some elements of a chunk: all that lie in one of at most 16 boxes, or the whole chunk (`boxes` is None).
+
+    A box may hold more than was written, and be as large as the chunk; the whole chunk was written, all of it.
 
     Boxes may overlap. A region knows nothing of the shape of the chunk.
 
@@ -61,8 +63,16 @@ class Region:
     def __or__(self, other: Region) -> Region:
         if self.boxes is None or other.boxes is None:
             return WHOLE
-        boxes = _joined((*self.boxes, *other.boxes))
-        return Region(boxes) if len(boxes) <= MAX_BOXES else WHOLE
+        found = Region(_joined((*self.boxes, *other.boxes)))
+        return found if len(found.boxes or ()) <= MAX_BOXES else found._around()
+
+    def _around(self) -> Region:
+        """Return the box around all boxes: not `WHOLE`, though it may be as large, since not all of it was written."""
+        boxes = self.boxes or ()
+        if len({len(box) for box in boxes}) != 1:
+            return WHOLE  # of different chunks
+        ends = [tuple(zip(*axis, strict=True)) for axis in zip(*boxes, strict=True)]
+        return Region((tuple((min(starts), max(stops)) for starts, stops in ends),))
 
     def intersects(self, other: Region) -> bool:
         """Tell whether there may be an element in both."""
@@ -89,7 +99,10 @@ class Region:
         return " and ".join("[" + ", ".join(f"{start}:{stop}" for start, stop in box) + "]" for box in self.boxes)
 
     def encode(self) -> bytes:
-        """Return the bytes of the region: none, if it is the whole chunk or would take more than `MAX_LENGTH`."""
+        """Return the bytes of the region, or of the box around it, if its own would be more than `MAX_LENGTH`.
+
+        There are none of the whole chunk, nor of a box that takes more by itself.
+        """
         if self.boxes is None:
             return b""
         if not self.boxes:
@@ -99,7 +112,9 @@ class Region:
             for start, stop in box:
                 numbers += (start, stop - start)
         encoded = b"".join(map(encode_varint, numbers))
-        return encoded if len(encoded) <= MAX_LENGTH else b""
+        if len(encoded) > MAX_LENGTH:
+            return b"" if len(self.boxes) == 1 else self._around().encode()
+        return encoded
 
     @classmethod
     def decode(cls, data: bytes) -> Region:

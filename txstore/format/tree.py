@@ -72,7 +72,7 @@ def _lines_below(view: Hierarchy, path: str, level: int) -> Iterator[str]:
             yield f"{indent}{member.name}  {shape}  {layout_of(member.described).dtype}"
 
 
-class Layout(NamedTuple):
+class StoredLayout(NamedTuple):
     """How an array is stored, in either format."""
 
     dtype: str
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
         return None if self.itemsize is None else math.prod(shape) * self.itemsize
 
 
-def layout_of(described: Described) -> Layout:
+def layout_of(described: Described) -> StoredLayout:
     """Return how an array is stored. What its document doesn't say, or not as it should, is left out."""
     document = described.document
     chunks = None if described.node.chunks is None else list(described.node.chunks)
@@ -95,11 +95,11 @@ def layout_of(described: Described) -> Layout:
         inner = next((inner for each in codecs if (inner := _inner_chunks(each)) is not None), None)
         dtype = _name(document["data_type"])
         shards = None if inner is None else chunks
-        return Layout(dtype, _itemsize(document["data_type"]), chunks if inner is None else inner, shards, codecs)
+        return StoredLayout(dtype, _itemsize(document["data_type"]), chunks if inner is None else inner, shards, codecs)
     filters = document.get("filters")
     compressor = document.get("compressor")
     codecs = [*(filters if isinstance(filters, list) else []), *([] if compressor is None else [compressor])]
-    return Layout(_name(document.get("dtype")), _itemsize_2(document.get("dtype")), chunks, None, codecs)
+    return StoredLayout(_name(document.get("dtype")), _itemsize_2(document.get("dtype")), chunks, None, codecs)
 
 
 def _inner_chunks(codec: Any) -> list[int] | None:

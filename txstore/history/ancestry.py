@@ -17,17 +17,21 @@ from txstore.history.commits import Commits
 
 
 class Reach(NamedTuple):
-    """What is known of the ancestors of a commit, itself among them."""
+    """What is known of the ancestors of a commit, itself among them; or of a merge that was never committed."""
 
     slots: Mapping[str, int]  # by branch
-    end: Stored | None  # behind which nothing is known: history was given up there. None: all is known
+    ends: frozenset[tuple[str, int]]  # commits behind which nothing is known: history was given up there
 
-    def has(self, stored: Stored) -> bool:
-        return self.slots.get(stored.header.branch, -1) >= stored.header.slot
+    def has(self, branch: str, slot: int) -> bool:
+        return self.slots.get(branch, -1) >= slot
 
     def is_within(self, other: Reach) -> bool:
         """Tell whether what is not known of this one is no more than what the other has."""
-        return self.end is None or other.has(self.end)
+        return all(other.has(*end) for end in self.ends)
+
+    def __or__(self, other: Reach) -> Reach:
+        """Return the reach of a merge of both."""
+        return Reach(_union(self.slots, other.slots), self.ends | other.ends)
 
 
 class Ancestry:
@@ -47,23 +51,49 @@ class Ancestry:
             header, known = stored.header, self._known.get(stored.hash)
             slots.setdefault(header.branch, header.slot)
             if known is not None:
-                return Reach(_union(slots, known.slots), known.end)
+                return Reach(_union(slots, known.slots), known.ends)
             if header.reach:
-                return Reach(_union(slots, header.reach), None)
+                return Reach(_union(slots, header.reach), frozenset())
             if header.parent_id == encoding.NO_ID:
-                return Reach(slots, None)
+                return Reach(slots, frozenset())
             below = self._commits.parent(stored)  # be it kept or not: its header is as true as ever
             if header.merged is not None or below is None or not stored.follows(below):
-                return Reach(slots, stored)  # a merge says nothing of its reach if not all of that was known
+                # A merge says nothing of its reach if not all of that was known.
+                return Reach(slots, frozenset([(header.branch, header.slot)]))
             stored = below
 
     def joined(self, one: Stored, other: Stored | None = None) -> Mapping[str, int]:
         """Return the reach of a commit on top of these; nothing, if not all of it is known."""
         reaches = [self.reach(each) for each in (one, other) if each is not None]
-        whole = [reach for reach in reaches if reach.end is None]
+        whole = [reach for reach in reaches if not reach.ends]
         if all(any(reach.is_within(each) for each in whole) for reach in reaches):
             return _union(*(reach.slots for reach in reaches))
         return {}
+
+    def common(self, one: Reach, other: Reach) -> list[Stored] | None:
+        """Return the best common ancestors, oldest first: none is an ancestor of another one. Mostly there is one.
+
+        None if one of them is not kept, or not known any more.
+        """
+        found, missing = [], []
+        for branch in one.slots.keys() & other.slots.keys():
+            slot = min(one.slots[branch], other.slots[branch])
+            stored = self._commits.read(branch, slot)
+            if stored is None:
+                missing.append((branch, slot))
+            else:
+                found.append(stored)
+        best: list[Stored] = []
+        before: list[Reach] = []
+        # Newest first: a commit is newer than all of its ancestors.
+        for stored in sorted(found, key=lambda each: (each.header.time, each.hash), reverse=True):
+            if not any(reach.has(stored.header.branch, stored.header.slot) for reach in before):
+                best.append(stored)
+                before.append(self.reach(stored))
+        is_known = one.is_within(other) and other.is_within(one)
+        if not is_known or any(not any(reach.has(*each) for reach in before) for each in missing):
+            return None
+        return best[::-1] if all(map(self._commits.is_kept, best)) else None
 
 
 def _union(*reaches: Mapping[str, int]) -> dict[str, int]:
@@ -71,26 +101,13 @@ def _union(*reaches: Mapping[str, int]) -> dict[str, int]:
     return {branch: max(reach.get(branch, -1) for reach in reaches) for branch in branches}
 
 
-def merge_base(commits: Commits, one: Stored, other: Stored) -> Stored | None:
-    """Return the newest commit that both have come from, or have merged; None: they have begun apart.
+def common_ancestors(commits: Commits, one: Stored, other: Stored) -> list[Stored]:
+    """Return the best common ancestors of two commits, oldest first; none if they have begun apart.
 
-    Raises `SnapshotExpiredError` if it is not kept, or is not known any more.
+    Raises `SnapshotExpiredError` if one is not kept, or is not known any more.
     """
     ancestry = Ancestry(commits)
-    ours, theirs = ancestry.reach(one), ancestry.reach(other)
-    gone = not (ours.is_within(theirs) and theirs.is_within(ours))
-    found, missing = [], []
-    for branch in ours.slots.keys() & theirs.slots.keys():
-        slot = min(ours.slots[branch], theirs.slots[branch])
-        stored = commits.read(branch, slot)
-        if stored is None or not commits.is_kept(stored):
-            missing.append((branch, slot))
-        else:
-            found.append(stored)
-    newest = max(found, key=lambda stored: stored.header.time, default=None)  # what is older may be an ancestor of it
-    if newest is not None and missing:
-        before = ancestry.reach(newest).slots
-        missing = [(branch, slot) for branch, slot in missing if before.get(branch, -1) < slot]
-    if gone or missing:
+    found = ancestry.common(ancestry.reach(one), ancestry.reach(other))
+    if found is None:
         raise SnapshotExpiredError(f"what {one.commit} and {other.commit} have in common")
-    return newest
+    return found

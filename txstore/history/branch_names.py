@@ -14,14 +14,17 @@ from txstore.format import encoding, names
 from txstore.format.commitfile import CommitName
 from txstore.format.names import MAIN
 from txstore.format.records import Branch
-from txstore.storage.interface import Storage
+from txstore.history.identity import Identity
+from txstore.steps import step
+from txstore.storage.interface import Storage, write_over
 
 
 class BranchNames:
     """The records of the branches of one repository. The first branch, "main", has none, and costs nothing."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, identity: Identity) -> None:
         self._storage = storage
+        self._identity = identity
         self._known: dict[str, Branch] = {}  # by id: as they were when they were read
         self._unknown: set[str] = set()  # ids without a record
 
@@ -34,6 +37,7 @@ class BranchNames:
         except KeyFormatError as error:
             raise CommitNotFoundError(f"branch {name!r}", hint=str(error)) from None
         if found is None or found.name != name:
+            self._identity.check_there()
             there = ", ".join(map(repr, [MAIN, *self.files()])) if found is None else repr(found.name)
             hint = f"there is no such branch, but {there}"
             raise CommitNotFoundError(f"branch {name!r}", hint=hint)
@@ -126,9 +130,7 @@ class BranchNames:
         renamed = Branch(new, record.id, record.commit_id, record.hash, record.lineage)
         there = self.read(new) if new != MAIN else None
         if names.branch_path(name) == names.branch_path(new):
-            temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-            self._storage.write_once(temporary, renamed.encode(), durable=True)
-            self._storage.replace(temporary, names.branch_path(new))
+            write_over(self._storage, names.branch_path(new), renamed.encode())
         else:
             if there is None or there.id != record.id:
                 self.check_free(new)
@@ -137,6 +139,7 @@ class BranchNames:
         self._storage.sync_directory(names.BRANCHES)
         self._note(renamed)
 
+    @step("delete branch")
     def delete(self, name: str) -> None:
         """Delete the record of a branch, durably. Raises `CommitNotFoundError` if there is none."""
         self._existing(name)
@@ -162,6 +165,7 @@ class BranchNames:
             how = "exists" if given == name else f"differs in case alone from {given!r}, which some systems can't tell"
             raise ValueError(f"branch {name!r} {how}: choose another name, or delete or rename that one")
 
+    @step("write branch")
     def _write(self, record: Branch) -> None:
         self._storage.make_directory(names.BRANCHES, durable=False)
         self._storage.sync_directory("")  # it may be another's, who has died before this

@@ -7,7 +7,8 @@ from collections.abc import Iterator, MutableMapping
 from txstore.errors import CommitNotFoundError
 from txstore.history.commit import MAIN, Commit
 from txstore.history.commits import Commits
-from txstore.history.find import At, find_commit
+from txstore.history.find import NO_COMMIT, At, find_commit
+from txstore.history.log import html_of_named
 from txstore.history.snapshot import Snapshots
 
 
@@ -32,13 +33,15 @@ class Branches(MutableMapping[str, Commit]):
             raise CommitNotFoundError(f"branch {name!r}", hint="this repository has no commits yet")
         return head.commit
 
-    def __setitem__(self, name: str, commit: At) -> None:
+    def __setitem__(self, name: str, commit: At | None) -> None:
         """Begin a branch behind a commit, durably. A branch is not set anew: it moves by committing.
 
         Raises `ValueError` if the name is given, `KeyFormatError` if there can be no such name, `CommitNotFoundError`,
         and `SnapshotExpiredError` for a commit that a vacuum has given up.
         """
         self._commits.branches.check_free(name)
+        if commit is None:
+            raise CommitNotFoundError(f"branch {name!r}", hint=NO_COMMIT)
         stored = find_commit(self._commits, commit)
         pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the branch
         try:
@@ -77,3 +80,6 @@ class Branches(MutableMapping[str, Commit]):
 
     def __repr__(self) -> str:
         return f"<Branches {', '.join(self)}>"
+
+    def _repr_html_(self) -> str:
+        return html_of_named("Branches", self)

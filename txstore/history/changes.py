@@ -17,7 +17,7 @@ from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.format import encoding, packfile
 from txstore.format.keys import after_prefix, decode_key, directory_prefix
 from txstore.format.packfile import PackName
-from txstore.history.commit import Commit, Stored
+from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.runs import Found, Runs
 from txstore.history.snapshot import Snapshot
@@ -88,12 +88,30 @@ def differing(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot
 
 
 def common_ancestor(commits: Commits, one: Stored, other: Stored) -> Stored | None:
-    """Return the newest commit that both have come from, going from parent to parent; None if none is kept.
+    """Return the newest commit that both have come from, going from parent to parent; None if it is not kept.
 
     Not through the other parents of merges: see `changed`.
     """
-    if one.header.branch == other.header.branch:
-        return min(one, other, key=lambda stored: stored.header.slot)
+    lines = [_line(commits, each) for each in (one, other)]
+    if None in lines:
+        return _met(commits, one, other)
+    here, there = (dict(line or ()) for line in lines)
+    for branch, slot in here.items():
+        if branch in there:
+            found = commits.read(branch, min(slot, there[branch]))
+            return found if found is not None and commits.is_kept(found) else None
+    return None
+
+
+def _line(commits: Commits, stored: Stored) -> list[tuple[str, int]] | None:
+    """Return in which branches a commit and those before it lie, and up to which slots; None if a branch is gone."""
+    header = stored.header
+    lineage = commits.branches.lineage(header.branch)
+    return [(header.branch, header.slot), *lineage] if lineage or header.branch == MAIN else None
+
+
+def _met(commits: Commits, one: Stored, other: Stored) -> Stored | None:
+    """Find the same commit by going down both lines."""
     lines = commits.ancestors(one), commits.ancestors(other)
     here, there = next(lines[0], None), next(lines[1], None)
     while here is not None and there is not None and here.header.id != there.header.id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -94,7 +95,8 @@ class Stored:
             id=h.id.hex(), branch=self.branch_name(h.branch), slot=h.slot, seq=h.seq,
             parent=None if h.parent_id == encoding.NO_ID else h.parent_id.hex(),
             time=EPOCH + timedelta(microseconds=h.time),
-            author=h.author, message=h.message, properties=h.properties, statistics=h.statistics.as_dict(),
+            author=h.author, message=h.message, statistics=h.statistics.as_dict(),
+            properties=copy.deepcopy(h.properties),  # the header is remembered, and users may change what they get
             merged=None if h.merged is None else h.merged.id.hex(),
         )  # fmt: skip
 

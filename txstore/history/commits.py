@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 from txstore.errors import (
@@ -32,6 +32,7 @@ from txstore.history.identity import Identity
 from txstore.history.packs import PackWriter, Writer
 from txstore.history.run_packs import RunPacks
 from txstore.history.tickets import Turns
+from txstore.steps import step
 from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_advance, in_background
 
@@ -42,8 +43,16 @@ T = TypeVar("T")
 _SEARCHES = 20
 #: So many commits may follow one another before their directory is synced: as many as a search has to read, at most.
 MAX_PENDING = 64
+#: Decoded headers that are remembered, those of all repositories of a process together, and up to which size, in bytes.
+_REMEMBERED, _REMEMBERED_SIZE = 512, 4096
 #: Seconds between two looks at a name that is there and not seen yet.
 _LOOK_AGAIN = 0.1
+
+
+@lru_cache(_REMEMBERED)
+def _remembered(encoded: bytes) -> Header:
+    """Decode a header, or return what the same bytes were decoded to: a merge reads the same commits many times."""
+    return Header.decode(encoded)
 
 
 class SlotTakenError(Exception):
@@ -69,7 +78,7 @@ class Commits:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.identity = Identity(storage)
-        self.branches = BranchNames(storage)
+        self.branches = BranchNames(storage, self.identity)
         self.run_packs = RunPacks(storage, self.merged_at_once)
         self.is_tidy = False  # what dead processes had staged was looked for
         self._newest: dict[str, Stored] = {}  # of each branch, the head that was found last
@@ -179,7 +188,7 @@ class Commits:
                 encoded = self.storage.read_range(path, footer.header_offset, footer.header_length)
             if encoding.crc32c(encoded) != footer.header_checksum:
                 raise encoding.MalformedError("the header has a wrong checksum")
-            header = Header.decode(encoded)
+            header = (_remembered if len(encoded) <= _REMEMBERED_SIZE else Header.decode)(encoded)
             header.check_placed(footer.header_offset)
         except encoding.NewerFormatError as error:
             raise UnsupportedFormatError(path, found=error.reason, supported=f"version {encoding.VERSION}") from error
@@ -208,6 +217,8 @@ class Commits:
         else:
             raise CorruptionError(names.floor_directory(branch), reason="it names a slot that is above all commits")
         # `newest` is what was known when the search began: another thread may have found a newer one since.
+        if found is None:
+            self.identity.check_there()
         if newest is not None and (found is None or found.header.slot < newest.header.slot):
             self.check_living(branch)
             # I4: what was there is not missing but lost.
@@ -352,16 +363,27 @@ class Commits:
             return True
         return self._is_held(stored) or self._is_merged(stored)
 
-    def ancestors(self, stored: Stored | None, *, wanted: int | None = None, as_told: bool = False) -> Iterator[Stored]:
+    def ancestors(
+        self,
+        stored: Stored | None,
+        *,
+        wanted: int | None = None,
+        as_told: bool = False,
+        lowest: int | None = None,
+    ) -> Iterator[Stored]:
         """Yield a commit and those before it that are kept, newest first. `wanted`: how many, if that is known.
 
-        `as_told`: what later commits tell of them is enough, be their files there or not. Raises `CorruptionError`
-        where the chain is broken.
+        `as_told`: what later commits tell of them is enough, be their files there or not. `lowest`: a floor that may
+        be below the one that the commit names, between which there may be nothing. Raises `CorruptionError` where the
+        chain is broken.
         """
         if stored is None:
             return
         down = self._carried if as_told else self._down
-        line, floor = down(stored, stored.header.floor, wanted), stored.header.floor
+        floor, given_up = stored.header.floor, -1  # below `given_up`, a commit of this branch may be gone
+        if lowest is not None:
+            floor, given_up = min(lowest, floor), floor
+        line = down(stored, floor, wanted)
         # While that is asked for, those below are read.
         asked: Callable[[], int] | None = self.begin(self.floor, stored.header.branch)
         while True:
@@ -382,11 +404,12 @@ class Commits:
                     return  # what is below may be anything
             if error is not None:
                 raise error
-            if stored is None and (floor := self.floor(header.branch)) >= header.slot:
+            if stored is None and (header.slot <= given_up or (floor := self.floor(header.branch)) >= header.slot):
                 return  # a vacuum has overtaken us
             if stored is None and not self.branches.is_living(header.branch):
                 return  # one has deleted what was left of the branch
             if header.fork:  # from here on, that branch says what is kept: nothing else, if it was deleted
+                given_up = -1
                 floor = self.floor(header.fork) if self.branches.is_living(header.fork) else header.slot
             if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
                 path = names.commit_path(header.fork or header.branch, header.slot - 1)
@@ -423,26 +446,46 @@ class Commits:
         try:
             return Tag.decode(self.storage.read(path))
         except FileNotFoundError:
+            self.identity.check_there()
             raise CommitNotFoundError(f"tag {name!r}", hint="there is no such tag; see repo.tags") from None
         except encoding.MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
 
+    @step("write tag")
     def write_tag(self, name: str, stored: Stored) -> None:
-        """Create a tag. Raises `FileExistsError`: a tag is written once."""
+        """Create a tag. Raises `FileExistsError`: a tag is written once; `ValueError` if a branch has the name."""
         header = stored.header
+        self._check_no_branch(name)
         self.make_durable(stored)  # I1: the tag is
         content = Tag(header.branch, header.slot, header.id).encode()
         path = names.tag_path(check_name("tag", name))
         self.storage.write_once(path, content, durable=True)
+        try:
+            self._check_no_branch(name)  # a process that makes a branch looks for tags after that
+        except ValueError:
+            self.delete_tag(name)
+            raise
         if not self._stays(stored, but_tag=name):
             # A vacuum may have looked for tags before this one was there.
             self.delete_tag(name)
             raise SnapshotExpiredError(self.label(header.branch, header.slot))
 
+    def _check_no_branch(self, name: str) -> None:
+        """Raise `ValueError` if a branch has the name of a tag: `at=` takes both."""
+        with contextlib.suppress(CommitNotFoundError):
+            self.branches.id_of(name)
+            raise ValueError(f"branch {name!r} exists, and at={name!r} would name either: choose another name")
+
+    def _check_no_tag(self, name: str) -> None:
+        if self.storage.exists(names.tag_path(check_name("tag", name))):
+            raise ValueError(f"tag {name!r} exists, and at={name!r} would name either: choose another name")
+
+    @step("delete tag")
     def delete_tag(self, name: str) -> None:
         """Delete a tag, durably. Raises `CommitNotFoundError` if there is none, `OSError`."""
         path = names.tag_path(check_name("tag", name))
         if not self.storage.exists(path):
+            self.identity.check_there()
             raise CommitNotFoundError(f"tag {name!r}", hint="there is no such tag; see repo.tags")
         self.storage.delete(path)
         # A tag that came back after a power loss would name a commit that a vacuum may have deleted.
@@ -490,11 +533,20 @@ class Commits:
     # --- branches
 
     def create_branch(self, name: str, stored: Stored) -> str:
-        """Begin a branch behind a commit, durably; return its id. Raises `ValueError` if the name is given."""
+        """Begin a branch behind a commit, durably; return its id.
+
+        Raises `ValueError` if a branch or a tag has the name.
+        """
         self.branches.check_free(name)
+        self._check_no_tag(name)
         header = stored.header
         self.ensure_durable(stored)  # I1: the branch is
         created = self.branches.create(name, stored.name).id
+        try:
+            self._check_no_tag(name)  # a process that makes a tag looks for branches after that
+        except ValueError:
+            self.branches.delete(name)
+            raise
         if not self._stays(stored, but_branch=name):
             self.branches.delete(name)  # as a tag
             raise SnapshotExpiredError(self.label(header.branch, header.slot))
@@ -515,8 +567,14 @@ class Commits:
 
     def rename_branch(self, name: str, new: str) -> None:
         """Give a branch another name. Raises `CommitNotFoundError` if there is none, `ValueError` if that is given."""
+        self._check_no_tag(new)
         with self.storage.lock(names.COMMIT_LOCK):
             self.branches.rename(name, new)
+            try:
+                self._check_no_tag(new)
+            except ValueError:
+                self.branches.rename(new, name)
+                raise
 
     def check_living(self, branch: str) -> None:
         """Raise `CommitNotFoundError` if a branch has been deleted."""
@@ -546,6 +604,7 @@ class Commits:
         """Return the ids of the branches that have commits of their own, deleted ones too."""
         return sorted(filter(names.is_branch_id, self.storage.list("commits")))
 
+    @step("write floor")
     def write_floor(self, stored: Stored) -> None:
         """Say that what lies below the floor of a vacuum's commit, which is durable, goes now. Raises `OSError`."""
         header = stored.header
@@ -566,6 +625,9 @@ class Commits:
         return self.paths_in(names.PACKS)
 
     # --- taking a slot
+
+    def check_not_stopped(self, branch: str) -> None:
+        """Raise `OSError` if commits may have taken each other's slots, so that only a repair knows what is needed."""
 
     def _durable_slot(self, branch: str) -> int:
         """Return up to which slot a branch is known to be durable."""
@@ -599,6 +661,7 @@ class Commits:
         if stored.header.branch in self._copied or stored.header.slot > self._durable_slot(stored.header.branch):
             self.make_durable(stored)
 
+    @step("make durable")
     def make_durable(self, newest: Stored | None, branch: str | None = None) -> None:
         """Make a commit and all before it durable, and that there is a repository, where that is not known (I1).
 
@@ -626,6 +689,7 @@ class Commits:
             slot = max(self._durable_slot(newest.header.branch), newest.header.slot)
             self._durable_slots[newest.header.branch] = slot
 
+    @step("sync copy")
     def _sync_all(self) -> None:
         of_commits = map(names.commits_directory, self.branch_directories())
         of_branches = [names.BRANCHES] if self.branches.files() else []
@@ -637,6 +701,7 @@ class Commits:
                 self.storage.sync_directory(directory)
         self.storage.sync_directory(names.PACKS)
 
+    @step("sync commit")
     def _sync_files(self, stored: Stored) -> None:
         packs = [pack.name for pack in stored.header.packs]
         for pack in packs:
@@ -647,6 +712,7 @@ class Commits:
             self.storage.sync_directory(names.PACKS)
         self.storage.sync_file(stored.path)
 
+    @step("take slot")
     def take_slot(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
         """Rename a finished file into its slot: the moment of commit (I2). Return the commit as it was made.
 
@@ -705,7 +771,10 @@ class Commits:
 
     def hint(self, stored: Stored, *, durable: bool) -> Hint:
         """Return the hint that names a commit, true of this directory in this boot."""
-        return stored.hint(durable=durable, boot=self.storage.boot(), place=self.storage.place())
+        place = self.storage.place()
+        if not durable and stored.header.branch in self._copied:
+            place = place ^ 2 or 4  # of no directory: its readers have to know that nothing of the copy was synced
+        return stored.hint(durable=durable, boot=self.storage.boot(), place=place)
 
     def give_back(self, stored: Stored) -> None:
         """Empty a slot below the floor, which this process has just taken, and which nobody follows."""
@@ -718,6 +787,14 @@ class Commits:
         with contextlib.suppress(OSError):
             self.storage.write_in_place(names.hint_path(stored.header.branch), hint.encode())
 
+    def stop_hints(self) -> None:
+        """Return when no hint that was asked for by now is written any more."""
+
+    def write_hint_of_copy(self, stored: Stored) -> None:
+        """Write the hint of a durable commit that a backup has put in its place."""
+        self.write_hint(stored, durable=True)
+
+    @step("settle commit")
     def settle(self, stored: Stored) -> None:
         """Make the name of a commit durable that has just got it, and so those of all commits before it (I1).
 

@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from txstore.errors import ConflictError, ConstraintError, CorruptionError, UnsupportedFormatError, Violation
+from txstore.errors import (
+    ConflictError,
+    ConstraintError,
+    CorruptionError,
+    TxStoreError,
+    UnsupportedFormatError,
+    Violation,
+)
 from txstore.format import constraints
 from txstore.format.constraints import Constraint, Outcome, as_text
 from txstore.format.keys import check_name
+from txstore.format.shown import html_head, html_table
 
 #: Of each constraint, so many violations are named.
 MAX_NAMED = 10
@@ -133,3 +141,10 @@ class Constraints(MutableMapping[str, Constraint]):
 
     def __repr__(self) -> str:
         return f"<Constraints {dict(self)}>"
+
+    def _repr_html_(self) -> str:
+        try:
+            rows = [(name, type(each).__name__, as_text(each.as_dict())) for name, each in sorted(self._read().items())]
+        except (TxStoreError, OSError) as error:  # a cell of a notebook shows what is wrong, and goes on
+            return html_head("Constraints", str(error))
+        return html_head("Constraints", f"{len(rows):,}") + html_table(rows, ("name", "kind", "what has to be so"))

@@ -1,8 +1,9 @@
-"""Finding a commit by what a person knows of it: its slot, the beginning of its id, a date, a tag."""
+"""Finding a commit by what a person knows of it: its slot, the beginning of its id, a date, a tag, `HEAD~1`."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -20,26 +21,43 @@ from txstore.history.commits import Commits
 #: What a commit may be named by: see `find_commit`. A negative number counts from the head, which is -1.
 At: TypeAlias = Commit | SupportsIndex | str | datetime | np.datetime64
 
+#: What the newest commit of the branch in question is called.
+HEAD = "HEAD"
+
+#: What a name that is given to None is told: `repo.head()` is None, or `commit()` was.
+NO_COMMIT = "there is none to name: nothing was committed yet, or commit() has changed nothing and had no message"
+
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
+#: What no name of a branch or tag can hold: `main@3` is in slot 3 of main, `NAME~2` two before what has this name.
+_IN_SLOT = re.compile(r"(.+)@(-?\d+)")
+_BEFORE = re.compile(r"(.+)~(\d*)")
+_UNDERSTOOD = "a slot, a tag, a branch, HEAD, branch@slot, the first 4 digits of an id or more, a date, or NAME~1"
 
 
 def find_commit(commits: Commits, at: At, branch: str = MAIN) -> Stored:
     """Return the commit by slot, by id (or its first 4 digits or more), by tag, or the newest at a date.
 
-    Also what a `Commit` is, and the head of a branch by its name. A date is an aware `datetime`, ISO 8601 text with a
-    zone, or a `numpy.datetime64`, which is in UTC. Slots and dates are those of one branch, and of what it has forked
-    from; an id is looked for in all of them. Raises `CommitNotFoundError` if there is none, `ValueError` for a date
-    without a zone.
+    Also what a `Commit` is, and the head of a branch by its name; `HEAD` is that of `branch`. As commits are shown, so
+    they are found: `dev@3` is in slot 3 of dev. What ends in `~2` is two commits before, along first parents.
+
+    A date is an aware `datetime`, ISO 8601 text with a zone, or a `numpy.datetime64`, which is in UTC. Slots and dates
+    are those of one branch, and of what it has forked from; an id is looked for in all of them. Raises
+    `CommitNotFoundError` if there is none, `ValueError` for a date without a zone.
     """
     if isinstance(at, Commit):
         return _of_commit(commits, at, branch)
     if isinstance(at, np.datetime64):
         at = _of_numpy(at)
     elif isinstance(at, str):
-        if (named := _by_name(commits, at)) is not None:
+        if (named := _by_name(commits, at, branch)) is not None:
             return named
+        if (before := _BEFORE.fullmatch(at)) is not None:
+            later = find_commit(commits, before[1], branch)
+            return _in_slot(commits, later.header.branch, later.header.slot - int(before[2] or 1), at)
+        if (in_slot := _IN_SLOT.fullmatch(at)) is not None:
+            return find_commit(commits, int(in_slot[2]), commits.branches.id_of(in_slot[1]))
         if _DATE.match(at):
-            at = datetime.fromisoformat(at)
+            at = _of_text(at)
     if isinstance(at, datetime):
         return _at_time(commits, at, branch, _existing_head(commits, branch))
     if isinstance(at, str):
@@ -49,6 +67,10 @@ def find_commit(commits: Commits, at: At, branch: str = MAIN) -> Stored:
     slot = index(at)
     if slot < 0:
         slot += _existing_head(commits, branch).header.slot + 1
+    return _in_slot(commits, branch, slot, f"slot {index(at)}")
+
+
+def _in_slot(commits: Commits, branch: str, slot: int, asked: str) -> Stored:
     stored = commits.at(branch, slot) if slot >= 0 else None
     if stored is None:
         head = _existing_head(commits, branch)
@@ -57,7 +79,7 @@ def find_commit(commits: Commits, at: At, branch: str = MAIN) -> Stored:
         if 0 <= slot <= head.header.slot and (slot < floor or commits.branches.owner(branch, slot) != branch):
             raise SnapshotExpiredError(commits.label(branch, slot))
         shown = commits.branches.name_of(branch)
-        raise CommitNotFoundError(f"slot {index(at)}", hint=f"branch {shown!r} has slots {floor} to {head.header.slot}")
+        raise CommitNotFoundError(asked, hint=f"branch {shown!r} has slots {floor} to {head.header.slot}")
     return stored
 
 
@@ -76,19 +98,38 @@ def _of_commit(commits: Commits, commit: Commit, branch: str) -> Stored:
         raise
 
 
-def _by_name(commits: Commits, name: str) -> Stored | None:
-    """Return the commit with a tag, or the head of a branch; None if nothing has this name."""
+def _by_name(commits: Commits, name: str, branch: str) -> Stored | None:
+    """Return the commit with a tag, or the head of a branch; None if nothing has this name.
+
+    Raises `CommitNotFoundError` if both have it: two processes may have given it at the same time, and died before they
+    saw that.
+    """
+    tagged = branch_id = None
     with contextlib.suppress(CommitNotFoundError, KeyFormatError):
-        return find_tagged(commits, name)
+        tagged = find_tagged(commits, name)
     with contextlib.suppress(CommitNotFoundError, KeyFormatError):
-        return commits.head(commits.branches.id_of(name))
-    return None
+        branch_id = commits.branches.id_of(name)
+    if tagged is not None and branch_id is not None:
+        hint = "a tag and a branch have this name: say tag= or branch=, and delete or rename one of them"
+        raise CommitNotFoundError(f"commit {name!r}", hint=hint)
+    if branch_id is not None:
+        return commits.head(branch_id)
+    if tagged is not None:
+        return tagged
+    return _existing_head(commits, branch) if name == HEAD else None
 
 
 def _of_numpy(at: np.datetime64) -> datetime:
     if np.isnat(at):
         raise ValueError("NaT is no date")
     return EPOCH + timedelta(microseconds=int(at.astype("datetime64[us]").astype(np.int64)))
+
+
+def _of_text(at: str) -> datetime:
+    try:
+        return datetime.fromisoformat(at)
+    except ValueError as error:
+        raise ValueError(f"{at!r} is no date: {error}; a date is such as 2026-03-01T12:00Z") from None
 
 
 def _existing_head(commits: Commits, branch: str) -> Stored:
@@ -109,8 +150,17 @@ def _by_id(commits: Commits, commit_id: str, branch: str) -> Stored:
                 break
     if len(found) == 1:
         return found.popitem()[1]
-    hint = "several commits begin like this: give more digits" if found else "there is no such commit; see repo.log()"
+    hint = "several commits begin like this: give more digits" if found else _hint(commits, commit_id)
     raise CommitNotFoundError(f"commit {commit_id!r}", hint=hint)
+
+
+def _hint(commits: Commits, asked: str) -> str:
+    """Say what is understood, and which names are like the one that there is not."""
+    if re.fullmatch(r"[0-9a-f]{32}", asked):
+        return "there is no such commit; repo.log() and `txstore log` list them"
+    near = difflib.get_close_matches(asked, [*commits.tag_names(), MAIN, *commits.branches.all(), HEAD], cutoff=0.5)
+    meant = f"there is {' and '.join(map(repr, near))}; " if near else "there is no such commit; "
+    return f"{meant}a commit is named by {_UNDERSTOOD}; repo.log() and `txstore log` list them"
 
 
 def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
@@ -137,7 +187,9 @@ def _branches_from(commits: Commits, first: str) -> Iterator[str]:
 
 def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Stored:
     if at.tzinfo is None:
-        raise ValueError(f"{at.isoformat()} has no time zone: add one, for example at.astimezone() for local time")
+        raise ValueError(
+            f"{at.isoformat()} has no time zone: add one, such as {at.isoformat()}Z, or at.astimezone() for local time"
+        )
     wanted = round((at - EPOCH) / timedelta(microseconds=1))
     branch, fork = head.header.branch, commits.branches.fork(head.header.branch)
     floor = max(head.header.floor, commits.floor(branch))

@@ -27,7 +27,7 @@ from txstore.history.find import At, find_commit
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
 
 
-class _Place(NamedTuple):
+class _Followed(NamedTuple):
     """A commit that was yielded, or that the following began after."""
 
     slot: int
@@ -47,7 +47,7 @@ def follow(
     return _follow(commits, branch, _beginning(commits, branch, since), timeout)
 
 
-def _beginning(commits: Commits, branch: str, since: At | None) -> _Place | None:
+def _beginning(commits: Commits, branch: str, since: At | None) -> _Followed | None:
     """Return the commit to begin after; None: with the first one of the branch."""
     if not commits.identity.exists():
         if since in (None, -1):
@@ -70,7 +70,9 @@ def _beginning(commits: Commits, branch: str, since: At | None) -> _Place | None
     return place
 
 
-def _follow(commits: Commits, branch: str, last: _Place | None, timeout: float | None) -> Generator[Commit, None, None]:
+def _follow(
+    commits: Commits, branch: str, last: _Followed | None, timeout: float | None
+) -> Generator[Commit, None, None]:
     with closing(_Bell(commits, branch)) as bell:
         while True:
             deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -84,7 +86,7 @@ def _follow(commits: Commits, branch: str, last: _Place | None, timeout: float |
             yield found.commit
 
 
-def _next(commits: Commits, branch: str, last: _Place | None) -> Stored | None:
+def _next(commits: Commits, branch: str, last: _Followed | None) -> Stored | None:
     """Return the commit that follows the last one, None if there is none yet.
 
     A commit in the next slot that has another parent is an orphan, until the head is above it: then what was followed
@@ -126,8 +128,8 @@ def _is_given_up(commits: Commits, branch: str, slot: int) -> bool:
     return commits.is_below_floor(commits.branches.owner(branch, slot), slot)
 
 
-def _place(stored: Stored) -> _Place:
-    return _Place(stored.header.slot, stored.header.id)
+def _place(stored: Stored) -> _Followed:
+    return _Followed(stored.header.slot, stored.header.id)
 
 
 def _replaced(branch: str, slot: int) -> CorruptionError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError, WrongFileTypeError
 from txstore.format import encoding, names, records
 from txstore.format.records import SLOTS_BY_PROMISE, RepositoryFormat
+from txstore.steps import step
 from txstore.storage.interface import Storage
 
 _PLAIN_ZARR = frozenset({"zarr.json", ".zgroup", ".zarray", ".zmetadata"})
@@ -40,6 +42,19 @@ class Identity:
                 return False
             raise
         return True
+
+    def check_there(self) -> None:
+        """Raise `RepositoryNotFoundError` if the repository was here and is not any more.
+
+        Callers ask this before they say that something is missing (I4): the repository may have been moved away, or
+        its disk may not be mounted any more.
+        """
+        if self._format is not None and not self._storage.exists(names.FORMAT):
+            raise RepositoryNotFoundError(
+                self._storage.url,
+                reason="the repository was here and is gone: it was moved or deleted, or its disk is not mounted any "
+                "more. Bring it back and go on, or look at the path",
+            )
 
     def _read(self, *, creating: bool = False) -> RepositoryFormat:
         try:
@@ -83,16 +98,27 @@ class Identity:
         except (FileNotFoundError, WrongFileTypeError):
             return False
 
+    @step("create repository")
     def create(self, *, durable: bool) -> None:
-        """Create the repository, or what of it is missing. Two processes may do so at once: one id is written, once."""
+        """Create the repository, or what of it is missing: directories and the guard; both may have got lost.
+
+        Two processes may do so at once: one id is written, once. Where the guard alone is missing and can't be written,
+        for lack of room, say, nothing is raised, and the next call tries again.
+        """
         if self._is_complete:
             return
         exists = self.exists(creating=True)
         if exists and self._format is not None:
             self._check_slots(self._format.slots)
-        else:
-            self._storage.check_creation()
-        # Also where it exists: some tools do not copy empty directories.
+        # Of one that exists, too: its files may have been copied to a server that replaces what is there.
+        try:
+            self._storage.check_creation(waits=not exists)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                with contextlib.suppress(OSError):
+                    self._storage.delete(names.GUARD)  # by which it was found out: there is no repository
+            raise
+        # Also where it exists: some tools do not copy empty directories, and who makes room may be killed.
         for name in ("", *names.DIRECTORIES):
             self._storage.make_directory(name, durable=durable)
         if not exists:
@@ -108,6 +134,23 @@ class Identity:
                 )
             self._format = self._read()
         self._is_complete = True
+        if exists and not self._proves_guard:
+            self.restore_guard(durable=durable)
+
+    @property
+    def _proves_guard(self) -> bool:
+        """Whether `Storage.check_creation` creates the guard where it is missing."""
+        return False
+
+    def restore_guard(self, *, durable: bool) -> None:
+        """Write the guard, unless it is there. It only keeps plain zarr out: if it can't be written, `create` tries."""
+        try:
+            if not self._storage.exists(names.GUARD):
+                self._storage.write_once(names.GUARD, records.encode_guard(), durable=durable)
+        except FileExistsError:
+            pass  # by somebody else
+        except OSError:
+            self._is_complete = False
 
     def _check_slots(self, slots: str) -> None:
         """Raise `PermissionError` if those who write this repository count on being alone, or this process does."""
@@ -120,6 +163,7 @@ class Identity:
             )
             raise PermissionError(f"{self._storage.url}: this repository {what}")
 
+    @step("sync repository")
     def make_durable(self) -> None:
         """Sync what another process may have created without doing so (I1)."""
         self._storage.sync_file(names.FORMAT)

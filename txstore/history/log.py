@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 from typing import overload
 
+from txstore.errors import TxStoreError
 from txstore.format import encoding
-from txstore.format.shown import html_table, printable
+from txstore.format.shown import html_head, html_table, printable
 from txstore.history.changes import changed
 from txstore.history.commit import Commit, Stored
 from txstore.history.snapshot import Snapshots
@@ -101,6 +102,16 @@ def _row(commit: Commit) -> tuple[str, ...]:
         f"+{statistics['keys_set']:,}" + (f" -{deleted:,}" if deleted else ""),
         printable(told),
     )
+
+
+def html_of_named(kind: str, commits: Mapping[str, Commit]) -> str:
+    """Return what a notebook shows of commits by their names: a table, or what is wrong."""
+    try:
+        names = list(commits)
+        rows = [(name, *_row(commit)) for name in names[:_SHOWN] if (commit := commits.get(name)) is not None]
+    except (TxStoreError, OSError) as error:  # a cell of a notebook shows what is wrong, and goes on
+        return html_head(kind, str(error))
+    return html_head(kind, f"{len(names):,}") + html_table(rows, ("name", *_HEAD), left=len(names) - _SHOWN)
 
 
 def changing(line: Iterable[Stored], snapshots: Snapshots, path: str) -> Iterator[Stored]:

@@ -292,6 +292,11 @@ class ObjectWriter:
         if not self._participant and self._lease is not None:
             self._store_all(self._lease.say_committing)  # from now on, another writer's file becomes the commit
 
+    def flush(self) -> None:
+        """Return when all that was appended by now is stored, be it by other threads. Raises `OSError`."""
+        if self._is_published:
+            self._store_all()
+
     # --- reading
 
     def read(self, staged: Staged) -> bytes:

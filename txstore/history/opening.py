@@ -23,6 +23,7 @@ from txstore.storage.interface import Storage
 from txstore.storage.local import LocalStorage
 from txstore.storage.network import NetworkStorage
 from txstore.storage.objects.interface import open_objects
+from txstore.storage.objects.urls import check_slashes
 from txstore.storage.pack_cache import CACHE_SIZE, open_cache
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.sources import Allowed
@@ -49,8 +50,12 @@ PRINTED, CHAINED = "txstore://", "txstore::"
 
 
 def locate(url: str | os.PathLike[str], access: Access = _PLAIN) -> tuple[str, str]:
-    """Return the URL of a repository, and the path inside of it: empty, unless the URL begins with `txstore:`."""
+    """Return the URL of a repository, and the path inside of it: empty, unless the URL begins with `txstore:`.
+
+    Raises `ValueError` for what was meant to be a URL, and is none.
+    """
     address = os.fspath(url)
+    check_slashes(address)
     if not address.startswith((PRINTED, CHAINED)):
         return address, ""
     whole = repository = address.removeprefix(PRINTED).removeprefix(CHAINED).rstrip("/")
@@ -90,6 +95,11 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
         objects = open_objects(url, access.storage_options, single_writer=access.single_writer)
         return RemoteStorage(objects, open_cache(access.cache_dir, access.cache_size))
     root = os.path.abspath(os.path.expanduser(path))
+    if os.path.islink(root) and not os.path.exists(root):
+        reason = (
+            f"this is a symbolic link to {os.readlink(root)!r}, where nothing is: bring that back, or delete the link"
+        )
+        raise RepositoryNotFoundError(root, reason=reason)
     if not os.path.lexists(root):  # nobody means a repository inside of another, but an array of it
         for above in map(str, Path(root).parents):
             if is_repository(above):

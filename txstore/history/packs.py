@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from txstore import processes
 from txstore._native import chunks, local
-from txstore.errors import CorruptionError
+from txstore.errors import CorruptionError, is_full
 from txstore.format import encoding, names, packfile
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName, Predecessor, Seen, encode_frame, frame_layout
-from txstore.storage.interface import Mapped, StagedFile, Storage
+from txstore.storage.interface import GONE, Mapped, StagedFile, Storage
 
 if TYPE_CHECKING:
     from typing import Self
@@ -79,6 +78,9 @@ class Writer(Protocol):
         """Append many frames at once, if this can; return whether it has."""
 
     def publish(self) -> None: ...
+    def flush(self) -> None:
+        """Return when others can find every frame that was appended by now, if they are to find any."""
+
     def create(self) -> None: ...
     def read(self, staged: Staged) -> bytes: ...
     def document(self, offset: int) -> bytes | None:
@@ -222,8 +224,7 @@ class PackWriter:
             return
         self._flush()
         self._allocate(end)
-        self._created().write(start, [block])
-        self._length = max(self._length, end)
+        self._write(start, [block], end)
         self._buffer_start = self._buffer_end = end
         self._start_writeback(end)
 
@@ -232,8 +233,7 @@ class PackWriter:
         self._drop_sections(start)
         self._allocate(end)
         padding = _ZEROS[: offset - start - len(frame)], _ZEROS[: end - offset - len(view)]
-        self._created().write(start, [frame, padding[0], view, padding[1]])
-        self._length = max(self._length, end)
+        self._write(start, [frame, padding[0], view, padding[1]], end)
         self._sequence += 1
         self._end = self._buffer_start = self._buffer_end = end
         self._start_writeback(end)
@@ -249,6 +249,9 @@ class PackWriter:
                     self._created().write(begin, [content])  # the thread that is about to may be too late
                 self._flush()
                 self._is_published = True
+
+    def flush(self) -> None:
+        """Of what is published, each frame was in the file before `append` returned."""
 
     def _drop_sections(self, start: int) -> None:
         """Forget what an attempt to commit wrote after the frames, which end at `start`; the caller holds the lock."""
@@ -302,9 +305,16 @@ class PackWriter:
         start, end = self._buffer_start, self._buffer_end
         if end > start:
             self._allocate(end)
-            self._created().write(start, [self._buffer[: end - start]])
-            self._length = max(self._length, end)
+            self._write(start, [self._buffer[: end - start]], end)
             self._buffer_start = end
+
+    def _write(self, start: int, parts: Sequence[Buffer], end: int) -> None:
+        """Write to the file, up to `end`; the caller holds the lock.
+
+        The length is noted first: `finish` cuts off, too, what a write left that failed, or that Ctrl-C came after.
+        """
+        self._length = max(self._length, end)
+        self._created().write(start, parts)
 
     def _created(self) -> StagedFile:
         if self._file is None:
@@ -325,13 +335,13 @@ class PackWriter:
 
     def _allocate(self, end: int) -> None:
         if end > self._allocated and end > PREALLOCATE_FROM:
-            step = min(max(end, _STEP_SMALLEST), _STEP_LARGEST)
+            begin, stop = self._allocated, end + min(max(end, _STEP_SMALLEST), _STEP_LARGEST)
+            self._allocated = stop  # before it is: so `finish` cuts it off even if Ctrl-C comes now
             try:
-                self._created().allocate(self._allocated, end + step - self._allocated)
+                self._created().allocate(begin, stop - begin)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if not is_full(error):
                     raise  # else there may be room for what is written, if not for more
-            self._allocated = end + step
 
     def _start_writeback(self, end: int) -> None:
         begin = self._writeback
@@ -371,14 +381,17 @@ class PackWriter:
             else:
                 self._flush()
                 zeros = _ZEROS[: max(offset - self._buffer_start, 0)]  # an earlier attempt may have written there
-                self._created().write(offset - len(zeros), [zeros, content])
-                self._length = max(self._length, end)
+                self._write(offset - len(zeros), [zeros, content], end)
                 self._buffer_start = self._buffer_end = max(self._buffer_start, end)
 
     def finish(self, length: int) -> None:
-        """Write what is buffered and end the file here. It may be longer: preallocated, or by an earlier attempt."""
+        """Write what is buffered and end the file here. It may be longer: preallocated, or by an earlier attempt.
+
+        What another thread has appended since the caller has looked at `size` is kept.
+        """
         with self._lock:
             self._flush()
+            length = max(length, self._end)
             if max(self._allocated, self._length) > length:
                 self._created().truncate(length)
                 self._allocated, self._length = min(self._allocated, length), length
@@ -558,7 +571,7 @@ class Packs:
         path = name.path
         try:
             mapped = self._storage.map(path)
-        except FileNotFoundError as error:
+        except GONE as error:
             if missing is not None:
                 missing()
             # Never a missing key (I4): zarr would turn it into fill values.

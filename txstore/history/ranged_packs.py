@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +28,7 @@ from txstore.format.keys import is_document
 from txstore.format.packfile import PackName
 from txstore.history.packs import Missing, MissingPackError, Packs, PackSource, check_head
 from txstore.history.read_ahead import RANGE, WINDOW_LARGEST, Range, ReadAhead, cut
-from txstore.storage.interface import Storage
+from txstore.storage.interface import GONE, Storage
 from txstore.storage.objects.errors import CutShortError
 from txstore.storage.pack_cache import PackCache, joined
 from txstore.storage.request_threads import executor
@@ -187,22 +187,22 @@ class PackReader:
         with self._lock:
             if len(self._fetches) >= AWAITED:
                 return None
-            theirs = self._under_way_of(missing)
-            ours = missing - theirs.keys()
+            theirs, pieces = self._found_elsewhere(missing)
+            ours = missing - theirs.keys() - pieces.keys()
             fetch = self._planned(self._ahead.plan(ours, self._size), PATIENCE) if ours else None
             others = {id(each): (each, each.future()) for each in theirs.values()}.values()
         if fetch is not None:
             await self._await_fetch(fetch, try_range, ours)
         if others:
             await asyncio.wait([future for _, future in others], timeout=PATIENCE)
-        pieces: list[tuple[int, memoryview]] = []
+        found = [(begin, piece) for (begin, _), piece in pieces.items()]
         for each in [fetch, *[each for each, _ in others]]:
             if each is not None:
                 if each.pieces is None:
                     return None
-                pieces += each.pieces
-        pieces.sort(key=itemgetter(0))
-        return [_assembled(read, pieces) for read in reads]
+                found += each.pieces
+        found.sort(key=itemgetter(0))
+        return [_assembled(read, found) for read in reads]
 
     async def _await_fetch(self, fetch: _Fetch, try_range: TryRange, wanted: Iterable[Range]) -> None:
         """Fetch what others see already. It has no pieces if that has failed."""
@@ -328,12 +328,14 @@ class PackReader:
     def _pieces(self, missing: set[Range], wide: set[Range], alone: set[Range]) -> list[tuple[int, memoryview]]:
         """Return pieces that hold what is missing, with their offsets, ascending: fetched here, or by others."""
         with self._lock:
-            theirs = self._under_way_of(missing)
-            ours = missing - theirs.keys()
+            theirs, found = self._found_elsewhere(missing)
+            ours = missing - theirs.keys() - found.keys()
             wanted = [self._widened(*each) if each in wide else each for each in ours]
             fetch = self._planned(self._ahead.plan(wanted, self._size, alone)) if ours else None
             waits = [(each, other, other.awaited()) for each, other in theirs.items()]
-        pieces = self._fetched(fetch, ours) if fetch is not None else []
+        pieces = [(begin, piece) for (begin, _), piece in found.items()]
+        if fetch is not None:
+            pieces += self._fetched(fetch, ours)
         # After our own: so of two that want what the other fetches, neither waits for ever.
         failed = set()
         for each, other, wait in waits:
@@ -354,9 +356,14 @@ class PackReader:
         stop = end + beside
         return max(begin - beside, 0), stop if self._size is None else max(end, min(stop, self._size))
 
-    def _under_way_of(self, missing: Iterable[Range]) -> dict[Range, _Fetch]:
-        """Return what is under way of ranges; the caller holds the lock."""
-        return {each: fetch for each in missing for fetch in self._fetches if fetch.holds(*each)}
+    def _found_elsewhere(self, missing: Set[Range]) -> tuple[dict[Range, _Fetch], dict[Range, memoryview]]:
+        """Return which of the ranges other threads fetch, and those that one has fetched since the cache was asked.
+
+        The caller holds the lock. A fetch leaves the list after the cache has what it brought, so none is missed.
+        """
+        theirs = {each: fetch for each in missing for fetch in self._fetches if fetch.holds(*each)}
+        kept = {(begin, end): self._cache.find(self._id, begin, end - begin) for begin, end in missing - theirs.keys()}
+        return theirs, {each: content for each, content in kept.items() if content is not None}
 
     def _planned(self, ranges: Sequence[Range], patience: float | None = None) -> _Fetch:
         """Let others see what is about to be fetched; the caller holds the lock."""
@@ -504,7 +511,7 @@ class RemotePack:
     def size(self) -> int:
         try:
             return self.reader.size()
-        except FileNotFoundError as error:
+        except GONE as error:
             raise self._is_missing() from error
 
     def view(self, offset: int, length: int, checksum: int, key: str | None = None) -> memoryview:
@@ -524,7 +531,7 @@ class RemotePack:
             return False
         try:
             self.reader.read_into(offset, np.frombuffer(target, np.uint8))
-        except FileNotFoundError as error:
+        except GONE as error:
             raise self._is_missing() from error
         return crc32c(target) == checksum
 
@@ -536,7 +543,7 @@ class RemotePack:
             return memoryview(b"")
         try:
             content = self.reader.read_unchecked(offset + start, stop - start)
-        except FileNotFoundError as error:
+        except GONE as error:
             raise self._is_missing() from error
         return self._complete(content, stop - start, offset, key)
 
@@ -548,14 +555,14 @@ class RemotePack:
         """Return ranges, (offset, length) each: shorter only where the pack ends."""
         try:
             return self.reader.read(ranges)
-        except FileNotFoundError as error:
+        except GONE as error:
             raise self._is_missing() from error
 
     def _value(self, offset: int, length: int, key: str | None) -> memoryview:
         is_wide = key is not None and is_document(key)
         try:
             [content] = self.reader.read([(offset, length)], is_wide=is_wide)
-        except FileNotFoundError as error:
+        except GONE as error:
             raise self._is_missing() from error
         return self._complete(content, length, offset, key)
 

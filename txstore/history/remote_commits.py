@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import random
 import threading
@@ -31,8 +32,9 @@ from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.identity import Identity
 from txstore.history.object_writer import ObjectWriter
 from txstore.history.tickets import End, Seen, Tickets, Turns
-from txstore.history.trains import BEHIND, TRUSTED, Listed, Look, Member, Trains
-from txstore.storage.objects.errors import was_unanswered
+from txstore.history.trains import BEHIND, TRUSTED, BranchListing, Look, TrainMember, Trains
+from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
+from txstore.storage.objects.errors import NotExclusiveError, is_refusal
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import REQUESTS, executor, in_advance, in_parallel
@@ -85,6 +87,10 @@ class _RemoteIdentity(Identity):
         self._expect_hint()
         return super()._content()
 
+    @property
+    def _proves_guard(self) -> bool:
+        return self._storage.slots not in (SINGLE_WRITER, OF_PROCESS)  # of these it finds out nothing
+
 
 class RemoteCommits(Commits):
     """The history of one repository on an object store."""
@@ -114,13 +120,19 @@ class RemoteCommits(Commits):
         self._is_crowded: dict[str, bool] = {}
         self._led: dict[str, int] = {}
         # Of each branch, what was decided behind the head, and is not known to be in its place.
-        self._loose: dict[str, list[Member]] = {}
+        self._loose: dict[str, list[TrainMember]] = {}
         self._loose_lock = processes.new_lock()
-        self._trains = Trains(self, storage.objects)
+        self._trains = Trains(self, storage.objects, storage.late_answers)
         self._tickets = Tickets(self, storage.objects)
-        self._can_list_on = True
+        self._can_list_on = True  # as far as it was tried
+        self._has_listed_on = False
         self._has_lost = False  # a slot, by whoever is about to commit
         self._has_waited: bytes | None = None  # the last commit here that has let others pass
+        self._made: dict[str, bytes] = {}  # of each branch, the last commit that was made here
+        self._stopped: set[str] = set()  # branches that nobody may commit to until they are repaired
+        self._unwritten: dict[str, Stored] = {}  # of each branch, the commit that such a stop is to name
+        # Of each branch, what is not followed by what is in the next slot; or may have another's, for all one knows.
+        self._doubted: dict[str, Stored] = {}
 
     def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
         return ObjectWriter(self.storage, transaction, number, self.identity.id)
@@ -157,12 +169,16 @@ class RemoteCommits(Commits):
         found = self._look_above(branch, known, seen) if known is not None else None
         if found is None:
             found = self._search(branch, None) or self.fork_point(branch)
+        if found is None:
+            self.identity.check_there()
         if newest is not None and (
             found is None
             or found.header.slot < newest.header.slot
             or (found.header.slot == newest.header.slot and found.header.id != newest.header.id)
         ):
             self.check_living(branch)
+            if found is not None and found.header.slot == newest.header.slot:
+                raise self._taken_away(newest)
             reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
         if found is not None:
@@ -200,24 +216,33 @@ class RemoteCommits(Commits):
         if stored is None:
             return self._search(branch, None)  # somebody has given it back, or a vacuum has overtaken us
         if top == slot + 1 and not stored.follows(known):
+            self._doubted[branch] = known
             return known  # an orphan
+        if top > slot and self._is_made_here(known) and not self._is_before(known, stored):
+            raise self._taken_away(known)
         self._listed[branch] = stored.header.id, slots[top].modified
         return self._whole(stored, slots)
 
-    def _list_from(self, branch: str, slot: int) -> Listed | None:
+    def _list_from(self, branch: str, slot: int) -> BranchListing | None:
         """Return what there is of a branch from a slot on; None where one request can't tell that."""
         directory, after = names.commits_directory(branch), names.slot_name(slot - 1) if slot else ""
         found = self.storage.objects.list_after(directory, after, _LISTED)
         if found is None:
             self._can_list_on = False
             return None
+        self._has_listed_on = True
         listed = list(found)
         while len(found) == _LISTED:
             found = self.storage.objects.list_after(directory, listed[-1].name, _LISTED) or []
             listed += found
-        return Listed.of(listed)
+        return self._sorted_out(branch, listed)
 
-    def _notice(self, branch: str, top: int, listed: Listed) -> None:
+    def _sorted_out(self, branch: str, found: Collection[Object]) -> BranchListing:
+        listed = BranchListing.of(found)
+        (self._stopped.add if listed.stops else self._stopped.discard)(branch)
+        return listed
+
+    def _notice(self, branch: str, top: int, listed: BranchListing) -> None:
         """Note whether others are about to commit: what they offer lies behind the slot that they want, or wanted.
 
         That may be a few slots below the head by now, where somebody takes them faster than others learn of it.
@@ -231,6 +256,106 @@ class RemoteCommits(Commits):
         self._is_contended[branch], self._is_crowded[branch] = bool(others), len(others) >= _CROWD
         self._led[branch] = max(listed.leads, default=-1)
         self._has_lost = False
+
+    # --- slots that were taken twice: the server has begun to ignore conditions
+
+    def _is_made_here(self, stored: Stored) -> bool:
+        return self._made.get(stored.header.branch) == stored.header.id
+
+    def _is_before(self, known: Stored, newest: Stored) -> bool:
+        """Tell whether a commit is in its slot, as far as a newer one tells of that which is at hand."""
+        with contextlib.suppress(encoding.MalformedError):
+            for header, _, hash_ in carried.decode_carried(self._carried_by(newest) or b""):
+                if header.slot == known.header.slot:
+                    return (header.id, hash_) == (known.header.id, known.hash)
+        return True
+
+    def _taken_away(self, known: Stored) -> CorruptionError:
+        """Return what to raise for a commit that this process has seen, and in whose place another one is now."""
+        self.stop_hints()
+        reason = f"commit {known.header.id.hex()} was here, and another one has its place"
+        if known.header.branch in self._made:  # who only reads can ask nothing
+            reason += self._why(known)
+        return CorruptionError(known.path, reason=f"{reason}: the repository was repaired, deleted or replaced")
+
+    def _why(self, stored: Stored) -> str:
+        """Ask the server anew whether it creates exclusively, since a commit has not the place that it should have."""
+        self.storage.doubt()
+        try:
+            self._prove(stored)
+        except OSError as error:
+            return f" ({error})"
+        return ""
+
+    def _prove(self, suspect: Stored | None) -> None:
+        """Raise `OSError` if the server may not create exclusively.
+
+        If it does not, nobody commits any more to the branch of a commit that may have another's place, or lack its
+        own.
+        """
+        try:
+            self.storage.wait_for_check()
+        except NotExclusiveError:
+            if suspect is not None:
+                self._stop(suspect)
+            raise
+
+    def check_not_stopped(self, branch: str) -> None:
+        self._list_all(branch)
+        self._raise_if_stopped(branch)
+
+    def _raise_if_stopped(self, branch: str) -> None:
+        if branch in self._stopped:
+            self.stop_hints()  # which may be of commits that a repair does not keep
+            words = (
+                "a commit has found that the server did not create objects exclusively, so that commits may have taken "
+                "each other's places. Nobody commits until repo.verify(repair=True), or `txstore verify --repair`, has "
+                "put them right. Ceph 16.2 does so in a bucket that keeps versions: suspend versioning first"
+            )
+            raise OSError(errno.EOPNOTSUPP, words, f"{self.storage.url}/{names.commits_directory(branch)}")
+
+    def _check_creation(self, branch: str) -> None:
+        """Raise `OSError` if a commit could take another's place, or some may have done so."""
+        self._write_stop(branch)
+        self._raise_if_stopped(branch)
+        doubted = self._doubted.get(branch)
+        if doubted is not None:
+            self.storage.doubt()
+        self._prove(doubted)
+        self._doubted.pop(branch, None)
+
+    def confirm(self, stored: Stored) -> None:
+        self.storage.renew_check()  # if it took long
+        try:
+            self._prove(stored)
+            self._raise_if_stopped(stored.header.branch)
+        except OSError as error:
+            reason = (
+                f"it was put into slot {stored.header.slot}, which may have been another's, or may become so ({error})"
+            )
+            if isinstance(error, NotExclusiveError):
+                reason += ". Then run repo.verify(repair=True). Until then"
+            raise CommitUnknownError(stored.header.id.hex(), reason=reason) from error
+
+    def _stop(self, stored: Stored) -> None:
+        """Let nobody commit to a branch until it is repaired: whoever looks for its head sees this."""
+        self._unwritten[stored.header.branch] = stored
+        try:
+            self._write_stop(stored.header.branch)
+        except BaseException:  # Ctrl-C, say: no other process may know of it
+            self._write_stop(stored.header.branch)
+            raise
+        self.stop_hints()
+
+    def _write_stop(self, branch: str) -> None:
+        """Leave what this process has to say; what could not be written is written at the next use."""
+        if (stored := self._unwritten.get(branch)) is None:
+            return
+        self._stopped.add(branch)
+        header = stored.header
+        with contextlib.suppress(OSError):
+            self.storage.objects.put(names.stop_path(branch, header.slot, header.id), [header.id])
+            del self._unwritten[branch]
 
     # --- turns
 
@@ -301,7 +426,7 @@ class RemoteCommits(Commits):
         self._take_along(last, first)
         return last
 
-    def _is_there(self, branch: str, slot: int, listed: Listed | None) -> bool:
+    def _is_there(self, branch: str, slot: int, listed: BranchListing | None) -> bool:
         return self.storage.exists(names.commit_path(branch, slot)) if listed is None else slot in listed.slots
 
     def _take_along(self, last: Stored, first: int) -> None:
@@ -314,21 +439,21 @@ class RemoteCommits(Commits):
             for each in self._trains.read(last.header.branch, first):
                 self.storage.cache.keep(each.stored.header.id, 0, each.content)
 
-    def list_from(self, branch: str, slot: int) -> Listed:
+    def list_from(self, branch: str, slot: int) -> BranchListing:
         listed = self._list_from(branch, slot)
         if listed is None:
             raise OSError(f"{self.storage.url}: it can't be listed from a name on")
         return listed
 
-    def read_file(self, branch: str, slot: int) -> Member | None:
+    def read_file(self, branch: str, slot: int) -> TrainMember | None:
         path = names.commit_path(branch, slot)
         try:
             content = self.storage.objects.get(path)
         except FileNotFoundError:
             return None
-        return Member(super().decode(path, branch, slot, content, len(content)), content)
+        return TrainMember(super().decode(path, branch, slot, content, len(content)), content)
 
-    def decided(self, found: Sequence[Member]) -> None:
+    def decided(self, found: Sequence[TrainMember]) -> None:
         with self._loose_lock:
             for each in found:
                 branch = each.stored.header.branch
@@ -338,7 +463,7 @@ class RemoteCommits(Commits):
                     loose.append(each)
                     self.storage.cache.keep(each.stored.header.id, 0, each.content)
 
-    def missing(self, branch: str, upto: int, there: Collection[int]) -> list[Member]:
+    def missing(self, branch: str, upto: int, there: Collection[int]) -> list[TrainMember]:
         with self._loose_lock:  # else, of two threads that look at the first, one would take the second off
             loose, newest = self._loose.get(branch, []), self._newest.get(branch)
             while loose and (
@@ -392,11 +517,14 @@ class RemoteCommits(Commits):
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
         """Find the head in a listing of all slots."""
-        slots = self.slots(branch)
+        slots = self._list_all(branch).slots
         for slot in sorted(slots, reverse=True):
             if (found := self.read(branch, slot)) is not None:
-                return self._whole(found, set(slots))
+                return self._whole(found, slots)
         return None
+
+    def _list_all(self, branch: str) -> BranchListing:
+        return self._sorted_out(branch, self.storage.objects.list(names.commits_directory(branch)))
 
     def _hinted(self, branch: str) -> Stored | None:
         """Return the commit that the hint holds."""
@@ -512,6 +640,18 @@ class RemoteCommits(Commits):
     # --- taking a slot
 
     def take_slot(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
+        branch = stored.header.branch
+        self._check_creation(branch)
+        self.storage.renew_check()
+        try:
+            return self._take_slot(source, stored, joins=joins)
+        except (SlotTakenError, OSError):
+            raise  # it was not made
+        except BaseException:
+            self._doubted[branch] = stored
+            raise
+
+    def _take_slot(self, source: str, stored: Stored, *, joins: bool) -> Stored:
         branch, content = stored.header.branch, self.storage.read_staged(source)
         look, began = self._looks.get(branch), Look.now()
         if joins and stored.header.fork is None and self.is_contended(branch):
@@ -529,6 +669,7 @@ class RemoteCommits(Commits):
                 self._trains.wait_for(branch, stored.header.slot - 1)
             super().take_slot(source, stored)
             self._has_looked(branch, began, look)
+        self.confirm(stored)
         self._has_lost = False
         is_sure = self.storage.objects.is_remote and look is not None and look.age < TRUSTED
         self._sure_of = stored.header.id if is_sure else None
@@ -558,13 +699,14 @@ class RemoteCommits(Commits):
         return is_taken
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
-        if _is_refusal(error) and not isinstance(error, FileExistsError):
+        if is_refusal(error) and not isinstance(error, FileExistsError):
             return None  # who may not write may not be allowed to read, too: so it is not asked what is there
         if not isinstance(error, FileExistsError):
             return super()._read_back(header, error)
         branch, asked = header.branch, self._looks.pop(header.branch, None)
         # Who has met one other, once, tries again alone: that takes fewer trips than to ask who else there is.
-        self._is_contended[branch] = self._has_lost
+        # But not where it was never seen that others can be looked for in that way.
+        self._is_contended[branch] = self._has_lost and self._has_listed_on
         self._has_lost = True
         if asked is not None and not self._can_list_on:  # those who have met at a slot do not meet at the next one, too
             time.sleep(random.uniform(0, min(asked.age, _LONGEST_PAUSE)))
@@ -582,7 +724,7 @@ class RemoteCommits(Commits):
             self._newest[branch] = line[-1]
             self._has_looked(branch, look, asked)
             train = line[-1].header.train
-            self._is_contended[branch] |= len(line) > 1 or train is not None
+            self._is_contended[branch] |= (len(line) > 1 and self._has_listed_on) or train is not None
             is_sure = asked is not None and asked.age < TRUSTED  # I10: that it is in history
             if is_sure and train is not None and train.place + 1 < train.length:
                 first = line[-1].header.slot - train.place
@@ -619,22 +761,27 @@ class RemoteCommits(Commits):
 
     def _move_aside(self, orphan: Stored) -> None:
         # What would have to be deleted could be somebody else's commit by then: nothing keeps the slot as it was read.
-        reason = "it does not follow the commit below it: somebody has copied or deleted objects; see verify"
+        reason = (
+            "it does not follow the commit below it: somebody has copied or deleted objects, or the server did not "
+            f"create them exclusively for a while{self._why(orphan)}"
+        )
         raise CorruptionError(orphan.path, reason=reason)
 
     def not_taken(self, header: Header, error: OSError) -> OSError | CommitUnknownError:
-        if _is_refusal(error):
+        if is_refusal(error):
             return error
         # I3: the slot is empty, but the server may yet come to a request that it has not answered.
         return CommitUnknownError(header.id.hex(), reason=f"the server did not confirm it ({error})")
 
     def write_hint(self, stored: Stored, *, durable: bool) -> None:
+        self._made[stored.header.branch] = stored.header.id  # nothing else is found wrong with it
         self._hints.start()
 
+    def stop_hints(self) -> None:
+        self._hints.forget()
 
-def _is_refusal(error: OSError) -> bool:
-    """Tell whether the server has said that it has not created an object, and will not."""
-    return isinstance(error, FileExistsError | PermissionError | FileNotFoundError) and not was_unanswered(error)
+    def write_hint_of_copy(self, stored: Stored) -> None:
+        self._hints.write(stored, self.storage.read_tail(stored.path, self.tail_size)[0])
 
 
 _writers: weakref.WeakSet[_HintWriter] = weakref.WeakSet()
@@ -659,6 +806,12 @@ class _HintWriter:
         with self._lock:
             self._offered[stored.header.branch] = stored, tail
 
+    def forget(self) -> None:
+        with self._lock:
+            self._offered, thread = {}, self._thread
+        if thread is not None:
+            thread.join()
+
     def start(self) -> None:
         with self._lock:
             if not self._offered or (self._thread is not None and self._thread.is_alive()):
@@ -678,7 +831,7 @@ class _HintWriter:
     def _run(self) -> None:
         while offered := self._next():
             for stored, tail in offered:
-                self._write(stored, tail)
+                self.write(stored, tail)
 
     def _next(self) -> list[tuple[Stored, bytes]]:
         wait = self._last + HINT_PERIOD - time.monotonic()
@@ -690,7 +843,8 @@ class _HintWriter:
                 self._thread = None
         return offered
 
-    def _write(self, stored: Stored, tail: bytes) -> None:
+    def write(self, stored: Stored, tail: bytes) -> None:
+        """Write the hint for a commit; `tail` is the end of its file."""
         self._last = time.monotonic()
         content = self._commits.hint(stored, durable=True).encode() + tail
         with contextlib.suppress(OSError, RuntimeError):  # the commit stands whatever becomes of the hint

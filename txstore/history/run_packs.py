@@ -27,6 +27,7 @@ from txstore.format.packfile import PackName
 from txstore.history.commit import Stored
 from txstore.history.ranged_runs import TAIL
 from txstore.history.runs import Runs, find_runs, name_run, names_of, plan_aside
+from txstore.steps import step
 from txstore.storage import late_work, leases
 from txstore.storage.interface import Mapped, StagedFile, Storage
 from txstore.storage.remote import RemoteStorage
@@ -74,6 +75,7 @@ class RunPack:
             tail = bytes(memoryview(content)[-TAIL:])
             storage.cache.keep(name.id, offset + length - len(tail), tail)
 
+    @step("write run pack")
     def _write(self, storage: Storage, parts: Sequence[Buffer]) -> None:
         """Write it below `.staging/`, and give it its name when it is durable."""
         self._file = storage.create(self._staged)
@@ -113,7 +115,7 @@ class RunPack:
 
 
 @dataclass(slots=True)
-class _Merge:
+class _RunMerge:
     """Runs that a thread merges; when it has, the pack that waits for a commit."""
 
     inputs: tuple[RunName, ...]
@@ -128,7 +130,7 @@ class RunPacks:
         """`at_once`: so many bytes of runs small commits merge themselves."""
         self._storage = storage
         self._at_once = at_once
-        self._merges: dict[str, _Merge] = {}  # by branch
+        self._merges: dict[str, _RunMerge] = {}  # by branch
         self._unsettled: list[RunPack] = []  # held, and never deleted here: a commit may list them
         self._committed: set[str] = set()  # branches that this process has committed to
         self._lock = processes.new_lock()
@@ -196,7 +198,7 @@ class RunPacks:
         late_work.expect(self._storage)
         processes.at_exit(_drop_at_exit)
         _in_use.add(self)
-        merge = _Merge(inputs)
+        merge = _RunMerge(inputs)
         with self._lock:
             if self._merges.setdefault(branch, merge) is not merge:
                 return  # another thread has begun one
@@ -242,7 +244,7 @@ class RunPacks:
                 del self._merges[each]
         return useless
 
-    def _merge(self, stored: Stored, merge: _Merge, open_runs: list[OpenRuns]) -> None:
+    def _merge(self, stored: Stored, merge: _RunMerge, open_runs: list[OpenRuns]) -> None:
         branch, pack = stored.header.branch, None
         try:
             # Nobody waits for it: if it fails, a later commit begins anew.
@@ -266,7 +268,7 @@ class RunPacks:
 _in_use: weakref.WeakSet[RunPacks] = weakref.WeakSet()
 
 
-def _drop_all(storage: Storage, merges: dict[str, _Merge]) -> None:
+def _drop_all(storage: Storage, merges: dict[str, _RunMerge]) -> None:
     """Drop what waits, when nobody has the repository any more: called by a finalizer."""
     while merges:
         merge = merges.popitem()[1]

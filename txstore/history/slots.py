@@ -33,6 +33,7 @@ from txstore.history.commits import Commits, SlotTakenError
 from txstore.history.find import first_since
 from txstore.history.packs import Staged, Writer
 from txstore.history.snapshot import Snapshot
+from txstore.steps import step
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.line import Line
 from txstore.storage.turns import WARN_AFTER, this_user
@@ -158,6 +159,7 @@ class Publisher:
         self.writer.write_at(section.offset + last, bytes(view[last:]) + padding)
         return section
 
+    @step("prepare")
     def prepare(self, head: Stored | None) -> None:
         """I1: values and runs are durable before the header that names them: large ones now, small ones with it.
 
@@ -212,6 +214,7 @@ class Publisher:
             stacklevel=2,
         )
 
+    @step("publish")
     def publish(self, plan: Plan) -> Stored | None:
         """Take the next slot, while nobody else is on the way to one.
 
@@ -245,6 +248,7 @@ class Publisher:
                 break
         return self._settled(stored)
 
+    @step("publish in line")
     def publish_in_line(self, plan: LinedPlan) -> Stored | None:
         """As `publish`, but many are on the way at once: their syncs go on together, as if they were one.
 
@@ -386,7 +390,7 @@ class Publisher:
         if constraints is None:
             constraints = {} if parent is None else parent.header.constraints
         sections = contents.sections
-        offset = max((align(section.offset + section.length) for section in sections), default=self.end)
+        offset = max((align(section.offset + section.length) for section in sections), default=self._frames_end)
         carried = self.commits.carried_by_child(parent, self.branch)
         if carried:
             sections = (*sections, Section(commitfile.SECTION_CARRIED, offset, len(carried)))
@@ -448,7 +452,9 @@ class _Lost:
             raise CommitTimeoutError(url, "the next slot each time", whose, timeout)
         if waited >= WARN_AFTER and not self._is_warned:
             self._is_warned = True
-            told = f"{url}: a commit has tried for {waited:.0f} s, and others have had each of {self._slots} slots"
+            times = "once" if self._slots == 1 else f"{self._slots} times"
+            told = f"{url}: a commit has tried for {waited:.0f} s: others were first {times}, and a try took "
+            told += f"{waited / self._slots:.1f} s. If that is long, the server is slow, or does not answer"
             with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: nothing is wrong with the commit
                 warnings.warn(f"{told}; commit_timeout= limits that", CommitWaitWarning, stacklevel=2)
 

@@ -66,9 +66,12 @@ class Snapshot(Hierarchy):
         opened: Known = NONE_KNOWN,
         warm: _Warm | None = None,
         erasures: Callable[[], Sequence[Erasure]] = tuple,
+        pins: Pins | None = None,
     ) -> None:
-        """`opened`: runs of this commit that are open."""
+        """`opened`: runs of this commit that are open; `pins`: what holds it for one owner, who may let go of it."""
         self._erasures = erasures
+        self._pins = pins
+        self._shared: Snapshot | None = None  # that this is the own one of: kept, so that others find what it has open
         self.stored = stored
         self.url = url
         self.sources = sources
@@ -102,6 +105,16 @@ class Snapshot(Hierarchy):
             self.opened = {name: known[name] for name in self.run_names if name in known}
             self._warm.note(self.opened)
         return runs
+
+    def let_go(self) -> None:
+        """Neither pin the commit nor map its files any more, though something may hold this: `Snapshots.own`.
+
+        What is read from now on is looked for anew: `SnapshotExpiredError` says that a vacuum has removed it.
+        """
+        self.opened, self._shared = NONE_KNOWN, None
+        self.__dict__.pop("runs", None)
+        if self._pins is not None:
+            self._pins.drop(self)
 
     @property
     def commit(self) -> Commit | None:
@@ -336,6 +349,22 @@ class Snapshots:
         self._last[branch] = weakref.ref(snapshot)
         return snapshot
 
+    def own(self, snapshot: Snapshot) -> Snapshot:
+        """Return a snapshot of the same commit for one transaction alone, which lets go of it when it has failed.
+
+        Others may hold `snapshot`; and the error that a transaction has failed by may hold what the transaction has
+        used, for as long as somebody keeps the error.
+        """
+        branch = MAIN if snapshot.stored is None else snapshot.stored.header.branch
+        pins = self.pins(branch)
+        own = Snapshot(
+            snapshot.stored, snapshot._packs, snapshot.url, self._sources, snapshot.opened, self._warm,
+            partial(read_erasures, self._commits.storage), pins,
+        )  # fmt: skip
+        pins.hold(own, own.seq)
+        own._shared = snapshot
+        return own
+
     def pins(self, branch: str) -> Pins:
         """Return what this process reads of a branch."""
         found = self._pins.get(branch)
@@ -415,6 +444,11 @@ class Snapshots:
         if not self._commits.is_kept(stored):
             raise SnapshotExpiredError(str(stored.commit))
 
+    def explain_missing(self, stored: Stored) -> None:
+        """Raise what says why a pack of a commit is missing, if it is not damage."""
+        self._commits.identity.check_there()
+        self.check_kept(stored)
+
 
 class _PacksOfCommit:
     """The packs of one commit: one that is missing may be gone with it."""
@@ -424,7 +458,7 @@ class _PacksOfCommit:
     def __init__(self, snapshots: Snapshots, commit: Stored) -> None:
         self.is_ranged = snapshots.is_ranged
         self._snapshots = snapshots
-        self._missing = partial(snapshots.check_kept, commit)
+        self._missing = partial(snapshots.explain_missing, commit)
 
     def get(self, name: PackName, missing: Missing | None = None) -> Pack:
         return self._snapshots.get(name, self._missing)

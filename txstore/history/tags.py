@@ -7,7 +7,8 @@ from collections.abc import Iterator, MutableMapping
 from txstore.errors import CommitNotFoundError
 from txstore.history.commit import Commit
 from txstore.history.commits import Commits
-from txstore.history.find import find_commit, find_tagged
+from txstore.history.find import NO_COMMIT, At, find_commit, find_tagged
+from txstore.history.log import html_of_named
 from txstore.history.snapshot import Snapshots
 
 
@@ -24,7 +25,10 @@ class Tags(MutableMapping[str, Commit]):
         except CommitNotFoundError as error:
             raise KeyError(name) from error
 
-    def __setitem__(self, name: str, commit: Commit | str | int) -> None:
+    def __setitem__(self, name: str, commit: At | None) -> None:
+        """Tag a commit, durably. None is what `repo.head()` returns where there is none: `CommitNotFoundError`."""
+        if commit is None:
+            raise CommitNotFoundError(f"tag {name!r}", hint=NO_COMMIT)
         stored = find_commit(self._commits, commit)
         pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
         try:
@@ -42,10 +46,16 @@ class Tags(MutableMapping[str, Commit]):
             raise KeyError(name) from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._commits.tag_names()))
+        tags = sorted(self._commits.tag_names())
+        if not tags:
+            self._commits.identity.check_there()
+        return iter(tags)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
         return f"<Tags {', '.join(self)}>"
+
+    def _repr_html_(self) -> str:
+        return html_of_named("Tags", self)

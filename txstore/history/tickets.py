@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from txstore.errors import TxStoreError
 from txstore.format import names
 from txstore.history.commit import Stored
-from txstore.history.trains import Listed, Look
+from txstore.history.trains import BranchListing, Look
 from txstore.storage.objects.interface import Object, ObjectStore
 from txstore.storage.request_threads import executor
 
@@ -94,7 +94,7 @@ class Seen(NamedTuple):
     """What there is of a branch, and when it was listed."""
 
     look: Look
-    listed: Listed
+    listed: BranchListing
 
 
 class Answer(NamedTuple):

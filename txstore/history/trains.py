@@ -25,7 +25,8 @@ from txstore.format.commitfile import Footer, Header, RunName, Section, Train
 from txstore.format.keys import covering_prefixes, is_document
 from txstore.history.commit import Stored
 from txstore.history.runs import names_of
-from txstore.storage.objects.errors import was_unanswered
+from txstore.storage.late_answers import LateAnswers
+from txstore.storage.objects.errors import is_refusal
 from txstore.storage.objects.interface import Object, ObjectStore
 from txstore.storage.request_threads import each_in_thread, executor
 
@@ -59,7 +60,7 @@ BEHIND = 16
 _PATIENCE_SECONDS, _PATIENCE_TRIPS = 1.0, 20
 
 
-class Member(NamedTuple):
+class TrainMember(NamedTuple):
     """One commit of a train, with its file."""
 
     stored: Stored
@@ -99,9 +100,9 @@ def offer_of(content: bytes, mine: Stored) -> bytes:
     return _file(content[:end], replace(header, sections=(own,), runs=header.runs[:1], packs=packs), mine)[0]
 
 
-def members(content: bytes, leader: Stored) -> list[Member]:
+def members(content: bytes, leader: Stored) -> list[TrainMember]:
     """Return the commits that a file has decided, its own first. Raises `NoTrainError`."""
-    found, train = [Member(leader, content)], leader.header.train
+    found, train = [TrainMember(leader, content)], leader.header.train
     if train is not None:
         for offer in _offers_in(content, leader.header, train):
             found.append(couple(found[-1].stored, offer, Train(len(found), train.length)))
@@ -122,7 +123,7 @@ def _offers_in(content: bytes, header: Header, train: Train) -> Iterator[bytes]:
         raise NoTrainError(error.reason) from error
 
 
-def couple(before: Stored, offer: bytes, train: Train) -> Member:
+def couple(before: Stored, offer: bytes, train: Train) -> TrainMember:
     """Return the commit that an offer becomes behind another one: the same for everybody who works it out.
 
     Raises `NoTrainError` if the offer is none.
@@ -149,7 +150,7 @@ def couple(before: Stored, offer: bytes, train: Train) -> Member:
         train=train,
     )
     content, stored = _file(offer[:end], new, before)
-    return Member(stored, content)
+    return TrainMember(stored, content)
 
 
 def _file(content: bytes, header: Header, like: Stored) -> tuple[bytes, Stored]:
@@ -266,17 +267,18 @@ class Look(NamedTuple):
         return max(time.monotonic() - self.monotonic, time.time() - self.wall)
 
 
-class Listed(NamedTuple):
+class BranchListing(NamedTuple):
     """What a listing of a branch from some slot on has shown."""
 
     slots: dict[int, Object]
     offers: dict[tuple[int, bytes], Object]  # by slot and commit
     leads: dict[int, Object]
     tickets: dict[tuple[int, bytes], Object]  # by the slot at which each was drawn, and the commit that it is for
+    stops: Sequence[tuple[int, bytes]] = ()  # commits that may have taken another's slot, or lost their own
 
     @classmethod
-    def of(cls, found: Collection[Object]) -> Listed:
-        listed = cls({}, {}, {}, {})
+    def of(cls, found: Collection[Object]) -> BranchListing:
+        listed, stops = cls({}, {}, {}, {}), list[tuple[int, bytes]]()
         for each in found:
             if (slot := names.parse_slot(each.name)) is not None:
                 listed.slots[slot] = each
@@ -286,22 +288,24 @@ class Listed(NamedTuple):
                 listed.leads[led] = each
             elif (ticket := names.parse_ticket(each.name)) is not None:
                 listed.tickets[ticket] = each
-        return listed
+            elif (stop := names.parse_stop(each.name)) is not None:
+                stops.append(stop)
+        return listed._replace(stops=stops)
 
 
-class Line(Protocol):
+class TrainHistory(Protocol):
     """The history that trains are put into: `RemoteCommits`."""
 
-    def list_from(self, branch: str, slot: int) -> Listed:
+    def list_from(self, branch: str, slot: int) -> BranchListing:
         """Return what there is of a branch from a slot on."""
 
-    def read_file(self, branch: str, slot: int) -> Member | None:
+    def read_file(self, branch: str, slot: int) -> TrainMember | None:
         """Return the commit in a slot and its whole file."""
 
-    def decided(self, found: Sequence[Member]) -> None:
+    def decided(self, found: Sequence[TrainMember]) -> None:
         """Note the commits of a train, which follow those that are known."""
 
-    def missing(self, branch: str, upto: int, there: Collection[int]) -> list[Member]:
+    def missing(self, branch: str, upto: int, there: Collection[int]) -> list[TrainMember]:
         """Return the commits up to a slot that were decided, and are not in their places as far as is known."""
 
     def first_unseen(self, branch: str) -> int:
@@ -310,16 +314,20 @@ class Line(Protocol):
     def is_below_floor(self, branch: str, slot: int) -> bool:
         """Tell whether a vacuum may have freed a slot."""
 
+    def confirm(self, stored: Stored) -> None:
+        """Raise `CommitUnknownError` if a commit that was just made may have taken another's place."""
+
 
 class Trains:
     """Makes commits together with others."""
 
-    def __init__(self, line: Line, objects: ObjectStore) -> None:
+    def __init__(self, line: TrainHistory, objects: ObjectStore, late_answers: LateAnswers) -> None:
         self._line = line
         self._objects = objects
+        self._late_answers = late_answers
         self._last: dict[str, int] = {}  # by branch: the last slot that was fought for, whose offers may lie about
 
-    def commit(self, content: bytes, mine: Stored, look: Look | None, *, is_led: bool) -> Member | None:
+    def commit(self, content: bytes, mine: Stored, look: Look | None, *, is_led: bool) -> TrainMember | None:
         """Make a commit together with others; return it as it was made, None if its slot is another's.
 
         `look`: when its slot was seen to be free. `is_led`: somebody else is about to take it for all.
@@ -397,7 +405,7 @@ class Trains:
         requests: list[Callable[[], OSError | bool | None]] = [offer] if is_led else [offer, lead]
         refused, *leads = each_in_thread(operator.call, requests)
         try:
-            if isinstance(refused, PermissionError) and not was_unanswered(refused):
+            if isinstance(refused, OSError) and is_refusal(refused):
                 raise refused
         finally:
             del refused  # else it and this frame, with all that have called it, would hold one another
@@ -411,7 +419,7 @@ class Trains:
         with contextlib.suppress(OSError):
             self._objects.delete([names.offer_path(mine.header.branch, mine.header.slot, mine.header.id)])
 
-    def _lead(self, content: bytes, mine: Stored, trip: float) -> Member | None:
+    def _lead(self, content: bytes, mine: Stored, trip: float) -> TrainMember | None:
         """Take the slot for all; None if another has it."""
         branch, slot = mine.header.branch, mine.header.slot
         # Not all that was ever offered in vain: many pages take so long that the slot is another's by then.
@@ -446,12 +454,12 @@ class Trains:
         if look.age > _AWAKE:
             return None  # it has slept: of the data packs of those who have died since, a vacuum may have deleted some
         try:
-            self._objects.create(leader.path, [file])
-        except PermissionError:
-            raise
-        except OSError:
+            self._late_answers.create(leader.path, [file])
+        except OSError as error:
+            if is_refusal(error) and not isinstance(error, FileExistsError):
+                raise
             return None  # it may be there: the slot is read, or offered again, which is to create it or not
-        self._check_history(branch, slot, look)
+        self._check_made(mine, look)
         self._line.decided(train)
         there = self._follow(train) | listed.slots.keys() | {slot}
         self._await(branch, slot, there, trip)
@@ -466,12 +474,13 @@ class Trains:
         """
         return (look is not None and look.age < TRUSTED) or not self._line.is_below_floor(branch, slot)
 
-    def _check_history(self, branch: str, slot: int, look: Look | None) -> None:
-        """Raise `OSError` if a vacuum has passed a train, or had before."""
-        if not self._is_history(branch, slot, look):
-            raise FileNotFoundError(f"slot {slot} was freed by a vacuum")
+    def _check_made(self, mine: Stored, look: Look | None) -> None:
+        """Raise an error if a vacuum has passed a train, or had before, or its slot may have been another's."""
+        if not self._is_history(mine.header.branch, mine.header.slot, look):
+            raise FileNotFoundError(f"slot {mine.header.slot} was freed by a vacuum")
+        self._line.confirm(mine)
 
-    def _follow(self, train: Sequence[Member]) -> set[int]:
+    def _follow(self, train: Sequence[TrainMember]) -> set[int]:
         """Put what follows a leader in its place; return what is there then."""
         with contextlib.suppress(OSError):  # those whose commits they are do so, too
             self._put(train[1:])
@@ -483,7 +492,7 @@ class Trains:
             return self._objects.get(path)
         return None
 
-    def _settle(self, mine: Stored, listed: Listed, look: Look | None, trip: float) -> Member | None:
+    def _settle(self, mine: Stored, listed: BranchListing, look: Look | None, trip: float) -> TrainMember | None:
         """Read what has taken the slot, which says whether a commit was made."""
         branch, slot = mine.header.branch, mine.header.slot
         train = self.read(branch, slot)
@@ -496,14 +505,14 @@ class Trains:
             if self._is_history(branch, slot, look):
                 self._line.decided(train)
             return None
-        self._check_history(branch, slot, look)
+        self._check_made(mine, look)
         self._line.decided(train)
         # The answer to the one who leads may have been lost.
         there = self._follow(train) if made is train[0] else set()
         self._await(branch, made.stored.header.slot, there | listed.slots.keys(), trip)
         return made
 
-    def read(self, branch: str, slot: int) -> list[Member]:
+    def read(self, branch: str, slot: int) -> list[TrainMember]:
         """Return the commits that the file in a slot has decided, its own first; none if the slot is free.
 
         Raises `CorruptionError`, `OSError`.
@@ -516,12 +525,12 @@ class Trains:
         except NoTrainError as error:
             raise CorruptionError(first.stored.path, reason=str(error)) from error
 
-    def _put(self, train: Sequence[Member]) -> None:
+    def _put(self, train: Sequence[TrainMember]) -> None:
         """Put commits that were decided in their places, where they are not there yet."""
         for _ in each_in_thread(self._put_one, train):
             pass
 
-    def _put_one(self, member: Member) -> None:
+    def _put_one(self, member: TrainMember) -> None:
         with contextlib.suppress(FileExistsError):  # nobody puts anything else there
             self._objects.create(member.stored.path, [member.content])
 
@@ -536,11 +545,11 @@ class Trains:
                 time.sleep(trip * random.uniform(*_ARRIVING))
             there = self._look(branch, upto).slots.keys()
 
-    def _look(self, branch: str, slot: int) -> Listed:
+    def _look(self, branch: str, slot: int) -> BranchListing:
         """List a branch from the first slot on that is not known to be in its place, or from a lower one."""
         return self._line.list_from(branch, min(self._line.first_unseen(branch), slot))
 
-    def _sweep(self, branch: str, slot: int, listed: Listed) -> None:
+    def _sweep(self, branch: str, slot: int, listed: BranchListing) -> None:
         """Delete the offers for a slot that was taken, and for those below."""
         directory = names.commits_directory(branch)
         done = [offer.name for (at, _), offer in listed.offers.items() if at <= slot]

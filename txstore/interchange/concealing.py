@@ -84,7 +84,7 @@ def _told(error: Exception, secrets: Secrets, urls: tuple[str, ...]) -> Exceptio
         told.args = _hidden(error.args, secrets)
         told.__dict__.update(_hidden(vars(error), secrets))
         return told
-    explained = explain(error, ", ".join(map(public, urls)), secrets)
+    explained = explain(error, ", ".join(map(public, urls)), secrets, "read")
     if explained is not None:
         return explained.error
     words = secrets.hide(str(error))

@@ -18,11 +18,14 @@ from fsspec.core import split_protocol
 
 from txstore.errors import ExportError, PublishError
 from txstore.format.keys import ancestors
-from txstore.storage.objects.backend import SINGLE_WRITER
+from txstore.storage.objects.backend import READ_ONLY, SINGLE_WRITER
 from txstore.storage.objects.interface import ObjectStore, open_objects
+from txstore.storage.objects.urls import check_slashes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from txstore.storage.interface import Storage
 
 #: Below the root: what is written here is renamed to where it belongs, and is nobody's if its writer died.
 TEMPORARY = ".txstore-publishing"
@@ -80,15 +83,29 @@ def open_destination(
     storage_options: Mapping[str, Any] | None,
     *,
     durable: bool,
+    at_most: int,
     refused: Refused = PublishError,
 ) -> Destination:
+    """Return where copies go. On this machine they get no more than the permission bits `at_most`."""
+    check_slashes(os.fspath(url))
     protocol, path = split_protocol(os.fspath(url))
     if protocol in (None, "file", "local"):
         if storage_options:
             names = ", ".join(sorted(storage_options))
             raise ValueError(f"{names}: means nothing for the local path {path!r}; leave it out")
-        return LocalDestination(path, durable=durable, refused=refused)
-    return ObjectDestination(open_objects(os.fspath(url), storage_options, single_writer=True), refused=refused)
+        return LocalDestination(path, durable=durable, at_most=at_most, refused=refused)
+    objects = open_objects(os.fspath(url), storage_options)
+    if objects.creation == READ_ONLY:  # nothing has to be exclusive here
+        objects = open_objects(os.fspath(url), storage_options, single_writer=True)
+    return ObjectDestination(objects, refused=refused)
+
+
+def bits_of_copies(storage: Storage) -> int:
+    """Return the permission bits that a copy of what a repository holds may have: no more than its root has."""
+    try:
+        return storage.permissions("") & 0o777 | 0o700
+    except FileNotFoundError:  # it is yet to be created
+        return 0o700
 
 
 def check_outside(target: Destination, repository: str) -> None:
@@ -136,7 +153,10 @@ class LocalDestination:
 
     writers = 4
 
-    def __init__(self, path: str | os.PathLike[str], *, durable: bool, refused: Refused = PublishError) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, durable: bool, at_most: int = 0o777, refused: Refused = PublishError
+    ) -> None:
+        self.at_most = at_most
         self.url = os.path.realpath(os.path.expanduser(path))
         self.refused = refused
         self._durable = durable
@@ -164,7 +184,7 @@ class LocalDestination:
     def _open_below(self, descriptor: int, name: str, path: str, create: bool) -> int:
         if create:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, dir_fd=descriptor)
+                os.mkdir(name, self.at_most, dir_fd=descriptor)
         try:
             return os.open(name, _DIRECTORY, dir_fd=descriptor)
         except OSError as error:
@@ -249,12 +269,13 @@ class LocalDestination:
 
     @contextlib.contextmanager
     def _made(self, path: str) -> Iterator[int]:
-        os.makedirs(self.url, exist_ok=True)
+        os.makedirs(self.url, self.at_most, exist_ok=True)
         with self._directory(path, create=True) as descriptor:
             yield descriptor
 
     def _fill(self, directory: int, name: str, content: Buffer, is_marker: bool) -> None:
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o666 & self.at_most, dir_fd=directory)
         with open(descriptor, "wb", buffering=0) as file:
             view = memoryview(content)
             written = 0
@@ -318,7 +339,7 @@ class LocalDestination:
 
         if os.path.exists(self.url) and not os.path.isdir(self.url):
             raise self.refused(self.url, "this is a file: choose an empty or a new place")
-        os.makedirs(self.url, exist_ok=True)
+        os.makedirs(self.url, self.at_most, exist_ok=True)
         descriptor = os.open(self.url, _DIRECTORY)
         try:
             try:

@@ -30,7 +30,12 @@ class Facade(Protocol):
     def tags(self) -> MutableMapping[str, Commit]: ...
 
     def transaction(
-        self, message: str | None = None, *, name: str | None = None, properties: Mapping[str, Any] | None = None
+        self,
+        message: str | None = None,
+        *,
+        name: str | None = None,
+        branch: str = ...,
+        properties: Mapping[str, Any] | None = None,
     ) -> TxStore: ...
 
     def transactions(self) -> list[NamedTransaction]: ...

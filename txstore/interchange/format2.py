@@ -20,7 +20,7 @@ _MISSING = "_FillValue"
 
 
 class NoEquivalentError(ValueError):
-    """Format 2 can't say what this document of format 3 says: the message says what."""
+    """One format can't say what a document of the other one says: the message says what."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from txstore.errors import SourceError
-from txstore.format.keys import document_key, is_document
-from txstore.history.commit import Commit
+from txstore.errors import CorruptionError, SourceError
+from txstore.format.consolidated import plain_document
+from txstore.format.keys import is_document
+from txstore.history.commit import MAIN, Commit
 from txstore.interchange import zarr_arrays
 from txstore.interchange.arrays import ForeignArray, ForeignArrays, blocks, copy_array, same
 from txstore.interchange.concealing import concealing
-from txstore.interchange.consolidated import plain_document
-from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
+from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, documents_at
 from txstore.interchange.places import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, places, stamp
+from txstore.progress import Progress
 from txstore.store import TxStore
 
 if TYPE_CHECKING:
     from txstore.interchange.facade import Facade
-
-Progress = Callable[[int, int], None]
 
 
 @concealing
@@ -35,6 +34,7 @@ def import_from(
     chunks: Mapping[str | int, int] | None = None,
     exclude: Sequence[str] = (),
     format: str | None = None,
+    branch: str = MAIN,
     message: str | None = None,
     name: str | None = None,
     verify: bool = True,
@@ -61,16 +61,15 @@ def import_from(
     files = job.files()
     told = {PROPERTY: job.description(files)}
     message = message or f"import {found[0].url}" + (f" and {len(found) - 1} more" if found[1:] else "")
-    with repo.transaction(message, name=name, properties=told) as store:
+    with repo.transaction(message, name=name, branch=branch, properties=told) as store:
         check_same_import(repo, name, told)
         check_free(repo, store, job.path)
-        _Copying(job, store, files, resuming=name is not None, progress=progress).run()
+        _Import(job, store, files, resuming=name is not None, progress=progress).run()
         if job.description(job.files()) != told[PROPERTY]:
             raise SourceError(found[0].url, "the source has changed while it was imported: let its writers end first")
         # What an import that died had staged has been compared by this one.
         made = store.commit(allow_lost=name is not None)
-        if made is None:
-            raise SourceError(found[0].url, "there is nothing in it")
+        assert made is not None  # it has a message
         return made
 
 
@@ -126,7 +125,7 @@ class _Job:
 # --- copying
 
 
-class _Copying:
+class _Import:
     """One import: stages into a store what a job says."""
 
     def __init__(
@@ -159,10 +158,12 @@ class _Copying:
     def _copy_keys(self) -> None:
         job, (place,), (files,) = self._job, self._job.places, self._files
         self._total = sum(file.size for file in files.values())
-        for key, content in groups_above(self._store, job.path, 3 if "zarr.json" in files else 2):
-            self._store[key] = content
+        documents = zarr_arrays.read_documents(place, files)
+        self._set(documents_at(self._store, job.path, documents, place.url))
+        self._advance(sum(files[key].size for key in documents))
+        chunks = {key: file for key, file in files.items() if key not in documents}
         zarr_arrays.copy_hierarchy(
-            place, files, self._store, job.path, verify=job.verify, resuming=self._resuming, advance=self._advance
+            place, chunks, self._store, job.path, verify=job.verify, resuming=self._resuming, advance=self._advance
         )
 
     def _copy_arrays(self) -> None:
@@ -171,18 +172,19 @@ class _Copying:
         job = self._job
         joined = _survey(job)
         self._total = joined.nbytes
-        documents = joined.documents(job)
-        for key, content in groups_above(self._store, job.path, 3 if "zarr.json" in documents else 2):
-            self._store[key] = content
-        for key, content in documents.items():
-            target = document_key(job.path, key)
-            if not (self._resuming and target in self._store and self._store[target] == content):
-                self._store[target] = content
+        self._set(documents_at(self._store, job.path, joined.documents(job), job.places[0].url))
         for number, place in enumerate(job.places):
             with closing(job.open(place)) as opened:
                 for path, array in opened.arrays.items():
                     node = zarr.open_array(self._store, path=f"{job.path}/{path}".strip("/"), mode="r+")
                     self._copy_array(joined, number, place, path, array, node)
+
+    def _set(self, documents: Mapping[str, bytes]) -> None:
+        for key, content in documents.items():
+            if not (self._resuming and key in self._store and self._store[key] == content):
+                self._store[key] = content
+            if self._job.verify and self._store[key] != content:
+                raise CorruptionError(self._store.url, key=key, reason="what was staged is not what comes back")
 
     def _copy_array(
         self, joined: _Joined, number: int, place: Place, path: str, array: ForeignArray, target: Any

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from txstore.errors import SourceError
+from txstore.format.consolidated import is_consolidated, plain_document
 from txstore.format.keys import document_key, is_document
-from txstore.history.commit import Commit
+from txstore.history.commit import MAIN, Commit
 from txstore.interchange.concealing import concealing
-from txstore.interchange.consolidated import is_consolidated, plain_document
-from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, groups_above
-from txstore.interchange.manifests import Manifest, Reference, open_manifest
+from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, documents_at
+from txstore.interchange.manifests import FileRange, Manifest, open_manifest
 from txstore.interchange.places import ForeignFile, stamp
+from txstore.progress import Progress
 from txstore.storage.foreign import FileVersion, canonical
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.sources import Sources
@@ -30,10 +31,11 @@ def import_references(
     manifest: str | os.PathLike[str] | Mapping[str, Any],
     path: str = "",
     *,
+    branch: str = MAIN,
     message: str | None = None,
     name: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Commit:
     """See `Repository.import_references`."""
     path = checked_path(path)
@@ -43,38 +45,45 @@ def import_references(
     lengths = {
         key: repo.engine.sources.range_of(files[entry.url], entry.offset, entry.length).length
         for key, entry in entries.items()
-        if isinstance(entry, Reference)
+        if isinstance(entry, FileRange)
     }
     told = {PROPERTY: _description(opened, path, files, lengths)}
     done, total = 0, sum(lengths.values())
-    with repo.transaction(message or f"references of {opened.url}", name=name, properties=told) as store:
+    message = message or f"references of {opened.url}"
+    with repo.transaction(message, name=name, branch=branch, properties=told) as store:
         check_same_import(repo, name, told)
         check_free(repo, store, path)
-        for key, content in groups_above(store, path, 3 if "zarr.json" in entries else 2):
-            store[key] = content
+        documents: dict[str, bytes] = {}
+        for key, entry in entries.items():
+            if not is_document(key):
+                continue
+            if isinstance(entry, bytes):
+                documents[key] = entry
+            else:
+                found = repo.engine.sources.range_of(files[entry.url], entry.offset, entry.length)
+                documents[key] = plain_document(key, bytes(repo.engine.sources.read(found)))
+        for target, content in documents_at(store, path, documents, opened.url).items():
+            store[target] = content
         for key, entry in entries.items():
             target = document_key(path, key)
             if isinstance(entry, bytes):
-                store[target] = entry
+                if key not in documents:
+                    store[target] = entry
                 continue
-            file = files[entry.url]
-            if is_document(key):
-                found = repo.engine.sources.range_of(file, entry.offset, entry.length)
-                store[target] = plain_document(key, bytes(repo.engine.sources.read(found)))
-            else:
+            if key not in documents:
+                file = files[entry.url]
                 store.set_reference(target, file.url, entry.offset, entry.length, size=file.size, version=file.version)
             done += lengths[key]
             if progress is not None:
                 progress(done, total)
         made = store.commit(allow_lost=name is not None)
-        if made is None:
-            raise SourceError(opened.url, "there is nothing in it")
+        assert made is not None  # it has a message
         return made
 
 
-def _entries(manifest: Manifest) -> dict[str, bytes | Reference]:
+def _entries(manifest: Manifest) -> dict[str, bytes | FileRange]:
     """Return what the keys are, but for consolidated metadata: a second copy of every shape."""
-    found: dict[str, bytes | Reference] = {}
+    found: dict[str, bytes | FileRange] = {}
     for key, entry in manifest.items():
         if not is_consolidated(key):
             found[key] = plain_document(key, entry) if isinstance(entry, bytes) else entry
@@ -83,9 +92,9 @@ def _entries(manifest: Manifest) -> dict[str, bytes | Reference]:
     return found
 
 
-def _look(sources: Sources, manifest: Manifest, entries: Mapping[str, bytes | Reference]) -> dict[str, FileVersion]:
+def _look(sources: Sources, manifest: Manifest, entries: Mapping[str, bytes | FileRange]) -> dict[str, FileVersion]:
     """Return what the files are now, by the URLs that the manifest gives: one look for each."""
-    urls = list(dict.fromkeys(entry.url for entry in entries.values() if isinstance(entry, Reference)))
+    urls = list(dict.fromkeys(entry.url for entry in entries.values() if isinstance(entry, FileRange)))
     names = {url: canonical(url) for url in urls}
 
     def look(name: str) -> FileVersion:

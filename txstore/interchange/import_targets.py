@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from txstore.errors import TransactionStateError
+from txstore.errors import SourceError, TransactionStateError
 from txstore.format.documents import Node
 from txstore.format.keys import ancestors, document_key, encode_key
+from txstore.interchange.format2 import NoEquivalentError
+from txstore.interchange.format3 import documents_in_format_3
 from txstore.store import TxStore
 
 if TYPE_CHECKING:
@@ -52,14 +54,46 @@ def check_free(repo: Facade, store: TxStore, path: str) -> None:
         raise FileExistsError(f"{store.url}: there is something {where}; an import takes a path that is free")
 
 
-def groups_above(store: TxStore, path: str, zarr_format: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the documents of the groups above a path that are not there. Raises `ValueError` if they can't be."""
+def documents_at(store: TxStore, path: str, documents: Mapping[str, bytes], url: str) -> dict[str, bytes]:
+    """Return what is to be stored for the documents of an import, by keys of the repository.
+
+    That is documents of groups above the path, if they are not there, and the import's own: those of format 2, below
+    groups of format 3, in the words of format 3. Raises `SourceError` if that has no words for them, `ValueError` if
+    nothing can be below what is above.
+    """
+    zarr_format = 3 if "zarr.json" in documents else 2
+    if zarr_format == 2 and is_below_format_3(store, path):
+        zarr_format = 3
+        try:
+            documents = documents_in_format_3(documents)
+        except NoEquivalentError as error:
+            raise SourceError(
+                url, f"{error}. What lies above is of format 3: import it into a repository of its own, as its root"
+            ) from error
+    own = {document_key(path, key): content for key, content in documents.items()}
+    return {**dict(_groups_above(store, path, zarr_format)), **own}
+
+
+def is_below_format_3(store: TxStore, path: str) -> bool:
+    """Tell whether the nearest group above a path is of format 3."""
+    for above in ancestors(path):
+        if document_key(above, "zarr.json") in store:
+            return True
+        if document_key(above, ".zgroup") in store:
+            return False
+    return False
+
+
+def _groups_above(store: TxStore, path: str, zarr_format: int) -> Iterator[tuple[str, bytes]]:
     document, content = ("zarr.json", _GROUP_3) if zarr_format == 3 else (".zgroup", _GROUP_2)
     others = (".zgroup", ".zarray") if zarr_format == 3 else ("zarr.json", ".zarray")
     for above in ancestors(path):
         key = document_key(above, document)
         if any(document_key(above, other) in store for other in others):
-            raise ValueError(f"{above or '/'!r} is an array, or a group of another format than {zarr_format}")
+            raise ValueError(
+                f"{above or '/'!r} is an array, or a group of another format than {zarr_format}: import to another "
+                "path, or into a repository of its own"
+            )
         if key not in store:
             yield key, content
         elif zarr_format == 3 and Node.parse(key, store[key]).kind != "group":

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 from txstore.errors import SourceError
 from txstore.interchange.concealing import concealed
 from txstore.interchange.places import Place
-from txstore.storage.objects.urls import public
+from txstore.storage.objects.urls import check_slashes
 
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _PARQUET = b'"record_size"'
 
 
-class Reference(NamedTuple):
+class FileRange(NamedTuple):
     """A range of a file; without a length, up to its end."""
 
     url: str
@@ -45,11 +45,11 @@ class Manifest:
         self._entries = entries
         self._templates = templates
 
-    def items(self) -> Iterator[tuple[str, bytes | Reference]]:
+    def items(self) -> Iterator[tuple[str, bytes | FileRange]]:
         for key in self._entries:
             yield key, self._decoded(key, self._entries[key])
 
-    def _decoded(self, key: str, entry: Any) -> bytes | Reference:
+    def _decoded(self, key: str, entry: Any) -> bytes | FileRange:
         match entry:
             case bytes():
                 return entry
@@ -63,9 +63,9 @@ class Manifest:
             case dict():
                 return json.dumps(entry).encode()
             case [str(url)] | [str(url), None, None]:
-                return Reference(self._absolute(key, url))
+                return FileRange(self._absolute(key, url))
             case [str(url), offset, length] if _is_count(offset) and _is_count(length):
-                return Reference(self._absolute(key, url), offset, length)
+                return FileRange(self._absolute(key, url), offset, length)
         raise SourceError(self.url, f"what it says of {key!r} is neither a value nor [url, offset, length]")
 
     def _absolute(self, key: str, url: str) -> str:
@@ -76,8 +76,11 @@ class Manifest:
         url = _TEMPLATE.sub(filled, url)
         if "{{" in url:
             reason = f"the URL of {key!r} has a template that is more than a name in braces: write it out"
-            reason += f" ({public(url)})"
             raise SourceError(self.url, reason)
+        try:
+            check_slashes(url)  # before it becomes a path below this directory
+        except ValueError as error:
+            raise SourceError(self.url, f"it refers to {error}") from None
         if "://" in url or url.startswith("/"):
             return url
         if "://" not in self._directory:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from txstore.errors import SourceError
 from txstore.storage.foreign import version_of
-from txstore.storage.objects.urls import public
+from txstore.storage.objects.urls import check_slashes, missing_package, public
 
 ZARR, NETCDF, HDF5 = "zarr", "netcdf", "hdf5"
 FORMATS = (ZARR, NETCDF, HDF5)
 
-_ROOT_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
+#: One of these makes a directory a Zarr hierarchy.
+ROOT_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NETCDF_3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
@@ -44,13 +45,14 @@ class Place:
         from fsspec.core import url_to_fs
 
         address = os.fspath(url)
+        check_slashes(address)
         if "://" not in address and "::" not in address:
             address = os.path.abspath(os.path.expanduser(address))
         try:
             self.fs, path = url_to_fs(address, **dict(options or {}))
         except ImportError as error:
-            raise ModuleNotFoundError(f"{public(address)}: a package is missing: {error}") from None
-        self.url = public(address)
+            raise missing_package(address, error) from None
+        self.url = public(address) if "://" in address or "::" in address else address
         self.root = path.rstrip("/") or path
 
     def __repr__(self) -> str:
@@ -74,10 +76,16 @@ class Place:
         return ForeignFile.of(self.fs.info(self.root))
 
     def files(self) -> dict[str, ForeignFile]:
-        """Return all files below here, by their names relative to it, in the order of these."""
+        """Return all files below here, by their names relative to it, in the order of these.
+
+        Raises `SourceError` if any directory can't be listed: what is in it would be left out.
+        """
         self.fs.invalidate_cache()
         begin = len(self._above)
-        found = {path[begin:]: info for path, info in self.fs.find(self.root, detail=True).items()}
+        try:
+            found = {path[begin:]: info for path, info in _found_below(self.fs, self.root)}
+        except OSError as error:
+            raise SourceError(self.url, f"not every directory could be listed: {error}") from error
         return {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
 
     def check_inside(self, names: Iterable[str]) -> None:
@@ -104,7 +112,7 @@ class Place:
         self.fs.invalidate_cache()
         if self.has("format.json") and self.has("commits"):
             raise SourceError(self.url, "this is a TxStore repository already: txstore backup copies it")
-        if any(self.has(name) for name in _ROOT_DOCUMENTS):
+        if any(self.has(name) for name in ROOT_DOCUMENTS):
             return ZARR
         if not self.fs.exists(self.root):
             raise SourceError(self.url, "there is nothing here; look at the path")
@@ -151,6 +159,28 @@ def places(sources: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]
 
 def _natural(path: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def _found_below(fs: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the files below a path, and what is known of each. Raises `OSError` if a directory can't be listed.
+
+    fsspec's own `walk`, which most of its `find` are made of, takes such a directory for empty. An object store has a
+    `find` of its own, which raises, and takes a request for a thousand files instead of one for each directory.
+    """
+    from fsspec.asyn import AsyncFileSystem
+
+    if isinstance(fs, AsyncFileSystem) and type(fs)._find is not AsyncFileSystem._find:
+        yield from fs.find(root, detail=True).items()
+        return
+    directories = [root]
+    while directories:
+        above = directories.pop()
+        for info in fs.ls(above, detail=True):
+            path = info["name"].rstrip("/")
+            if info["type"] != "directory":
+                yield path, info
+            elif path != above.rstrip("/"):  # some list the directory, too
+                directories.append(path)
 
 
 def stamp(files: Sequence[ForeignFile]) -> str:

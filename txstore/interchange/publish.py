@@ -9,7 +9,7 @@ publisher that was killed anywhere is simply run again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -18,20 +18,28 @@ from typing import TYPE_CHECKING, Any
 
 from txstore.errors import CommitNotFoundError, CorruptionError, PublishError, SnapshotExpiredError
 from txstore.format import packfile
+from txstore.format.consolidated import consolidate, decoded, documents_of, is_consolidated, plain_document
 from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document, stored_key
 from txstore.history.commit import MAIN, Commit
 from txstore.history.runs import Found, Listed
 from txstore.interchange.concealing import concealing
-from txstore.interchange.consolidated import consolidate, decoded, documents_of, is_consolidated, plain_document
-from txstore.interchange.destinations import Destination, check_outside, found_marker, is_place, open_destination, put
+from txstore.interchange.destinations import (
+    Destination,
+    bits_of_copies,
+    check_outside,
+    found_marker,
+    is_place,
+    open_destination,
+    put,
+)
 from txstore.interchange.published_state import STATE, Mark, State, witnesses_of
+from txstore.progress import Progress
 
 if TYPE_CHECKING:
     from txstore.history.snapshot import Snapshot
     from txstore.interchange.facade import Facade
 
-Progress = Callable[[int, int], None]
 
 #: Chunks that are written between two looks at how far it has come.
 _BATCH = 64
@@ -112,7 +120,8 @@ def _target(
 ) -> Destination:
     if not isinstance(destination, str | os.PathLike):
         return destination
-    target = open_destination(destination, storage_options, durable=durable)
+    at_most = bits_of_copies(repo.engine.storage)
+    target = open_destination(destination, storage_options, durable=durable, at_most=at_most)
     check_outside(target, repo.url)
     return target
 

@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from txstore.errors import ExportError
+from txstore.format.consolidated import decoded, documents_of
 from txstore.format.keys import document_key, is_document, node_of_document
 from txstore.history.snapshot import Snapshot
-from txstore.interchange.consolidated import decoded, documents_of
 from txstore.interchange.format2 import Format2Array, NoEquivalentError, array_of_format_2, as_format_2
 from txstore.interchange.reference_entries import Entry, entries
 
@@ -45,13 +45,15 @@ def write_parquet(snapshot: Snapshot, url: str, path: str, destination: str) -> 
     os.makedirs(path)
     for node, described in arrays.items():
         stored = 0
-        records: dict[int, _Record] = {}  # chunks come in the order of their keys, which is not that of their numbers
+        records: dict[
+            int, _ChunkRows
+        ] = {}  # chunks come in the order of their keys, which is not that of their numbers
         for key, entry in entries(snapshot, node):
             number = None if is_document(key) else described.number(key[len(node) + 1 :])
             if number is None:
                 continue
             place, row = divmod(number, RECORD)
-            record = records.setdefault(place, _Record())
+            record = records.setdefault(place, _ChunkRows())
             record.add(row, entry)
             stored += 1
             inline += isinstance(entry, bytes)
@@ -71,7 +73,7 @@ def _name(path: str, node: str, place: int) -> str:
 
 
 @dataclass(slots=True)
-class _Record:
+class _ChunkRows:
     """What is known of the chunks of one file."""
 
     rows: array[int] = field(default_factory=lambda: array("i"))

@@ -11,21 +11,29 @@ import contextlib
 import heapq
 import json
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from txstore.errors import CommitNotFoundError, ExportError
+from txstore.format.consolidated import consolidate, documents_of, is_consolidated, plain_document
 from txstore.format.keys import is_document
 from txstore.history.commit import Commit
 from txstore.history.snapshot import Snapshot
 from txstore.interchange.concealing import concealing
-from txstore.interchange.consolidated import consolidate, documents_of, is_consolidated, plain_document
-from txstore.interchange.destinations import Destination, LocalDestination, check_outside, open_destination
+from txstore.interchange.destinations import (
+    Destination,
+    LocalDestination,
+    bits_of_copies,
+    check_outside,
+    open_destination,
+)
 from txstore.interchange.reference_entries import Entry, entries
 from txstore.interchange.reference_parquet import write_parquet
-from txstore.storage.objects.urls import public
+from txstore.storage.objects.urls import has_parameters, public
 
 if TYPE_CHECKING:
     from txstore.interchange.facade import Facade
@@ -52,12 +60,14 @@ def references(
     *,
     tag: str,
     create_tag: bool = False,
+    templates: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> References:
     """See `Repository.references`."""
     above, name = _split(destination)
     is_json = name.endswith(".json")
-    target = open_destination(above, storage_options, durable=True, refused=ExportError)
+    at_most = bits_of_copies(repo.engine.storage)
+    target = open_destination(above, storage_options, durable=True, at_most=at_most, refused=ExportError)
     check_outside(target, repo.url)
     url = f"{target.url}/{name}"
     _check_free(target, name, is_json=is_json)
@@ -66,9 +76,9 @@ def references(
         if head is not None:
             repo.tags[tag] = head
     snapshot, commit = _tagged(repo, tag)
-    with _complete(target, name) as path:
+    with _complete(target, name, at_most) as path:
         if is_json:
-            keys, inline = _write_json(snapshot, _url(repo), path)
+            keys, inline = _write_json(snapshot, _url(repo), path, templates=templates)
         else:
             keys, inline = write_parquet(snapshot, _url(repo), path, url)
     return References(url, commit, keys, inline)
@@ -77,12 +87,14 @@ def references(
 def _split(destination: str | os.PathLike[str]) -> tuple[str, str]:
     """Return the directory, or its URL, and the name in it. Raises `ValueError` if that says no format."""
     address = os.path.expanduser(os.fspath(destination))
-    address, mark, query = address.partition("?") if "://" in address else (address, "", "")
+    scheme, separator, _ = address.partition("://")
+    behind = re.search("[?;]" if has_parameters(scheme) else "[?]", address) if separator else None
+    address, query = (address, "") if behind is None else (address[: behind.start()], address[behind.start() :])
     address = address.rstrip("/")
     above, _, name = address.rpartition("/")
     if not name.endswith((".json", ".parquet", ".parq")) or above.endswith(":/"):
         raise ValueError(f"{public(address)}: its name has to end in .json or .parquet, which says what is written")
-    return (above or ("/" if address.startswith("/") else ".")) + mark + query, name
+    return (above or ("/" if address.startswith("/") else ".")) + query, name
 
 
 def _tagged(repo: Facade, tag: str) -> tuple[Snapshot, Commit]:
@@ -107,22 +119,25 @@ def _url(repo: Facade) -> str:
 # --- JSON
 
 
-def _write_json(snapshot: Snapshot, url: str, path: str) -> tuple[int, int]:
+def _write_json(snapshot: Snapshot, url: str, path: str, *, templates: bool) -> tuple[int, int]:
     """Write kerchunk's version 1, entry by entry."""
-    # Braces are how templates are told: a URL that has them can't be one.
-    is_template = "{{" not in url
-    templates, base = ({_TEMPLATE: url}, f"{{{{{_TEMPLATE}}}}}") if is_template else ({}, url)
+    told, base = "", url
+    if templates:
+        # Braces are how templates are told: a URL that has them can't be one.
+        is_template = "{{" not in url
+        told = f'"templates": {json.dumps({_TEMPLATE: url} if is_template else {})}, '
+        base = f"{{{{{_TEMPLATE}}}}}" if is_template else url
     keys = inline = 0
     with open(path, "w", encoding="ascii") as file:
-        file.write(f'{{"version": 1, "templates": {json.dumps(templates)}, "refs": {{')
+        file.write(f'{{"version": 1, {told}"refs": {{')
         for key, entry in _entries_and_root(snapshot):
-            told: str | list[str | int]
+            value: str | list[str | int]
             if isinstance(entry, bytes):
-                told = _as_text(key, entry)
+                value = _as_text(key, entry)
                 inline += 1
             else:
-                told = [f"{base}/{entry.pack}", entry.offset, entry.length]
-            file.write(f"{',' if keys else ''}\n{json.dumps(key)}: {json.dumps(told)}")
+                value = [f"{base}/{entry.pack}", entry.offset, entry.length]
+            file.write(f"{',' if keys else ''}\n{json.dumps(key)}: {json.dumps(value)}")
             keys += 1
         file.write("\n}}\n")
     return keys, inline
@@ -167,18 +182,23 @@ def _check_free(target: Destination, name: str, *, is_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _complete(target: Destination, name: str) -> Iterator[str]:
+def _complete(target: Destination, name: str, at_most: int) -> Iterator[str]:
     """Yield the path of a file or directory to be made, which is put in its place when all is there.
+
+    On this machine it gets no more than the permission bits `at_most`.
 
     On a server the files of a directory come one after the other, the one that it is opened by last.
     """
     above = target.url if isinstance(target, LocalDestination) else None
     if above is not None:
-        os.makedirs(above, exist_ok=True)
+        os.makedirs(above, at_most, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".txstore-references-", dir=above) as directory:
         path = os.path.join(directory, "new")
         yield path
         if above is not None:
+            for top, directories, names in os.walk(directory):
+                for each in (os.path.join(top, each) for each in (*directories, *names)):
+                    os.chmod(each, stat.S_IMODE(os.stat(each).st_mode) & at_most)
             for file in _files(path):
                 _sync(file)
             os.replace(path, os.path.join(above, name))  # a link that stands there is replaced, too, not followed

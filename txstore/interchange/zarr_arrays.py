@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from txstore.codecs.allowed import check_array
 from txstore.errors import CorruptionError, SourceError
-from txstore.format.keys import document_key, encode_key
+from txstore.format.consolidated import is_consolidated, plain_document
+from txstore.format.keys import document_key, encode_key, is_document
 from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
-from txstore.interchange.consolidated import is_consolidated, plain_document
-from txstore.interchange.places import ForeignFile, Place
+from txstore.interchange.places import ROOT_DOCUMENTS, ForeignFile, Place
 from txstore.store import TxStore
 
 T = TypeVar("T")
@@ -24,14 +25,36 @@ _THREADS, _AT_A_TIME, _BYTES_AT_A_TIME = 8, 64, 64 << 20
 
 
 def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, ForeignFile]:
-    """Return the files of a hierarchy by their keys, but for consolidated metadata."""
+    """Return the files of a hierarchy by their keys, but for consolidated metadata.
+
+    Raises `SourceError` if no hierarchy is listed.
+    """
+    files = place.files()
+    if not any(name in files for name in ROOT_DOCUMENTS):
+        reason = f"no Zarr hierarchy is listed here (no {', '.join(ROOT_DOCUMENTS[:-1])} or {ROOT_DOCUMENTS[-1]})"
+        raise SourceError(place.url, f"{reason}: look at the path; over HTTP, the server has to list its directories")
     found = {
         key: file
-        for key, file in place.files().items()
+        for key, file in files.items()
         if not is_consolidated(key) and not _DEBRIS.fullmatch(key) and not is_excluded(key, exclude) and encode_key(key)
     }
     place.check_inside(found)
     return found
+
+
+def read_documents(place: Place, files: Mapping[str, ForeignFile]) -> dict[str, bytes]:
+    """Return the documents of a hierarchy. Raises `SourceError` if one is not as long as it was."""
+    keys = [key for key in files if is_document(key)]
+    found = {}
+    for key, content in in_parallel(place.read, keys, lambda key: files[key].size):
+        check_size(place, files, key, content)
+        found[key] = plain_document(key, content)
+    return found
+
+
+def check_size(place: Place, files: Mapping[str, ForeignFile], key: str, content: bytes) -> None:
+    if len(content) != files[key].size:
+        raise SourceError(place.url, f"{key!r} has changed while it was read: let its writers end first")
 
 
 def copy_hierarchy(
@@ -44,7 +67,7 @@ def copy_hierarchy(
     resuming: bool,
     advance: Callable[[int], None],
 ) -> None:
-    """Stage every file below `path`, as it is. `resuming` leaves alone what is staged already.
+    """Stage files that are no documents below `path`, as they are. `resuming` leaves alone what is staged already.
 
     Raises `SourceError` if a file is not as long as it was, `CorruptionError` if something else comes back.
     """
@@ -56,11 +79,10 @@ def copy_hierarchy(
         else:
             missing.append(key)
     for key, content in in_parallel(place.read, missing, lambda key: files[key].size):
-        if len(content) != files[key].size:
-            raise SourceError(place.url, f"{key!r} has changed while it was read: let its writers end first")
-        target, value = document_key(path, key), plain_document(key, content)
-        store[target] = value
-        if verify and store[target] != value:
+        check_size(place, files, key, content)
+        target = document_key(path, key)
+        store[target] = content
+        if verify and store[target] != content:
             raise CorruptionError(store.url, key=target, reason="what was staged is not what comes back")
         advance(len(content))
 
@@ -100,11 +122,14 @@ class ZarrArrays:
         nodes: dict[str, Any] = {"": root}
         if isinstance(root, zarr.Group):
             nodes |= {node.path: node for _, node in root.members(max_depth=None)}
-        self.arrays = {
-            path: _array(node)
+        arrays = {
+            path: node
             for path, node in nodes.items()
             if isinstance(node, zarr.Array) and not is_excluded(path, exclude)
         }
+        for array in arrays.values():
+            check_array(array)
+        self.arrays = {path: _array(array) for path, array in arrays.items()}
 
     def close(self) -> None:
         pass

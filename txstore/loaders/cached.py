@@ -10,7 +10,7 @@ from typing import Any
 from zarr.core.sync import sync
 
 from txstore import processes
-from txstore.loaders.order import Window
+from txstore.loaders.order import MixedWindow
 from txstore.loaders.reading import read_window
 from txstore.loaders.samples import Sample, Samples
 
@@ -54,7 +54,7 @@ class CachedSamples:
                 self._kept.move_to_end(number)
                 return self._kept[number]
         start, stop = number * self._block, min((number + 1) * self._block, len(self._samples))
-        block = Window(((start, stop),), (slice(0, stop - start),), stop - start)
+        block = MixedWindow(((start, stop),), (slice(0, stop - start),), stop - start)
         read = sync(read_window(self._samples.arrays, block))
         with self._lock:
             self._kept[number] = read

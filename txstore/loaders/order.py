@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Window(NamedTuple):
+class MixedWindow(NamedTuple):
     """Blocks that are mixed: where each begins and ends, and to which place in the window its samples go."""
 
     blocks: tuple[tuple[int, int], ...]
@@ -43,7 +43,7 @@ class Order:
         last = self.samples // self.block  # the number of the short block, if there is one
         return len(blocks) * self.block - (self.block - short if short and last in blocks else 0)
 
-    def windows(self, epoch: int, shard: int, shards: int) -> Iterator[Window]:
+    def windows(self, epoch: int, shard: int, shards: int) -> Iterator[MixedWindow]:
         """Yield the windows of a shard, in order."""
         blocks = self._blocks(epoch)[shard::shards]
         for first in range(0, len(blocks), self.window):
@@ -54,14 +54,14 @@ class Order:
         count = -(-self.samples // self.block)
         return self._random(epoch, 0).permutation(count) if self.shuffle else np.arange(count)
 
-    def _window(self, epoch: int, numbers: list[int]) -> Window:
+    def _window(self, epoch: int, numbers: list[int]) -> MixedWindow:
         blocks = tuple((n * self.block, min((n + 1) * self.block, self.samples)) for n in numbers)
         ends = np.cumsum([stop - start for start, stop in blocks]).tolist()
         begins = [0, *ends[:-1]]
         if not self.shuffle:
-            return Window(blocks, tuple(slice(a, b) for a, b in zip(begins, ends, strict=True)), ends[-1])
+            return MixedWindow(blocks, tuple(slice(a, b) for a, b in zip(begins, ends, strict=True)), ends[-1])
         mixed = self._random(epoch, numbers[0] + 1).permutation(ends[-1])
-        return Window(blocks, tuple(mixed[a:b] for a, b in zip(begins, ends, strict=True)), ends[-1])
+        return MixedWindow(blocks, tuple(mixed[a:b] for a, b in zip(begins, ends, strict=True)), ends[-1])
 
     def _random(self, epoch: int, number: int) -> np.random.RandomState:
         # Not a Generator: what that draws may change with numpy, and ranks and resumed runs need not have the same one.

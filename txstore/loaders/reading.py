@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 
 from txstore.loaders.chunks import Block, read_blocks
-from txstore.loaders.order import Window
+from txstore.loaders.order import MixedWindow
 from txstore.loaders.samples import Sample
 
 #: Bytes of samples that are read at a time, if a block is not larger.
@@ -28,7 +28,9 @@ _DECODERS = min(4, os.cpu_count() or 1)
 _inherited: list[asyncio.AbstractEventLoop] = []
 
 
-def windows_read(arrays: Mapping[str, zarr.Array[Any]], windows: Iterator[Window]) -> Generator[Sample, None, None]:
+def windows_read(
+    arrays: Mapping[str, zarr.Array[Any]], windows: Iterator[MixedWindow]
+) -> Generator[Sample, None, None]:
     """Yield the samples of each window as one batch, mixed, while the next one is read.
 
     What reading raises is raised where the window would have been. Closing the generator waits for what is being read.
@@ -58,11 +60,11 @@ def windows_read(arrays: Mapping[str, zarr.Array[Any]], windows: Iterator[Window
             _inherited.append(loop)
 
 
-def _run(loop: asyncio.AbstractEventLoop, arrays: Mapping[str, zarr.Array[Any]], window: Window) -> Sample:
+def _run(loop: asyncio.AbstractEventLoop, arrays: Mapping[str, zarr.Array[Any]], window: MixedWindow) -> Sample:
     return loop.run_until_complete(read_window(arrays, window))
 
 
-async def read_window(arrays: Mapping[str, zarr.Array[Any]], window: Window) -> Sample:
+async def read_window(arrays: Mapping[str, zarr.Array[Any]], window: MixedWindow) -> Sample:
     """Return the samples of a window as one batch: all arrays, and 8 MiB or one block of them, are read together."""
     batch = {name: np.empty((window.length, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
     size = sum(values.nbytes for values in batch.values()) // window.length

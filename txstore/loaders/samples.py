@@ -15,6 +15,7 @@ from zarr.api.asynchronous import open_array
 from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 
+from txstore.codecs.allowed import check_array
 from txstore.errors import SchemaError
 from txstore.history.commit import MAIN, Commit
 from txstore.history.find import At
@@ -60,6 +61,8 @@ class Samples:
         An array is not there, or not what is expected, or they are not equally long: all of it is in the message.
     RepositoryNotFoundError, CommitNotFoundError, SnapshotExpiredError
         There is no such commit.
+    CodecRefusedError
+        An array has a codec that TxStore does not run on its own.
 
     Examples
     --------
@@ -101,6 +104,8 @@ class Samples:
         self.commit: Commit = store.base
         found = dict(zip(paths, sync(_open(store, list(paths.values()))), strict=True))
         self.arrays: dict[str, zarr.Array[Any]] = {name: array for name, array in found.items() if array is not None}
+        for array in self.arrays.values():
+            check_array(array)
         faults = [f"there is no array at {paths[name]!r}" for name, array in found.items() if array is None]
         gone = paths.keys() - self.arrays.keys()
         faults += _faults(self.arrays, {name: each for name, each in (expect or {}).items() if name not in gone})

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from txstore.loaders.order import Order, Window
+from txstore.loaders.order import MixedWindow, Order
 from txstore.loaders.reading import windows_read
 from txstore.loaders.samples import Sample, Samples
 
@@ -166,7 +166,7 @@ def check_shard(index: int, count: int) -> None:
         raise ValueError(f"there is no shard {index} of {count}: shards are counted from 0")
 
 
-def _from(begin: int, windows: Iterator[Window]) -> tuple[Iterator[Window], int]:
+def _from(begin: int, windows: Iterator[MixedWindow]) -> tuple[Iterator[MixedWindow], int]:
     """Return the windows from a sample on, and which one of the first of them it is."""
     for window in windows:
         if begin < window.length:

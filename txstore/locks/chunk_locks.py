@@ -22,7 +22,7 @@ from txstore import processes
 from txstore._native import locktable
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, WrongFileTypeError
 from txstore.locks.exclusion import RangeLocks
-from txstore.locks.fallback_owner import Exclusion, FallbackOwner, Turns, describe_processes, inherited
+from txstore.locks.fallback_owner import Exclusion, FallbackOwner, SlotTurns, describe_processes, inherited
 from txstore.locks.file_locks import StripeLocks
 from txstore.locks.lock_file import NAME, KindInUseError, LockFile, recorded_kind
 from txstore.storage.file_systems import file_system_type, is_of_one_machine
@@ -261,7 +261,7 @@ class _Fallback:
         self.name = name
         self._file = file
         self._exclusion = exclusion
-        self._turns: Turns[int] = Turns()
+        self._turns: SlotTurns[int] = SlotTurns()
 
     def owner(self) -> Owner:
         self._check()

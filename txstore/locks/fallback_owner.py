@@ -92,7 +92,7 @@ class Request(Generic[S]):
         self.may_pass = may_pass
 
 
-class Turns(Generic[S]):
+class SlotTurns(Generic[S]):
     """Which slots are reserved or held in this process, and who waits for some. One for each opened lock file.
 
     `holder` says in messages who else may have them.
@@ -182,7 +182,7 @@ class Turns(Generic[S]):
 class FallbackOwner:
     """The locks of one transaction. Several threads may use it."""
 
-    def __init__(self, exclusion: Exclusion, turns: Turns[int]) -> None:
+    def __init__(self, exclusion: Exclusion, turns: SlotTurns[int]) -> None:
         self._exclusion = exclusion
         self._file = exclusion.file
         self._turns = turns

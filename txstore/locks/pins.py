@@ -8,9 +8,11 @@ an error to its readers, never a missing key.
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from txstore import processes
@@ -38,10 +40,9 @@ def span_of(branch: str) -> int:
 class _Held(weakref.ref[object]):
     """One thing that reads a commit."""
 
-    __slots__ = ("pins", "seq")
+    __slots__ = ("seq",)
 
     seq: int
-    pins: weakref.ref[Pins]  # that the two make no cycle: a file is open for as long as there are pins
 
     # A reference is equal to another of the same thing, and of a thing that is gone only to itself.
     __hash__ = object.__hash__
@@ -64,6 +65,8 @@ class Pins:
         self._descriptor: local.Descriptor | None = None
         self._bytes: ByteLocks | None = None
         self._held: set[_Held] = set()
+        # By a weak reference, that the two make no cycle: a file is open for as long as there are pins.
+        self._release = partial(_release, weakref.ref(self))
         self._is_settled = True  # nothing has gone since, whatever it was
         self._locked: set[int] = set()  # seqs whose bytes may be locked
         self._pinned: int | None = None
@@ -72,8 +75,8 @@ class Pins:
 
     def hold(self, thing: object, seq: int) -> None:
         """Pin a seq for as long as `thing` lives. Then, not before, look whether the commit is still kept."""
-        held = _Held(thing, _release)
-        held.seq, held.pins = min(seq, SPAN - 1), weakref.ref(self)
+        held = _Held(thing, self._release)
+        held.seq = min(seq, SPAN - 1)
         self._held.add(held)
         self._in_turn(self._settle)
         self._settle_what_is_gone()
@@ -106,6 +109,14 @@ class Pins:
             while (found := locks.one_held_elsewhere(below if lowest is None else lowest)) is not None:
                 lowest = found
         return lowest
+
+    def drop(self, thing: object) -> None:
+        """Pin nothing for a thing any more, though it lives: an error that somebody keeps may hold it."""
+        for held in list(self._held):
+            if held() is thing:
+                self._held.discard(held)
+        self._in_turn(self._settle)
+        self._settle_what_is_gone()
 
     def release(self) -> None:
         """Something that was held is gone."""
@@ -190,6 +201,8 @@ class Pins:
             self._descriptor = None
 
 
-def _release(held: weakref.ref[object]) -> None:
-    if isinstance(held, _Held) and (pins := held.pins()) is not None:
+def _release(of: weakref.ref[Pins], _: weakref.ref[object], is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+    if is_over():  # the modules are gone, and the kernel lets go of all locks
+        return
+    if (pins := of()) is not None:
         pins.release()

@@ -12,30 +12,32 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import Any
 
-from txstore.errors import BackupError, CorruptionError, RepositoryNotFoundError
+from txstore.errors import BackupErasureError, BackupError, CorruptionError, RepositoryNotFoundError
 from txstore.format import commitfile, names, packfile, records
 from txstore.format.commitfile import RunName
 from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
-from txstore.format.records import Branch, Tag
+from txstore.format.records import Branch, ErasureRecord, RepositoryFormat, Tag
 from txstore.format.shown import html_head
 from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
-from txstore.history.erasures import read_records
-from txstore.history.opening import open_commits, open_storage
+from txstore.history.erasures import as_erasure, read_records
+from txstore.history.opening import Access, open_commits, open_storage
 from txstore.history.runs import names_of
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import Files, check_frames, check_sections, frames_end, open_run
-from txstore.maintenance.erase import scrub, write_record
+from txstore.maintenance.erase import forget_hints, scrub, write_record
 from txstore.maintenance.fetching import Fetched
 from txstore.maintenance.reachable import data_packs, hold_all
 from txstore.maintenance.report import Fault
-from txstore.maintenance.scrub import survey
-from txstore.storage.interface import StagedFile, Storage
+from txstore.maintenance.scrub import Survey, survey
+from txstore.progress import Progress
+from txstore.storage.interface import StagedFile, Storage, write_over
 from txstore.storage.request_threads import in_parallel
 
 _COPIED = 1 << 20
@@ -46,18 +48,26 @@ Check = Callable[[Files, str], list[Fault]]  # of a file at another place
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Backup:
-    """What a backup did. `slot` and `commit` are of the head of "main" that the copy has now; `bytes` were copied."""
+    """What a backup did. `slot` and `commit` are of the head of "main" that the copy has now; `bytes` were copied.
+
+    `erasures` records of erasures are new in the copy, and `erased` values were erased there for them. `is_new`:
+    there was no copy before.
+    """
 
     destination: str
     slot: int
     commit: str
     files: int
     bytes: int
+    erasures: int = 0
+    erased: int = 0
+    is_new: bool = False
 
     def __str__(self) -> str:
-        what = "is new" if self.files else "was up to date"
+        what = "is new" if self.is_new else "was brought up to date" if self.files else "was up to date"
         copied = f"{self.files:,} files, {self.bytes:,} bytes copied"
-        return f"{self.destination} {what}: commits up to slot {self.slot}; {copied}"
+        erased = f"; {self.erased:,} values erased, by {self.erasures:,} erasures" if self.erasures else ""
+        return f"{self.destination} {what}: commits up to slot {self.slot}; {copied}{erased}"
 
     def __repr__(self) -> str:
         return f"<Backup {self}>"
@@ -89,42 +99,48 @@ def back_up(
     source: Storage,
     destination: str | os.PathLike[str],
     *,
+    storage_options: Mapping[str, Any] | None = None,
     verify: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    erase: bool = False,
+    progress: Progress | None = None,
 ) -> Backup:
     """Copy a repository, or what is new in it. See `Repository.backup`."""
     commits = open_commits(source)
     if not commits.identity.exists():
         raise RepositoryNotFoundError(source.url)
     try:
-        target = open_storage(destination)
+        target = open_storage(destination, Access(dict(storage_options or {})))
     except RepositoryNotFoundError as error:
-        raise BackupError(
-            os.fspath(destination), "it is inside of the repository above it: choose a place apart"
-        ) from error
+        is_link = os.path.islink(os.path.expanduser(destination))
+        what = "a symbolic link that leads to nothing" if is_link else "inside of the repository above it"
+        raise BackupError(os.fspath(destination), f"it is {what}: choose a place apart") from error
     _check_apart(source.url, target.url)
-    return _BackUp(commits, target, verify, progress).run()
+    return _BackUp(commits, target, verify, erase, progress).run()
 
 
 def _check_apart(source: str, target: str) -> None:
-    one, other = os.path.realpath(source), os.path.realpath(target)
-    if os.path.commonpath([one, other]) in (one, other):
+    if ("://" in source) != ("://" in target):
+        return
+    one, other = (place if "://" in place else os.path.realpath(place) for place in (source, target))
+    if f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/"):
         raise BackupError(target, f"it is in the repository {source}, or the other way round: choose a place apart")
 
 
 class _BackUp:
     def __init__(
-        self, commits: Commits, target: Storage, verify: bool, progress: Callable[[int, int], None] | None
+        self, commits: Commits, target: Storage, verify: bool, erases: bool, progress: Progress | None
     ) -> None:
         self.commits = commits
         self.source = commits.storage
         self._fetched = Fetched(self.source)
         self.target = target
         self._verify = verify
+        self._erases = erases
         self._progress = progress
         self._id = commits.identity.id
         self._pins: dict[str, Pins] = {}
         self._files = self._bytes = self._total = 0
+        self._erasures = self._erased = 0
         self._branches: dict[str, Branch] = {}  # by name
         self._heads: dict[str, Stored] = {}  # by branch, of those that have commits of their own
         self._floors: dict[str, int] = {}  # of all branches
@@ -133,6 +149,13 @@ class _BackUp:
         self._needed: dict[str, set[str]] = {}  # by the file that runs lie in, what they refer to
 
     def run(self) -> Backup:
+        try:
+            return self._run_again()
+        finally:
+            for pins in self._pins.values():
+                pins.drop(self)
+
+    def _run_again(self) -> Backup:
         while True:
             try:
                 return self._run()
@@ -166,17 +189,19 @@ class _BackUp:
         copies = open_commits(self.target)
         is_new = self._check_target(copies)
         last = {} if is_new else self._last(copies)
+        erasures = self._new_erasures(copies)
         for directory in ("", *names.DIRECTORIES):
             self._make_directory(directory)
         self._write_once(names.GUARD, records.encode_guard())  # always the same, whatever lies in the source
-        self._erase(copies)
+        self._erase(erasures)
         if self._heads:
             self._copy_history(last)
         self._write_branches(copies)
         for name, content in self._tags.items():
             self._write_small(names.tag_path(name), content)
         if is_new:
-            self._write_once(names.FORMAT)
+            about = RepositoryFormat.decode(self.source.read(names.FORMAT))
+            self._write_once(names.FORMAT, replace(about, slots=self.target.slots).encode())
         copies = open_commits(self.target)
         for branch, head in self._heads.items():
             made = copies.head(branch)
@@ -185,12 +210,13 @@ class _BackUp:
             if self._files:
                 hint = names.hint_path(branch)
                 with contextlib.suppress(FileExistsError):
-                    self.target.write_once(hint, b"", durable=False, at_most=self._at_most(hint))
-                copies.write_hint(made, durable=True)
+                    content = copies.hint(made, durable=True).encode()
+                    self.target.write_once(hint, content, durable=False, at_most=self._at_most(hint))
+                copies.write_hint_of_copy(made)
         main = self._heads.get(MAIN)
         return Backup(
             self.target.url, -1 if main is None else main.header.slot, "" if main is None else main.header.id.hex(),
-            self._files, self._bytes,
+            self._files, self._bytes, self._erasures, self._erased, is_new,
         )  # fmt: skip
 
     def _pin_heads(self) -> None:
@@ -251,13 +277,33 @@ class _BackUp:
             found[branch] = last
         return found
 
-    def _erase(self, copies: Commits) -> None:
-        """Erase in the copy what was erased since the last time: files of these names are not copied again."""
+    def _new_erasures(self, copies: Commits) -> list[tuple[ErasureRecord, Survey]]:
+        """Return the records that the copy does not have, each with what there is to erase for it in the copy.
+
+        Every user who may write the repository may write such a record, and the copy may be the last place that has the
+        values. So there must be nothing to erase, or the caller has to have asked for it: else this raises
+        `BackupErasureError`.
+        """
         known = {record.id: record for record in read_records(self.target)}
-        for record in read_records(self.source):
-            if known.get(record.id) != record:
-                scrub(self.target, survey(copies, record.paths, record.until), record.paths)
-                write_record(self.target, record)
+        new = [record for record in read_records(self.source) if known.get(record.id) != record]
+        found = [(record, survey(copies, record.paths, record.until)) for record in new]
+        refused = [as_erasure(record) for record, survey in found if survey.changes]
+        if refused and not self._erases:
+            values = sum(survey.values for _, survey in found)
+            raise BackupErasureError(self.target.url, refused, values)
+        return found
+
+    def _erase(self, erasures: Iterable[tuple[ErasureRecord, Survey]]) -> None:
+        """Erase in the copy what was erased since the last time: files of these names are not copied again."""
+        for record, _ in erasures:
+            found = survey(open_commits(self.target), record.paths, record.until)  # two records may be of one file
+            scrub(self.target, found, record.paths)
+            forget_hints(open_commits(self.target))  # before the record, by which this is done
+            for change in found.changes.values():
+                self.target.cache.forget(change.pack_id)
+            write_record(self.target, record)
+            self._erasures += 1
+            self._erased += found.values
 
     # --- what there is to copy
 
@@ -471,9 +517,7 @@ class _BackUp:
     def _write_small(self, path: str, content: bytes) -> None:
         """Write a tag, or the record of a branch, into the copy. One that was given anew is replaced."""
         if self.target.exists(path) and self.target.read(path) != content:
-            temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-            self.target.write_once(temporary, content, durable=True, at_most=self._at_most(path))
-            self.target.replace(temporary, path)
+            write_over(self.target, path, content, at_most=self._at_most(path))
             self._files += 1
         else:
             self._write_once(path, content)

@@ -8,15 +8,19 @@ finds nothing. Interrupted anywhere, it is done again: what was erased stays so.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import posixpath
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from txstore.errors import (
+    CommitNotFoundError,
     ConflictError,
+    CorruptionError,
     ErasureError,
     ErasureTimeoutError,
     NodeNotFoundError,
@@ -35,8 +39,10 @@ from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.scrub import Survey, rewrite, survey
 from txstore.maintenance.vacuum import vacuum
-from txstore.storage.interface import Storage
+from txstore.storage.interface import Storage, write_over
 from txstore.storage.turns import this_user
+
+T = TypeVar("T")
 
 _LOOK_AGAIN = 0.05  # seconds
 #: So often it is looked whether anything is left, where others can't be kept from committing meanwhile.
@@ -97,12 +103,13 @@ class _Erasing:
         self._delete = delete
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._files = 0
+        self._deleted = 0  # how many commits of this erasure have deleted it, or tried to
         self._has_collected = False
         self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: for which head, and what `_first_without` says
 
     def run(self) -> ErasureReport:
         self._check_quarantine()
-        found = survey(self._commits, self._paths)
+        found = self._survey(None)
         record = self._begun()
         if not found.changes and record is None:
             self._check_met(found)
@@ -118,7 +125,12 @@ class _Erasing:
             )
         self._wait()
         until = self._delete_everywhere()
-        self._wait(done="The newest commits have it no more, the older ones still have it")
+        while True:
+            self._wait(done="The newest commits have it no more, the older ones still have it")
+            # An optimize that was waited for has committed copies of it, perhaps. So what this is about ends only here.
+            deleted, until = self._deleted, self._delete_everywhere()
+            if self._deleted == deleted:
+                break
         if self._storage.is_remote:  # else a vacuum sees at once who lives
             for paths in self._staged().values():
                 self._storage.delete(*(set(paths) - self._storage.are_held(paths)))
@@ -128,6 +140,8 @@ class _Erasing:
         record = replace(record, until=until)
         write_record(self._storage, record)
         record = self._scrub(record)
+        # A file that another vacuum has deleted just when another was put in its place is there again.
+        vacuum(self._commits, self._snapshots, branch=MAIN)
         commit = self._note(record)
         write_record(self._storage, replace(record, finished=time.time_ns() // 1000))
         return ErasureReport(self._paths, commit, record.values, record.length, self._files)
@@ -173,29 +187,45 @@ class _Erasing:
             if self._snapshots.pins(branch).lowest(SPAN) is not None:
                 yield f"a process reads a branch that was deleted, {branch}"
         for branch in living:
-            head = self._commits.head(branch)
-            if head is None:
-                continue
-            header = head.header
-            difference = header.seq - header.slot  # both grow by one with each commit
-            first = self._first_without(branch, head)
-            pins = self._snapshots.pins(branch)
-            if (seq := pins.lowest(first)) is not None:
-                here = "this process" if pins.is_held_here(first) else "a process"
-                slot = seq - difference
-                what = self._commits.label(branch, slot) if slot >= 0 else "what was before the first commit"
-                yield f"{here} reads {what}, or writes on it"
-            for record in self._commits.recorded():
-                base = -1 if record.base is None else record.base[0]
-                if record.branch == branch and base + difference < first:
-                    what = f"the transaction {record.name!r}" if record.name is not None else "a transaction"
-                    yield f"{what}, begun by {record.owner}, is open on {self._commits.label(branch, base)}"
+            yield from self._while_living(branch, self._holders_of) or ()
 
         if self._storage.is_remote:
             # Nobody tells on which commit these are. Those that are recorded do.
             for transaction, paths in self._staged().items():
                 if self._storage.are_held(paths):
                     yield f"transaction {transaction.hex()} is open"
+
+    def _holders_of(self, branch: str) -> list[str]:
+        head = self._commits.head(branch)
+        if head is None:
+            return []
+        header, found = head.header, list[str]()
+        difference = header.seq - header.slot  # both grow by one with each commit
+        first = self._first_without(branch, head)
+        pins = self._snapshots.pins(branch)
+        if (seq := pins.lowest(first)) is not None:
+            here = "this process" if pins.is_held_here(first) else "a process"
+            slot = seq - difference
+            what = self._commits.label(branch, slot) if slot >= 0 else "what was before the first commit"
+            found.append(f"{here} reads {what}, or writes on it")
+        for record in self._commits.recorded():
+            base = -1 if record.base is None else record.base[0]
+            if record.branch == branch and base + difference < first:
+                what = f"the transaction {record.name!r}" if record.name is not None else "a transaction"
+                found.append(f"{what}, begun by {record.owner}, is open on {self._commits.label(branch, base)}")
+        return found
+
+    def _while_living(self, branch: str, work: Callable[[str], T]) -> T | None:
+        """Do something with a branch; again, if a vacuum has overtaken it, and no more, if the branch was deleted."""
+        while True:
+            floor = self._commits.floor(branch)
+            try:
+                return work(branch)
+            except (SnapshotExpiredError, CommitNotFoundError, CorruptionError, FileNotFoundError):
+                if not self._commits.branches.is_living(branch):
+                    return None
+                if self._commits.floor(branch) == floor:
+                    raise
 
     def _first_without(self, branch: str, head: Stored) -> int:
         """Return the seq from which on no commit of a branch has any of it: at most the one after the head's."""
@@ -219,6 +249,19 @@ class _Erasing:
     def _is_there(self, snapshot: Snapshot) -> bool:
         return any(map(snapshot.has_keys_below, self._paths))
 
+    def _survey(self, until: Mapping[str, int] | None) -> Survey:
+        """Look through every file. Vacuums may delete some meanwhile, which then need not be looked through."""
+        while True:
+            kept = self._kept()
+            try:
+                return survey(self._commits, self._paths, until)
+            except (CorruptionError, FileNotFoundError):
+                if self._kept() == kept:
+                    raise
+
+    def _kept(self) -> dict[str, int]:
+        return {branch: self._commits.floor(branch) for branch in living_branches(self._commits)}
+
     # --- what is done
 
     def _delete_everywhere(self) -> dict[str, int]:
@@ -227,7 +270,9 @@ class _Erasing:
         for branch in self._commits.branch_directories():
             until[branch] = max(self._commits.slots(branch), default=-1)
         for branch in living_branches(self._commits):
-            until[branch] = self._delete_from(branch)
+            slot = self._while_living(branch, self._delete_from)
+            if slot is not None:
+                until[branch] = slot
         return until
 
     def _delete_from(self, branch: str) -> int:
@@ -237,6 +282,7 @@ class _Erasing:
             if not self._is_there(head):
                 return head.slot
             try:
+                self._deleted += 1
                 self._delete(head, branch)
             except (ConflictError, SnapshotExpiredError):
                 if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -245,20 +291,15 @@ class _Erasing:
     def _scrub(self, record: ErasureRecord) -> ErasureRecord:
         with self._storage.lock(names.COMMIT_LOCK):
             for _ in range(_ROUNDS):
-                found = survey(self._commits, self._paths, record.until)
+                found = self._survey(record.until)
                 if not found.changes:
-                    self._forget_hints()
+                    forget_hints(self._commits)
                     return record
                 record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
                 write_record(self._storage, record)
                 self._files += scrub(self._storage, found, self._paths)
                 self._snapshots.forget(change.pack_id for change in found.changes.values())
         raise ErasureError(self._paths, "others write it again and again: try again when they have ended")
-
-    def _forget_hints(self) -> None:
-        """On an object store a hint holds the end of a commit file, which may be the one from before."""
-        if self._storage.is_remote:
-            self._storage.delete(*[names.hint_path(branch) for branch in self._commits.branch_directories()])
 
     def _note(self, record: ErasureRecord) -> Commit:
         """Make the commit that says so."""
@@ -292,19 +333,26 @@ class _Unchanged:
 
 def scrub(storage: Storage, found: Survey, paths: Collection[str]) -> int:
     """Put every file in the place of the old one that holds any of it; return how many."""
+    count = 0
     for path, change in found.changes.items():
-        rewrite(storage, path, change, paths)
-    return len(found.changes)
+        with contextlib.suppress(FileNotFoundError):  # a vacuum has deleted it since: it must not come back
+            rewrite(storage, path, change, paths)
+            count += 1
+    return count
+
+
+def forget_hints(commits: Commits) -> None:
+    """On an object store a hint holds the end of a commit file, which may be the one from before."""
+    commits.stop_hints()
+    if commits.storage.is_remote:
+        heads = posixpath.dirname(names.hint_path(MAIN))
+        commits.storage.delete(*[f"{heads}/{name}" for name in commits.storage.list(heads)])
 
 
 def write_record(storage: Storage, record: ErasureRecord) -> None:
     """Write a record, in the place of an earlier one of the same erasure."""
     storage.make_directory(names.ERASED, durable=True)
-    path = names.erasure_path(record.id)
-    temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-    storage.write_once(temporary, record.encode(), durable=True)
-    storage.replace(temporary, path)
-    storage.sync_directory(names.ERASED)
+    write_over(storage, names.erasure_path(record.id), record.encode())
 
 
 def _shown(paths: Collection[str]) -> str:

@@ -29,6 +29,8 @@ from txstore.history.packs import Writer
 from txstore.history.slots import Contents, Publisher, SyncFailedError, align
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.reachable import Reachable
+from txstore.progress import Progress
+from txstore.steps import step
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.request_threads import in_advance, in_parallel
 from txstore.storage.spool import spooled
@@ -99,6 +101,7 @@ def below(branch: str, floor: int) -> Choice:
     return choose
 
 
+@step("optimize")
 def optimize(
     commits: Commits,
     snapshots: Snapshots,
@@ -106,7 +109,7 @@ def optimize(
     branch: str,
     durable: bool,
     choose: Choice = small_or_wasteful,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Stored | None:
     """Return the commit that was made; None if there was nothing to do, or others were faster each time.
 

@@ -72,8 +72,10 @@ def kept_commits(commits: Commits, floors: Mapping[str, int]) -> Iterator[Stored
         head = commits.head(branch)
         if head is None or head.header.branch != branch:
             continue
-        floor = floors[branch] if branch in floors else max(head.header.floor, commits.floor(branch))
-        for stored in commits.ancestors(head):
+        # What the head says of its floor does not count before the file does: until then, others may begin to hold
+        # what is below, and the vacuum that has raised it may never come to the file.
+        floor = floors[branch] if branch in floors else commits.floor(branch)
+        for stored in commits.ancestors(head, lowest=floor):
             if stored.header.slot < floor or stored.header.branch != branch:
                 break
             met.add(stored.name)

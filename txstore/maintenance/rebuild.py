@@ -19,6 +19,7 @@ from txstore._native import index as native
 from txstore.errors import TxStoreError
 from txstore.format import carried, commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header, RunName, Statistics
+from txstore.format.consolidated import is_consolidated
 from txstore.format.encoding import crc32c
 from txstore.format.keys import after_prefix, decode_key, decode_prefix, is_document
 from txstore.format.packfile import PackName, Predecessor
@@ -182,7 +183,8 @@ def _was_below(base: Snapshot, prefix: str) -> bool:
 
 def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link, kind: int) -> bool:
     """Tell whether the commit has taken a value for the base's, as `Staging.is_unchanged` does."""
-    if staged.is_below_deleted(key) or not (is_document(key) or link.seen == packfile.SEEN_NOTHING):
+    is_metadata = is_document(key) or is_consolidated(key)
+    if staged.is_below_deleted(key) or not (is_metadata or link.seen == packfile.SEEN_NOTHING):
         return False
     found = base.runs.lookup(key.encode())
     return found is not None and (found.kind, found.length, found.checksum) == (kind, link.length, link.checksum)

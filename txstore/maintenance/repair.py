@@ -3,7 +3,8 @@
 Each step leaves a repository that is no worse than before, so a repair that was interrupted is simply run again: a file
 is written anew beside the old one and synced, the old one gets a second name below `quarantine/`, and the new one takes
 its place. The order: what makes a repository of the directory; the ends of commit files, without which nothing else
-can be judged; then packs and runs, the oldest first, since what is newer is rebuilt from what is older.
+can be judged; then which commits follow one another; then packs and runs, the oldest first, since what is newer is
+rebuilt from what is older.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from txstore.history.packs import PackWriter
 from txstore.history.runs import names_of
 from txstore.maintenance import rebuild
 from txstore.maintenance.check_file import Window, check_frames, check_sections, frames_end, open_run, walk_frames
+from txstore.maintenance.one_line import make_one_line, were_taken_twice
 from txstore.maintenance.rebuild import Part, Rebuilt
 from txstore.maintenance.replacing import Replacer
 from txstore.maintenance.report import Fault, Repair, Report
-from txstore.maintenance.verify import Progress, Verifier, verify
+from txstore.maintenance.verify import Verifier, verify
+from txstore.progress import Progress
 from txstore.storage.interface import Storage
 
 #: A `format.json` above this length, in bytes, is not searched for the one bit that has turned.
@@ -40,11 +43,13 @@ _FORMAT_MOST = 1024
 def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Report:
     """Verify, repair what can be, and verify again. A repository that is well is not changed.
 
+    It is not well either if a server has kept what a commit has replaced.
+
     The report tells what is left, what was done, and which faults are gone. Raises `OSError`, and
     `UnsupportedFormatError` for what a newer TxStore has written: it knows more of it.
     """
     before = verify(open_commits(storage), progress)
-    if before.ok:
+    if before.ok and not were_taken_twice(storage):
         return before
     moved = _move_wrong_types_away(storage, before, progress)
     for directory in names.DIRECTORIES:  # a power loss may have taken some, and some tools copy no empty ones
@@ -95,6 +100,8 @@ class _Repairer:
         commits = open_commits(self.storage)
         for branch in _living(commits):
             self._repair_ends(commits, branch)
+            self.lost += make_one_line(self.storage, self._files, branch)
+        commits = open_commits(self.storage)
         self._repair_packs(commits)
         self._drop_torn_commits()
         self._commit_lost_runs()
@@ -272,7 +279,8 @@ class _Repairer:
     ) -> None:
         """Build the damaged runs of one file that came with a commit: its own, or a run pack."""
         damaged = {fault.offset for fault in faults if fault.part == "run"}
-        is_missing = any(fault.part == "missing" for fault in faults)
+        # Of a slot, that says that another commit is missing there: nothing is put in the place of this one.
+        is_missing = file != stored.header.name and any(fault.part == "missing" for fault in faults)
         own = stored.header.runs[0] if stored.header.runs else None
         for run in names_of(stored.header.runs, stored.header.name):
             if run.pack != file or not (is_missing or run.offset in damaged):

@@ -10,6 +10,7 @@ from txstore.format import names
 from txstore.maintenance.check_file import Window
 from txstore.maintenance.rebuild import Part
 from txstore.maintenance.report import Repair
+from txstore.steps import step
 from txstore.storage.interface import StagedFile, Storage
 
 _COPIED = 1 << 20
@@ -46,6 +47,7 @@ class Replacer:
 
         self._put(path, write, action)
 
+    @step("replace: write")
     def write_small(self, path: str, content: bytes, action: str) -> None:
         def write(_: str, file: StagedFile) -> None:
             file.write(0, [content])
@@ -53,6 +55,7 @@ class Replacer:
 
         self._put(path, write, action)
 
+    @step("replace: put")
     def _put(self, path: str, write: Callable[[str, StagedFile], object], action: str) -> None:
         """Write a new file, and put it in the place of another."""
         temporary, file = self._new_file(self._at_most(path))
@@ -85,12 +88,27 @@ class Replacer:
         with contextlib.suppress(FileNotFoundError):
             self._quarantine(path, self.storage.link)
 
-    def move_away(self, path: str, action: str) -> None:
+    def keep(self, path: str, content: bytes) -> None:
+        """Put what a file was into the quarantine, as if it had been moved away."""
+        temporary, file = self._new_file(0o777)
+        try:
+            file.write(0, [content])
+            file.sync()
+            self._quarantine(path, lambda _, target: self._rename(temporary, target))
+        except BaseException:
+            self.storage.delete(temporary)
+            raise
+        finally:
+            file.close()
+
+    def move_away(self, path: str, action: str) -> bool:
+        """Put a file out of the way; return False if that can't be done."""
         try:
             self._quarantine(path, self._rename)
         except OSError:
-            return
+            return False
         self.note(path, action)
+        return True
 
     def _rename(self, source: str, target: str) -> None:
         try:
@@ -100,6 +118,7 @@ class Replacer:
                 raise FileExistsError(target) from None
             self.storage.replace(source, target)
 
+    @step("replace: quarantine")
     def _quarantine(self, path: str, put: Callable[[str, str], object]) -> None:
         target, number = f"{names.QUARANTINE}/{path}", 0
         self.storage.make_directory(os.path.dirname(target), durable=True)

@@ -61,9 +61,9 @@ class FoldingTransaction(Transaction):
         self._wanted = wanted
         self._durable = durable
 
-    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot:
+    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot | None:
         made = super().commit(message, allow_lost=allow_lost)
-        if made.stored is not None and made is not self.base:
+        if made is not None and made.stored is not None:
             fold(self._commits, self._snapshots, made.stored, self._wanted, durable=self._durable)
         return made
 

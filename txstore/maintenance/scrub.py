@@ -42,7 +42,7 @@ class _File:
 
 
 @dataclass(slots=True)
-class Change:
+class Rewrite:
     """What becomes of one file."""
 
     pack_id: bytes
@@ -60,7 +60,7 @@ class Change:
 class Survey:
     """What there is to be erased. `met` are the paths of which there is anything, erased or not."""
 
-    changes: dict[str, Change] = field(default_factory=dict)
+    changes: dict[str, Rewrite] = field(default_factory=dict)
     values: int = 0
     bytes: int = 0
     met: set[str] = field(default_factory=set)
@@ -260,8 +260,8 @@ class _Surveyor:
         self._found.values += 1
         self._found.bytes += frame.length
 
-    def _change(self, file: _File) -> Change:
-        return self._found.changes.setdefault(file.name.path, Change(file.name.id, file.size))
+    def _change(self, file: _File) -> Rewrite:
+        return self._found.changes.setdefault(file.name.path, Rewrite(file.name.id, file.size))
 
 
 def _range_of(path: str) -> tuple[bytes, bytes | None]:
@@ -291,7 +291,7 @@ def _entries(
 # --- writing
 
 
-def rewrite(storage: Storage, path: str, change: Change, paths: Collection[str]) -> None:
+def rewrite(storage: Storage, path: str, change: Rewrite, paths: Collection[str]) -> None:
     """Put a file in the place of another, without what is to be erased below some paths."""
     patches = list(change.patches)
     for section, stay in change.runs:
@@ -305,6 +305,8 @@ def rewrite(storage: Storage, path: str, change: Change, paths: Collection[str])
         for offset, content in patches:
             file.write(offset, [content])
         file.sync()
+        if not storage.exists(path):  # on an object store, to replace it would create it
+            raise FileNotFoundError(path)
         # Who has opened the old file before has it for as long as it likes.
         storage.replace_blanked(temporary, path, change.holes)
     except BaseException:
@@ -314,7 +316,7 @@ def rewrite(storage: Storage, path: str, change: Change, paths: Collection[str])
         file.close()
 
 
-def _copy(storage: Storage, path: str, file: StagedFile, change: Change) -> None:
+def _copy(storage: Storage, path: str, file: StagedFile, change: Rewrite) -> None:
     file.write(change.size - 1, [b"\0"])  # holes take no room where the file system knows such
     position = 0
     for offset, length in [*sorted(change.holes), (change.size, 0)]:

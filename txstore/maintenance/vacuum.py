@@ -4,6 +4,9 @@ A vacuum that raises the floor is a commit, so that every writer meets it. When 
 `floor/<slot>` says so too, pins and tags are looked at once more: whoever pins or tags a commit looks for the floor
 afterwards, so one of the two sees the other. Whatever is left undone when a vacuum is interrupted, the next one does.
 
+Where there is no room for the two, on a full disk or in a bucket at its quota, what nothing needs already goes first.
+That takes no record: the floor that says so was raised before. Then go two small files that can be written anew.
+
 What goes from one to another, from pin to record of a transaction, or to tag, is looked for in that order.
 """
 
@@ -11,11 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
-from txstore.errors import CommitNotFoundError, CorruptionError, WrongFileTypeError
+from txstore.errors import CommitNotFoundError, CorruptionError, WrongFileTypeError, is_full
 from txstore.format import names, packfile
 from txstore.format.shown import html_head, readable_size
 from txstore.history.ancestry import Ancestry
@@ -25,6 +29,7 @@ from txstore.history.find import first_since
 from txstore.history.packs import MissingPackError
 from txstore.history.slots import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.history.spare import Spare
 from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import (
     Reachable,
@@ -34,6 +39,7 @@ from txstore.maintenance.reachable import (
     living_branches,
     sizes_of,
 )
+from txstore.steps import step
 from txstore.storage.interface import Storage
 from txstore.transactions.reclaim import reclaim_staging
 
@@ -77,6 +83,7 @@ class VacuumReport:
         return html_head("VacuumReport", str(self))
 
 
+@step("vacuum")
 def vacuum(
     commits: Commits,
     snapshots: Snapshots,
@@ -132,10 +139,13 @@ class _Vacuum:
         self.floor = 0  # how far it is to be raised
         self._reclaimed: frozenset[str] = frozenset()  # files of `.staging/`
         self._ancestry = Ancestry(commits)
+        self._gone = self._gone_bytes = self._gone_uploaded = 0  # what was deleted, or would be; of it, uploads
+        self._spare = Spare(commits, branch)
 
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
         if not self.dry_run:
             self.commits.identity.create(durable=True)  # of a copy, empty directories may be missing
+        self._check_not_stopped()
         sizes = self.storage.sizes(names.STAGING)
         staged = reclaim_staging(self.commits, dry_run=self.dry_run)
         files = [path.removeprefix(f"{names.STAGING}/") for path in staged]
@@ -148,27 +158,13 @@ class _Vacuum:
         has_own = head.header.branch == self.branch
         if has_own:
             floor = self.wanted(head, keep, before)
-        if not self.dry_run and has_own:
-            if floor > head.header.floor:
-                self.commits.make_durable(head)  # before anybody has to wait for us
-                self.floor = floor
-                head = self._publish(head)
+        try:
+            if not self.dry_run and has_own:
+                head = self._raise(head, floor_before, floor)
                 floor = head.header.floor
-            if head.header.floor > floor_before:
-                self.commits.make_durable(head)  # one that was interrupted may not have come to that
-                self.commits.write_floor(head)
-        doomed, empty = self._doomed(floor)
-        lengths, uploaded = sizes_of(self.commits, doomed), StagedPacks(files)
-        size = sum(lengths.values())
-        uploaded_size = sum(length for path, length in lengths.items() if path in uploaded)
-        if not self.dry_run:
-            self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
-            self.commits.let_stand(doomed)
-            for i in range(0, len(doomed), self.storage.deleted_together):
-                with contextlib.suppress(WrongFileTypeError):  # a directory of such a name: `verify` tells
-                    self.storage.delete(*doomed[i : i + self.storage.deleted_together])
-            for directory in empty:
-                self.storage.remove_directory(directory)
+            self._sweep(floor)
+        finally:
+            self._spare.restore()
         fork = self.commits.branches.fork(self.branch)
         first = floor_before if fork is None else max(floor_before, fork.slot + 1)
         named = {(tag.branch, tag.slot) for tag in self.commits.tags().values()}
@@ -176,8 +172,13 @@ class _Vacuum:
         # How many slots there are is what a header says: they are not counted one by one.
         kept = sum(branch == self.branch and first <= slot < floor for branch, slot in named)
         expired = max(0, floor - first) - kept
-        count, size = len(doomed) + len(staged), size + staged_size
-        return VacuumReport(floor, expired, count, size, staged_size + uploaded_size, self.dry_run)
+        count, size = self._gone + len(staged), self._gone_bytes + staged_size
+        return VacuumReport(floor, expired, count, size, staged_size + self._gone_uploaded, self.dry_run)
+
+    def _check_not_stopped(self) -> None:
+        """Raise `OSError` if a commit may lack its slot: a repair restores it, and needs what it had put elsewhere."""
+        for branch in living_branches(self.commits):
+            self.commits.check_not_stopped(branch)
 
     def _is_committed(self, staged: str) -> bool:
         """Tell whether a file below `.staging/` is another name of a pack: its transaction died after its commit."""
@@ -213,6 +214,47 @@ class _Vacuum:
 
     # --- the commit that raises it
 
+    def _raise(self, head: Stored, before: int, floor: int) -> Stored:
+        """Raise the floor by a commit, if that is wanted, and then by its file; return the newest commit.
+
+        Raises `OSError`, `SyncFailedError`.
+        """
+        self.floor = floor
+        sweep = partial(self._sweep_if_settled, before)
+        make_room: list[Callable[[], None]] = [sweep, self._spare.delete_hint, self._spare.delete_guard]
+        while True:
+            try:
+                if floor > head.header.floor:
+                    self._make_durable(head)  # before anybody has to wait for us
+                    head = self._publish(head)
+                    floor = head.header.floor
+                if head.header.floor > before:
+                    self._make_durable(head)  # one that was interrupted may not have come to that
+                    self.commits.write_floor(head)
+                return head
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                if not make_room:
+                    told = (
+                        f"{error.strerror}. The vacuum has deleted what it could without a record, and lacks room for "
+                        "two small files: delete something else there, a tag or a branch, say, and run it again"
+                    )
+                    raise OSError(error.errno, told, error.filename) from error
+            make_room.pop(0)()
+
+    def _make_durable(self, head: Stored) -> None:
+        try:
+            self.commits.make_durable(head)
+        except OSError as error:
+            raise SyncFailedError(error) from error  # I9: for lack of room, too
+
+    def _sweep_if_settled(self, floor: int) -> None:
+        """Delete what nothing needs as it is; nothing if the floor of the head is not yet said by its file."""
+        head = self.commits.head(self.branch)
+        if head is not None and head.header.floor <= floor:
+            self._sweep(floor)
+
     def _publish(self, head: Stored) -> Stored:
         writer = self.commits.new_pack(os.urandom(16), 0)
         # Durable in any case (I10): what commits of `durability="none"` have made is synced once, not each time.
@@ -240,6 +282,23 @@ class _Vacuum:
         return Contents((), tuple(head.run_names), floor=floor, reach=self._ancestry.joined(head.stored))
 
     # --- what goes
+
+    def _sweep(self, floor: int) -> None:
+        """Delete what nothing needs that is kept from a floor on, which is raised already."""
+        doomed, empty = self._doomed(floor)
+        lengths, uploaded = sizes_of(self.commits, doomed), StagedPacks(self._reclaimed)
+        if not self.dry_run:
+            self._check_not_stopped()  # by somebody since
+            self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
+            self.commits.let_stand(doomed)
+            for i in range(0, len(doomed), self.storage.deleted_together):
+                with contextlib.suppress(WrongFileTypeError):  # a directory of such a name: `verify` tells
+                    self.storage.delete(*doomed[i : i + self.storage.deleted_together])
+            for directory in empty:
+                self.storage.remove_directory(directory)
+        self._gone += len(doomed)
+        self._gone_bytes += sum(lengths.values())
+        self._gone_uploaded += sum(length for path, length in lengths.items() if path in uploaded)
 
     def _doomed(self, floor: int) -> tuple[list[str], list[str]]:
         """Return the paths of files, and of directories that are empty without them."""
@@ -289,6 +348,8 @@ class _Vacuum:
                         needed.add(found)
             for path in self.commits.paths_in(names.commits_directory(branch)):
                 found_slot = names.parse_slot(path.rpartition("/")[2])
+                if branch in living and names.parse_stop(path.rpartition("/")[2]) is not None:
+                    continue  # for a repair to see
                 # An orphan that was moved aside: nobody was ever told of it.
                 if found_slot is None or (found_slot < lowest and path not in needed.paths):
                     doomed.append(path)

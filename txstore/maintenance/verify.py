@@ -39,6 +39,7 @@ from txstore.maintenance.fetching import Fetched
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.report import Fault, Report
 from txstore.maintenance.tracing import ListedRun, Place, Tracer
+from txstore.progress import Progress
 from txstore.storage.foreign import FileVersion
 from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_parallel
@@ -49,8 +50,6 @@ _MISSING_TOLD = 1000
 
 S = TypeVar("S")
 T = TypeVar("T")
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 def verify(commits: Commits, progress: Progress | None = None) -> Report:
@@ -350,10 +349,10 @@ class Verifier:
             checked = check_frames(self._fetched, name, repository_id, end, values)
         except FileNotFoundError:
             self._damaged.add(name.id)
-            if (
-                branch in self._floors and slot >= self._floors[branch]
-            ):  # else what of it is still read, is found missing by the refs
+            if branch in self._floors and slot >= self._floors[branch]:
                 self._add(Fault(name.path, "the file is missing", part="missing"))
+            else:
+                self._known.discard(name.path)  # what of it is still read, is found missing by the refs
             return
         except OSError as error:
             self._add_error(error, name.path)
@@ -546,6 +545,9 @@ class Verifier:
                 for path in (f"{directory}/{name}" if directory else name for name in found):
                     if not names.belongs(path):
                         self.report.strays.append(path)
+                    elif names.parse_stop(path.rpartition("/")[2]) is not None:
+                        reason = "the server did not create exclusively: commits may have taken each other's places"
+                        self._add(Fault(path, reason, part="stop"))
                     elif directory == names.PACKS or (directory in ("commits", names.FLOOR) and path not in known):
                         below.append(path)
                     elif directory == names.LOCKS:
@@ -579,6 +581,8 @@ class Verifier:
             self._add(Fault(error.path, error.reason, part="type"))
         elif isinstance(error, CorruptionError):
             self._add(Fault(error.path, error.reason, error.offset, error.key, part or "header"))
+        elif isinstance(error, ConnectionError | TimeoutError) or _is_refused_by_server(error):
+            raise error  # it says nothing of the file
         elif isinstance(error, OSError):
             self._add(Fault(path, f"it can't be read: {error}", part=part or "unreadable"))
         else:
@@ -588,6 +592,11 @@ class Verifier:
         if fault not in self._told:  # a damaged head is met twice
             self._told.add(fault)
             self.report.faults.append(fault)
+
+
+def _is_refused_by_server(error: BaseException) -> bool:
+    """Tell whether these credentials may not read an object. A file of a disk that may not be read is a fault."""
+    return isinstance(error, PermissionError) and "://" in str(error.filename)
 
 
 def check_sources(storage: Storage, sources: Sources) -> list[Fault]:

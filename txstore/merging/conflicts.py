@@ -49,7 +49,7 @@ class Conflict:
     key : str
         Where it is stored; of what is of a whole node, as "append", "structure", "deleted" and "moved" are, its path.
     region : tuple of slice, optional
-        Of "elements": the smallest box of the array that has all of them.
+        Of "elements": the smallest box of the array that has all of them; `()` of an array without axes.
     fields : tuple of str
         Of "document": those in conflict, such as "attributes.units". Of "moved", where both have moved a node: where
         it is in ours, and in theirs; `path` is where it was.
@@ -66,7 +66,10 @@ class Conflict:
         return Conflict, (self.path, self.kind, self.key, self.region, self.fields)
 
     def base(self) -> Any:
-        """Return what both began with: the elements of the region, a document as a dict, a value as bytes; or None."""
+        """Return what both began with: the elements of the region, a document as a dict, a value as bytes; or None.
+
+        Where the two have several best common ancestors that differ there, it is what one of these has.
+        """
         return self._side("base")
 
     def ours(self) -> Any:
@@ -80,6 +83,11 @@ class Conflict:
     def mask(self) -> npt.NDArray[np.bool_] | None:
         """Return which elements of the region are in conflict; None for what has no elements."""
         found: npt.NDArray[np.bool_] | None = self._side("mask")
+        return found
+
+    def mask_of_chunk(self) -> npt.NDArray[np.bool_]:
+        """Return the same of "elements" as a mask of the whole chunk, as it is stored."""
+        found: npt.NDArray[np.bool_] = self._side("mask of chunk")
         return found
 
     @property
@@ -99,7 +107,7 @@ class Conflict:
     def place(self) -> str:
         """Where at the node: the region as `[0:4, 8:12]`, or the fields; "" where it is the node, or the value."""
         if self.region is not None:
-            return f"[{', '.join(f'{along.start}:{along.stop}' for along in self.region)}]"
+            return f"[{', '.join(f'{along.start}:{along.stop}' for along in self.region) or '()'}]"
         return ", ".join(self.fields)
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,8 +133,13 @@ class Answers:
     """What `resolve=` says: a side or a function by path, for all at and below it. The nearest one counts."""
 
     def __init__(self, resolve: Mapping[str, Answer] | None) -> None:
+        """Raises `TypeError` if that is no dictionary by path, `ValueError` for an answer that is none."""
+        if resolve is not None and not isinstance(resolve, Mapping):
+            raise TypeError(f"resolve= takes a dictionary from path to 'ours', 'theirs' or a function, not {resolve!r}")
         self._answers = {}
         for path, answer in (resolve or {}).items():
+            if not isinstance(path, str):
+                raise TypeError(f"resolve= takes paths, not {path!r}")
             if not (callable(answer) or answer in SIDES):
                 raise ValueError(f"resolve[{path!r}] is 'ours', 'theirs' or a function, not {answer!r}")
             self._answers[path.strip("/")] = answer

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from txstore.format.documents import ABSENT, Described
 from txstore.format.encoding import MalformedError, json_value
-from txstore.format.keys import DOCUMENT_NAMES
 
 #: Fields of an array's document, of formats 3 and 2, by which chunks mean what they mean.
 STRUCTURAL = (
     "node_type", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs", "storage_transformers",
     "dtype", "chunks", "compressor", "filters", "order", "dimension_separator",
 )  # fmt: skip
-
-#: Fields whose names are names of documents, and what is in them is these: consolidated metadata of formats 3 and 2.
-_CONSOLIDATED = ("consolidated_metadata", "metadata")
 
 
 def structure_of(node: Described) -> Any:
@@ -33,8 +29,11 @@ class MergedDocument(NamedTuple):
     conflicts: tuple[str, ...]  # fields, "attributes.units"; "" is the document as a whole
 
 
-#: The extent that an array has after a merge along one axis, by its path below the document's node; None: not known.
-Extent: TypeAlias = "Callable[[str, int], int | None]"
+#: What a base has where it is in doubt (`doubts`): nothing is equal to it.
+_IN_DOUBT = object()
+
+#: The extent that an array has after a merge along one axis; None: not known.
+Extent: TypeAlias = "Callable[[int], int | None]"
 
 
 def merge_documents(
@@ -46,10 +45,12 @@ def merge_documents(
     prefers: str = "ours",
     is_strict: bool = False,
     extent: Extent | None = None,
+    in_doubt: Collection[str] = (),
 ) -> MergedDocument:
     """Merge two versions of a document. `prefers` is whose field is taken where both have changed it differently.
 
     With `is_strict`, what both have changed is a conflict, be it equal. `extent` settles axes that both have changed.
+    `in_doubt` are fields, as in `MergedDocument.conflicts`, of which it says nothing what the base has.
     """
     if ours == theirs and not is_strict and extent is None:
         return MergedDocument(ours, ())
@@ -57,23 +58,27 @@ def merge_documents(
         sides = [None if side is None else json_value(side) for side in (base, ours, theirs)]
     except MalformedError:
         return MergedDocument(ours if prefers == "ours" else theirs, ("",))
-    merge = _Merge(prefers, is_strict, extent)
-    merged = merge.document(key.rpartition("/")[2], ABSENT if sides[0] is None else sides[0], sides[1], sides[2])
+    merge = _DocumentMerge(prefers, is_strict, extent, in_doubt)
+    before = merge.base("", ABSENT if sides[0] is None else sides[0])
+    merged = merge.document(key.rpartition("/")[2], before, sides[1], sides[2])
     for side, content in ((sides[1], ours), (sides[2], theirs)):
         if merged == side and _is_same(merged, side):
             return MergedDocument(content, tuple(merge.conflicts))
     return MergedDocument(json.dumps(merged, indent=2).encode(), tuple(merge.conflicts))
 
 
-class _Merge:
+class _DocumentMerge:
     """One merge. Its methods return what became of a value, and note the fields in conflict."""
 
-    def __init__(self, prefers: str, is_strict: bool, extent: Extent | None) -> None:
+    def __init__(self, prefers: str, is_strict: bool, extent: Extent | None, in_doubt: Collection[str]) -> None:
         self.conflicts: list[str] = []
+        self._in_doubt = in_doubt
         self._extent = extent
-        self._node = ""  # whose fields are merged, below the document's own
         self._prefers = prefers
         self._is_strict = is_strict
+
+    def base(self, where: str, found: Any) -> Any:
+        return _IN_DOUBT if where in self._in_doubt else found
 
     def document(self, name: str, base: Any, ours: Any, theirs: Any, where: str = "") -> Any:
         if not isinstance(ours, dict) or not isinstance(theirs, dict):
@@ -87,19 +92,7 @@ class _Merge:
             return self._nested(base, ours, theirs, where)
         if name == "shape":
             return self._shape(base, ours, theirs, where)
-        if name in _CONSOLIDATED and isinstance(ours, dict) and isinstance(theirs, dict):
-            return self._fields(base, ours, theirs, where, self._consolidated)
         return self._whole(base, ours, theirs, where)
-
-    def _consolidated(self, name: str, base: Any, ours: Any, theirs: Any, where: str) -> Any:
-        if name == "metadata" and isinstance(ours, dict) and isinstance(theirs, dict):
-            return self._fields(base, ours, theirs, where, self._consolidated)
-        path, _, last = name.rpartition("/")
-        self._node = path if last in DOCUMENT_NAMES else name  # format 2 names documents there, format 3 nodes
-        try:
-            return self.document(last, base, ours, theirs, where)
-        finally:
-            self._node = ""
 
     def _nested(self, base: Any, ours: Any, theirs: Any, where: str) -> Any:
         if not isinstance(ours, dict) or not isinstance(theirs, dict):
@@ -110,10 +103,12 @@ class _Merge:
         self, base: Any, ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str, merge: Callable[..., Any]
     ) -> dict[str, Any]:
         before = base if isinstance(base, dict) else {}
+        missing = _IN_DOUBT if base is _IN_DOUBT else ABSENT
         merged = {}
         for name in [*ours, *(name for name in theirs if name not in ours)]:
-            sides = before.get(name, ABSENT), ours.get(name, ABSENT), theirs.get(name, ABSENT)
-            found = merge(name, *sides, f"{where}.{name}" if where else name)
+            there = f"{where}.{name}" if where else name
+            known = self.base(there, before.get(name, missing))
+            found = merge(name, known, ours.get(name, ABSENT), theirs.get(name, ABSENT), there)
             if found is not ABSENT:
                 merged[name] = found
         return merged
@@ -124,8 +119,11 @@ class _Merge:
             return self._whole(base, ours, theirs, where)
         shape = []
         for axis, extents in enumerate(zip(base, ours, theirs, strict=True)):
-            settled = None if self._extent is None else self._extent(self._node, axis)
-            shape.append(self._whole(*extents, f"{where}[{axis}]") if settled is None else settled)
+            settled = None if self._extent is None else self._extent(axis)
+            if settled is None:
+                there, (before, mine, other) = f"{where}[{axis}]", extents
+                settled = self._whole(self.base(there, before), mine, other, there)
+            shape.append(settled)
         return shape
 
     def _whole(self, base: Any, ours: Any, theirs: Any, where: str) -> Any:
@@ -142,4 +140,6 @@ def _is_same(one: Any, other: Any) -> bool:
     """Tell whether two values are written alike: 1 is not 1.0, nor true, and NaN is NaN."""
     if one is ABSENT or other is ABSENT:
         return one is other
+    if one is _IN_DOUBT or other is _IN_DOUBT:
+        return False
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

@@ -25,30 +25,41 @@ _SIZES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Sides:
-    """One chunk, decoded, at the base and at both sides; what is missing is all fill value."""
+    """One chunk, decoded, at the base and at both sides; what is missing is all fill value.
+
+    `in_doubt` are elements of which it says nothing what the base has: both sides count as having changed them.
+    """
 
     base: npt.NDArray[Any]
     ours: npt.NDArray[Any]
     theirs: npt.NDArray[Any]
+    in_doubt: npt.NDArray[np.bool_] | None = None
 
     @classmethod
-    def decode(cls, codec: ChunkCodec, base: Buffer | None, ours: Buffer | None, theirs: Buffer | None) -> Sides:
+    def decode(cls, codec: ChunkCodec, values: Three, in_doubt: npt.NDArray[np.bool_] | None = None) -> Sides:
         """Raises `NotMergeableError`."""
-        return cls(codec.decode(base), codec.decode(ours), codec.decode(theirs))
+        base, ours, theirs = map(codec.decode, values)
+        return cls(base, ours, theirs, in_doubt)
 
     @classmethod
-    def decode_all(cls, codec: ChunkCodec, values: Sequence[Three]) -> Sides:
+    def decode_all(
+        cls, codec: ChunkCodec, values: Sequence[Three], in_doubt: npt.NDArray[np.bool_] | None = None
+    ) -> Sides:
         """Return many chunks of one shape, one behind the other along a new first axis. Raises `NotMergeableError`."""
-        base, ours, theirs = zip(*values, strict=True)
-        return cls(codec.decode_all(base), codec.decode_all(ours), codec.decode_all(theirs))
+        base, ours, theirs = map(codec.decode_all, zip(*values, strict=True))
+        return cls(base, ours, theirs, in_doubt)
 
     @cached_property
     def _by_ours(self) -> npt.NDArray[np.bool_]:
-        return differ(self.base, self.ours)
+        return self._changed(self.ours)
 
     @cached_property
     def _by_theirs(self) -> npt.NDArray[np.bool_]:
-        return differ(self.base, self.theirs)
+        return self._changed(self.theirs)
+
+    def _changed(self, side: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        found = differ(self.base, side)
+        return found if self.in_doubt is None else found | self.in_doubt
 
     def conflicts(self, *, is_strict: bool = False) -> npt.NDArray[np.bool_]:
         """Return which elements both have changed, differently; with `is_strict`, or equally."""
@@ -81,7 +92,12 @@ def differ(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.boo
 
 
 def bounds(mask: npt.NDArray[np.bool_]) -> tuple[slice, ...]:
-    """Return the smallest box that has all elements that are set, of which there is one at least."""
+    """Return the smallest box that has all elements that are set, of which there is one at least.
+
+    `array[(*box, ...)]` is that part of an array, also of one without axes, whose box is `()`.
+    """
     import numpy as np
 
+    if not mask.ndim:
+        return ()
     return tuple(slice(int(along.min()), int(along.max()) + 1) for along in np.nonzero(mask))

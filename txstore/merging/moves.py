@@ -15,8 +15,9 @@ from typing import NamedTuple
 from txstore.format.documents import describe, is_node_document, kind_of_node
 from txstore.format.keys import after_prefix, ancestors, directory_prefix, node_of_document
 from txstore.format.mapping import Hierarchy
-from txstore.merging.conflicts import Answers, Conflict
-from txstore.merging.side import Change, Side
+from txstore.merging.conflicts import SIDES, Answers, Conflict
+from txstore.merging.doubts import Doubts
+from txstore.merging.side import Side, SideChange
 
 
 class Renaming:
@@ -165,17 +166,18 @@ class Aligned(NamedTuple):
     theirs: Side
     of_ours: Renaming  # what has to be moved in ours
     of_theirs: Renaming
+    of_base: Renaming
     conflicts: list[Conflict]
 
 
-def align(base: Hierarchy, ours: Side, theirs: Side, answers: Answers) -> Aligned:
+def align(base: Hierarchy, ours: Side, theirs: Side, answers: Answers, doubts: Doubts) -> Aligned:
     """Return both sides as if each had moved what the other has moved. Raises `ValueError` for answers that are none.
 
     A move that can't be made on the other side is a deletion and a creation.
     """
     if not (ours.moves or theirs.moves):
-        return Aligned(base, ours, theirs, Renaming({}), Renaming({}), [])
-    return _Alignment(base, ours, theirs, answers).aligned()
+        return Aligned(base, ours, theirs, Renaming({}), Renaming({}), Renaming({}), [])
+    return _Alignment(base, ours, theirs, answers, doubts).aligned()
 
 
 class _CircleError(Exception):
@@ -187,8 +189,9 @@ class _CircleError(Exception):
 
 
 class _Alignment:
-    def __init__(self, base: Hierarchy, ours: Side, theirs: Side, answers: Answers) -> None:
+    def __init__(self, base: Hierarchy, ours: Side, theirs: Side, answers: Answers, doubts: Doubts) -> None:
         self._base = base
+        self._doubts = doubts
         self._sides = ours, theirs
         self._own = [Renaming(ours.moves), Renaming(theirs.moves)]
         self._lost: tuple[set[str], set[str]] = set(), set()  # what the other side has moved, too: it lies there
@@ -224,7 +227,7 @@ class _Alignment:
             )
             for side, own, view, renaming in zip(self._sides, self._own, both, renamings[1:], strict=True)
         )
-        return Aligned(base, ours, theirs, renamings[1], renamings[2], conflicts)
+        return Aligned(base, ours, theirs, renamings[1], renamings[2], renamings[0], conflicts)
 
     def _choose(self) -> None:
         """Say which side's place counts for nodes that both have moved."""
@@ -237,6 +240,15 @@ class _Alignment:
                 if answer is None:
                     self._in_doubt.append(conflict)
             self._lost[0 if answer == "theirs" else 1].add(source)
+        for source in sorted(path for path in ours.keys() ^ theirs.keys() if self._doubts.is_of(path)):
+            # Where it was at the base says nothing: one side has it there, the other elsewhere.
+            conflict = Conflict(source, "moved", source, fields=(ours.get(source, source), theirs.get(source, source)))
+            answer = self._answers.side_of(conflict)
+            mover = 0 if source in ours else 1
+            if answer is None:
+                self._in_doubt.append(conflict)
+            elif SIDES.index(answer) != mover:
+                self._lost[mover].add(source)
 
     def _is_one_place(self, source: str) -> bool:
         """Tell whether both have moved a node to one place: the groups above that may have been moved, too."""
@@ -349,9 +361,9 @@ def _joined(above: str, name: str) -> str:
     return f"{above}/{name}" if above else name
 
 
-def _following(side: Side, own: Renaming) -> dict[str, Change]:
+def _following(side: Side, own: Renaming) -> dict[str, SideChange]:
     """Return what a side has changed, compared with the base as if that had been moved as the side has moved it."""
-    found: dict[str, Change] = {}
+    found: dict[str, SideChange] = {}
     for key, change in side.changes.items():
         if change.after is None:
             place = own.of(key)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from txstore.engine import Engine
 from txstore.errors import (
@@ -15,15 +15,15 @@ from txstore.errors import (
     NoCommonAncestorError,
     SnapshotExpiredError,
 )
-from txstore.history.ancestry import merge_base
-from txstore.history.changes import common_ancestor, differing, is_equal, parent_of
+from txstore.history.ancestry import common_ancestors
+from txstore.history.changes import parent_of
 from txstore.history.commit import Stored
-from txstore.history.runs import Found, Runs
 from txstore.history.snapshot import Snapshot
+from txstore.merging.bases import base_of
 from txstore.merging.conflicts import Answer, Answers
-from txstore.merging.moves import recognised
-from txstore.merging.side import Side
-from txstore.merging.three_way import Plan, three_way
+from txstore.merging.three_way import MergePlan, three_way
+from txstore.merging.virtual import side_of
+from txstore.progress import Progress
 from txstore.transactions.transaction import Transaction
 
 #: Seconds before a merge is tried again on a head that has moved, at most; and how often.
@@ -31,13 +31,16 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _RETRIES = 100
 
 #: What `append=` says of arrays that both sides have appended to.
-CONCATENATE = "concatenate"
+CONCATENATE: Final = "concatenate"
 
 
-class Change(NamedTuple):
-    """What is to be made of the head: the change from `base` to `theirs`. None is the empty repository."""
+class Incoming(NamedTuple):
+    """What is to be made of the head: the change from a base to `theirs`. None, or no base, is the empty repository.
 
-    base: Stored | None
+    Of several bases, it is from what they come to when they are merged (`bases`).
+    """
+
+    bases: Sequence[Stored]
     theirs: Stored | None
     merged: Stored | None  # the other parent of the commit
     message: str
@@ -49,7 +52,7 @@ class Source:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def onto(self, head: Stored) -> Change | None:
+    def onto(self, head: Stored) -> Incoming | None:
         """Return the change for a head; None if it has it."""
         raise NotImplementedError
 
@@ -62,21 +65,21 @@ class OfBranch(Source):
         self._branch = branch
         self._name = name
 
-    def onto(self, head: Stored) -> Change | None:
+    def onto(self, head: Stored) -> Incoming | None:
         commits = self.engine.commits
         commits.check_living(self._branch)
         theirs = commits.head(self._branch)
         if theirs is None:
             raise CommitNotFoundError(f"branch {self._name!r}", hint="it has no commits yet")
         try:
-            base = merge_base(commits, head, theirs)
+            best = common_ancestors(commits, head, theirs)
         except SnapshotExpiredError as error:
             raise NoCommonAncestorError(head.commit, theirs.commit) from error
-        if base is None:
+        if not best:
             raise NoCommonAncestorError(head.commit, theirs.commit)
-        if base.name == theirs.name:
+        if best[0].name == theirs.name:
             return None
-        return Change(base, theirs, theirs, f"merge of {theirs.commit}")
+        return Incoming(best, theirs, theirs, f"merge of {theirs.commit}")
 
 
 class OfCommit(Source):
@@ -87,13 +90,13 @@ class OfCommit(Source):
         self._commit = stored
         self._reverts = reverts
 
-    def onto(self, head: Stored) -> Change:
+    def onto(self, head: Stored) -> Incoming:
         parent, commit = parent_of(self.engine.commits, self._commit), self._commit
         self._check_not_erased(parent)
         said = f": {commit.header.message}" if commit.header.message else ""
         if self._reverts:
-            return Change(commit, parent, None, f"revert of {commit.commit}{said}")
-        return Change(parent, commit, None, f"pick of {commit.commit}{said}")
+            return Incoming([commit], parent, None, f"revert of {commit.commit}{said}")
+        return Incoming([] if parent is None else [parent], commit, None, f"pick of {commit.commit}{said}")
 
     def _check_not_erased(self, parent: Stored | None) -> None:
         """Raise `ErasedError` if what the commit has written, or deleted, is there no more."""
@@ -104,40 +107,46 @@ class OfCommit(Source):
             before.check_not_erased(prefix)
 
 
+class Views:
+    """The commits that one plan reads, opened for it alone: the conflicts that it finds hold them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._snapshots = engine.snapshots
+        self._opened: dict[bytes | None, Snapshot] = {}  # by the hash of the commit
+
+    def of(self, stored: Stored | None) -> Snapshot:
+        return self.own(self._snapshots.of(stored))
+
+    def own(self, snapshot: Snapshot) -> Snapshot:
+        name = None if snapshot.stored is None else snapshot.stored.hash
+        if name not in self._opened:
+            self._opened[name] = self._snapshots.own(snapshot)
+        return self._opened[name]
+
+    def let_go(self) -> None:
+        for snapshot in self._opened.values():
+            snapshot.let_go()
+
+
 def plan(
-    engine: Engine, change: Change, ours: Snapshot, resolve: Mapping[str, Answer] | None = None, *, append: str | None
-) -> Plan:
+    engine: Engine,
+    views: Views,
+    change: Incoming,
+    ours: Snapshot,
+    answers: Answers,
+    *,
+    append: str | None,
+    progress: Progress | None = None,
+) -> MergePlan:
     """Return what makes of ours what both have made of the base.
 
-    Raises `CorruptionError`, and `ValueError` or `TypeError` for answers that are none.
+    Raises `CorruptionError`, and `ValueError` or `TypeError` for what an answer has returned.
     """
-    base, theirs = engine.snapshots.of(change.base), engine.snapshots.of(change.theirs)
-    sides = (_side(engine, base, ours), _side(engine, base, theirs))
-    return three_way(base, *sides, Answers(resolve), concatenates=append == CONCATENATE)
-
-
-def _side(engine: Engine, base: Snapshot, side: Snapshot) -> Side:
-    ancestor = None
-    if base.stored is not None and side.stored is not None:
-        ancestor = common_ancestor(engine.commits, base.stored, side.stored)
-    changes = {change.key: change for change in differing(base, side, base=engine.snapshots.of(ancestor))}
-    gone = {key: _place(base.runs, was) for key, was, is_now in changes.values() if was is not None and is_now is None}
-    made = {
-        key: _place(side.runs, is_now)
-        for key, was, is_now in (changes.values() if gone else ())
-        if was is None and is_now is not None
-    }
-
-    def is_same(was: str, is_now: str) -> bool:
-        found, now = changes[was].before, changes[is_now].after
-        return found is not None and now is not None and is_equal(base.runs, found, side.runs, now, is_now, was)
-
-    return Side(side, changes, recognised(base, side, gone, made), is_same)
-
-
-def _place(runs: Runs, found: Found) -> Hashable:
-    """Return where a value lies, in words that are the same in every snapshot."""
-    return runs.pack_name(found.run, found.pack).id, found.offset, found.kind
+    base, theirs = base_of(engine, change.bases, views.of), views.of(change.theirs)
+    sides = (side_of(engine, base.view, views.own(ours)), side_of(engine, base.view, theirs))
+    found = three_way(base.view, *sides, answers, base.doubts, concatenates=append == CONCATENATE, progress=progress)
+    found.is_cut = base.is_cut
+    return found
 
 
 def check_append(append: str | None) -> None:
@@ -145,7 +154,7 @@ def check_append(append: str | None) -> None:
         raise ValueError(f"append={append!r}: 'concatenate', or None, by which it is a conflict")
 
 
-def apply(found: Plan, theirs: Snapshot, transaction: Transaction) -> None:
+def apply(found: MergePlan, theirs: Snapshot, transaction: Transaction) -> None:
     """Stage what is to be done to what the transaction is based on."""
     transaction.move_all(found.moved)
     for path in found.deleted_below:
@@ -158,13 +167,21 @@ def apply(found: Plan, theirs: Snapshot, transaction: Transaction) -> None:
 
 
 def preview(
-    source: Source, branch: str, resolve: Mapping[str, Answer] | None = None, *, append: str | None = None
-) -> Plan:
+    source: Source,
+    branch: str,
+    resolve: Mapping[str, Answer] | None = None,
+    *,
+    append: str | None = None,
+    progress: Progress | None = None,
+) -> MergePlan:
     """Return what would be done to the head of a branch."""
     check_append(append)
+    answers = Answers(resolve)  # also where there is nothing to merge: a mistake in them shows at once
     head = source.engine.newest(branch)
     change = None if head.stored is None else source.onto(head.stored)
-    return Plan() if change is None else plan(source.engine, change, head, resolve, append=append)
+    if change is None:
+        return MergePlan()
+    return plan(source.engine, Views(source.engine), change, head, answers, append=append, progress=progress)
 
 
 def commit(
@@ -175,22 +192,25 @@ def commit(
     append: str | None = None,
     message: str | None = None,
     properties: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Snapshot:
     """Apply a change to the head of a branch, whatever that is by then; return the new head, or this if it has it.
 
     Raises `MergeConflictError`: then nothing was changed.
     """
     check_append(append)
-    engine = source.engine
+    answers, engine = Answers(resolve), source.engine
     pause, retries = _FIRST_PAUSE, _RETRIES
     while True:
         head = engine.newest(branch)
         change = None if head.stored is None else source.onto(head.stored)
         if change is None:
             return head
-        found = plan(engine, change, head, resolve, append=append)
+        views = Views(engine)
+        found = plan(engine, views, change, head, answers, append=append, progress=progress)
         if found.conflicts:
-            raise MergeConflictError(found.conflicts)
+            views.let_go()  # somebody may keep the error
+            raise MergeConflictError(found.conflicts, is_cut=found.is_cut)
         if found.is_empty and change.merged is None:
             return head
         transaction = engine.begin(
@@ -198,7 +218,8 @@ def commit(
         )
         try:
             apply(found, engine.snapshots.of(change.theirs), transaction)
-            return transaction.commit()
+            made = transaction.commit()
+            return head if made is None else made
         except (ConflictError, SnapshotExpiredError):
             transaction.rollback()
             retries -= 1

@@ -10,7 +10,7 @@ from txstore.format.keys import after_prefix, directory_prefix
 from txstore.format.mapping import Hierarchy
 
 
-class Change(Protocol):
+class SideChange(Protocol):
     """What one side has made of a key: `after` is None where it has deleted it."""
 
     @property
@@ -33,7 +33,7 @@ class Side:
     def __init__(
         self,
         view: Hierarchy,
-        changes: Mapping[str, Change],
+        changes: Mapping[str, SideChange],
         moves: Mapping[str, str] | None = None,
         is_same: Callable[[str, str], bool] = lambda *_: False,
         moved: Collection[str] = (),

@@ -21,7 +21,8 @@ and for nodes, as a whole:
 | moved the node                          | moved it elsewhere, or made something where it is now      | "moved"     |
 | moved the node                          | deleted it                                                 | "deleted"   |
 
-What one side has changed of a node that the other has moved follows it (`moves`).
+What one side has changed of a node that the other has moved follows it (`moves`). Where the base itself is a merge, it
+may have places in doubt (`doubts`): both sides count as having changed these.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.format.documents import Described, Node, below, describe, is_node_document
@@ -41,9 +42,15 @@ from txstore.format.shown import html_head
 from txstore.merging import elements
 from txstore.merging.appending import Appended, appended
 from txstore.merging.conflicts import Answers, Conflict, table_of
-from txstore.merging.documents import merge_documents, structure_of
+from txstore.merging.documents import Extent, merge_documents, structure_of
+from txstore.merging.doubts import Doubts
 from txstore.merging.moves import Aligned, align
 from txstore.merging.side import Side
+from txstore.progress import Progress
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _THREE = ("base", "ours", "theirs")
 #: About so many bytes of one side are decoded at a time.
@@ -51,7 +58,7 @@ _PAGE = 4 << 20
 
 
 @dataclass(repr=False)
-class Plan:
+class MergePlan:
     """What has to be done to ours: first what is moved, by references; all else is said of where things are then."""
 
     moved: dict[str, str] = field(default_factory=dict)  # nodes, with all below them, and where to: all at once
@@ -60,6 +67,7 @@ class Plan:
     deleted: list[str] = field(default_factory=list)  # keys
     deleted_below: list[str] = field(default_factory=list)  # nodes, as a whole
     conflicts: list[Conflict] = field(default_factory=list)  # without an answer
+    is_cut: bool = False  # a vacuum has given up commits by which there might be fewer of these
 
     @property
     def is_empty(self) -> bool:
@@ -87,10 +95,10 @@ class Plan:
         return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing"
 
     def __repr__(self) -> str:
-        return f"<Plan: {self}>"
+        return f"<MergePlan: {self}>"
 
     def _repr_html_(self) -> str:
-        return html_head("Plan", str(self)) + table_of(self.conflicts)
+        return html_head("MergePlan", str(self)) + table_of(self.conflicts)
 
 
 def three_way(
@@ -98,18 +106,24 @@ def three_way(
     ours: Side,
     theirs: Side,
     answers: Answers | None = None,
+    doubts: Doubts | None = None,
     *,
     is_strict: bool = False,
     concatenates: bool = False,
-) -> Plan:
+    progress: Progress | None = None,
+) -> MergePlan:
     """Return what makes of ours what both have made of the base. Conflicts without an answer are in the plan.
 
     With `is_strict`, what both have changed is a conflict, be it equal: as between transactions (I5). With
-    `concatenates`, what theirs has appended along an axis comes behind what ours has (`appending`).
+    `concatenates`, what theirs has appended along an axis comes behind what ours has (`appending`). `progress` is told
+    the bytes of the chunks that both have changed.
     """
-    answers = answers or Answers(None)
-    aligned = align(base, ours, theirs, answers)
-    plan = _Merge(aligned, answers, is_strict=is_strict, concatenates=concatenates).run(aligned.conflicts)
+    answers, doubts = answers or Answers(None), doubts or Doubts()
+    aligned = align(base, ours, theirs, answers, doubts)
+    if doubts:
+        doubts = doubts.moved(aligned.of_base.of)
+    merge = _ThreeWayMerge(aligned, answers, doubts, is_strict=is_strict, concatenates=concatenates, progress=progress)
+    plan = merge.run(aligned.conflicts)
     if aligned.of_theirs:
         origins = {key: aligned.of_theirs.origin(source) for key, source in plan.taken.items()}
         plan.taken = {key: origin for key, origin in origins.items() if origin is not None}
@@ -131,32 +145,51 @@ class _Chunk(NamedTuple):
         """The key relative to the array."""
         return self.key[len(directory_prefix(self.path)) :]
 
+    @property
+    def size(self) -> int:
+        """The bytes of its values, as they are stored."""
+        return sum(len(value) for value in self.values if value is not None)
+
     def codec(self) -> ChunkCodec:
         """Raises `NotMergeableError`."""
         return ChunkCodec(self.document.rpartition("/")[2], self.content, self.name)
 
 
-class _Merge:
-    def __init__(self, aligned: Aligned, answers: Answers, *, is_strict: bool, concatenates: bool) -> None:
-        self._ours = aligned.ours
-        self._theirs = aligned.theirs
+class _ThreeWayMerge:
+    def __init__(
+        self,
+        aligned: Aligned,
+        answers: Answers,
+        doubts: Doubts,
+        *,
+        is_strict: bool,
+        concatenates: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._ours, self._theirs = aligned.ours, aligned.theirs
+        if doubts:
+            self._ours, self._theirs = doubts.changed_by_both(*self._sides)
+        self._doubts = doubts
         self._views = aligned.base, aligned.ours.view, aligned.theirs.view
         self._answers = answers
         self._is_strict = is_strict
         self._concatenates = concatenates
+        self._progress = progress
         self._appended: dict[str, Appended] = {}  # arrays that both have appended to, one behind the other
-        self._plan = Plan()
+        self._plan = MergePlan()
         self._settled: set[str] = set()  # nodes that one side has as a whole, or that are in conflict
         self._documents: dict[str, tuple[str, bytes] | None] = {}
         self._chunks: list[_Chunk] = []  # that both have changed
 
-    def run(self, conflicts: Sequence[Conflict]) -> Plan:
+    def run(self, conflicts: Sequence[Conflict]) -> MergePlan:
         for conflict in sorted(conflicts, key=lambda each: each.path):
             if not self._is_settled(conflict.path):
                 self._settle(conflict.path, conflict)
-        paths = sorted(self._nodes_changed())
+        paths = sorted(self._nodes_changed() | self._doubts.nodes.keys())
         if self._concatenates:
-            self._appended = appended({path: self._described(path) for path in paths})
+            # Of what is in doubt it can't be told which rows are new.
+            sure = (path for path in paths if not (self._doubts and self._doubts.is_below(path)))
+            self._appended = appended({path: self._described(path) for path in sure})
         for path in paths:
             if not self._is_settled(path):
                 self._node(path)
@@ -206,7 +239,9 @@ class _Merge:
     def _node(self, path: str) -> None:
         base, ours, theirs = self._described(path)
         kind = None
-        if base is not None and (ours is None) != (theirs is None):
+        if self._doubts.is_of(path) and (ours is None) != (theirs is None):
+            kind = "deleted"
+        elif base is not None and (ours is None) != (theirs is None):
             changed = self._theirs if ours is None else self._ours
             if changed.has_changed(path):
                 kind = "deleted"
@@ -225,7 +260,7 @@ class _Merge:
             for side in self._sides
         )
         is_alike = structure_of(ours) == structure_of(theirs)
-        if base is None:
+        if base is None or self._doubts.has_all_of(path):
             is_same = is_alike and ours.node.shape == theirs.node.shape
             return None if is_same or "array" not in (ours.kind, theirs.kind) else "structure"
         changed = structure_of(base) != structure_of(ours), structure_of(base) != structure_of(theirs)
@@ -299,6 +334,8 @@ class _Merge:
         if array is None:
             self._value(key, "value", key)
             return
+        if self._doubts.has_all_of(key):
+            base = None  # it may be of another array
         self._chunks.append(_Chunk(key, *array, (base, ours, theirs)))
 
     def _is_of_group(self, key: str) -> bool:
@@ -322,7 +359,8 @@ class _Merge:
 
     def _document(self, key: str, base: memoryview | None, ours: memoryview, theirs: memoryview) -> None:
         three = _bytes(base), bytes(ours), bytes(theirs)
-        merged = merge_documents(key, *three, is_strict=self._is_strict, extent=self._extents_below(key))
+        merge = partial(merge_documents, key, *three, extent=self._extent_of(key), in_doubt=self._doubts.fields_of(key))
+        merged = merge(is_strict=self._is_strict)
         if merged.conflicts:
             conflict = Conflict(
                 node_of_document(key), "document", key, fields=merged.conflicts,
@@ -335,30 +373,27 @@ class _Merge:
             if callable(answer):
                 self._plan.values[key] = _written(answer(conflict), conflict)
                 return
-            merged = merge_documents(key, *three, prefers=answer, extent=self._extents_below(key))
+            merged = merge(prefers=answer)
         if merged.content == bytes(theirs):
             self._take(key)
         elif merged.content != bytes(ours):
             self._plan.values[key] = merged.content
 
-    def _extents_below(self, key: str) -> Callable[[str, int], int | None] | None:
-        """Return how long arrays are along the axes that both have appended along."""
-        if not self._appended:
-            return None
-        prefix = directory_prefix(node_of_document(key))
-
-        def extent(path: str, axis: int) -> int | None:
-            found = self._appended.get((prefix + path).rstrip("/"))
-            return found.extent if found is not None and found.axis == axis else None
-
-        return extent
+    def _extent_of(self, key: str) -> Extent | None:
+        """Return how long an array is along the axis that both have appended along; None if they have not."""
+        appended = self._appended.get(node_of_document(key))
+        return None if appended is None else lambda axis: appended.extent if axis == appended.axis else None
 
     def _merge_chunks(self) -> None:
         """Put together the chunks that both have changed, many of an array at a time: coding them takes longest."""
+        done, total = 0, sum(chunk.size for chunk in self._chunks)
         for _, of_array in groupby(self._chunks, lambda chunk: (chunk.path, chunk.content)):
             page: list[_Chunk] = []
             shape: tuple[int, ...] | None = None
             for chunk in of_array:
+                if self._progress is not None:
+                    self._progress(done, total)
+                done += chunk.size
                 try:
                     codec = chunk.codec()
                 except NotMergeableError:
@@ -370,6 +405,8 @@ class _Merge:
                 shape = codec.shape
                 page.append(chunk)
             self._merge_page(page)
+        if self._progress is not None and total:
+            self._progress(total, total)
 
     def _merge_page(self, page: Sequence[_Chunk]) -> None:
         """Put together chunks of one array and shape; if that can't be done to one of them, one by one."""
@@ -377,7 +414,8 @@ class _Merge:
             return
         codec = page[0].codec()
         try:
-            sides = elements.Sides.decode_all(codec, [chunk.values for chunk in page])
+            in_doubt = self._doubts.masks_of([chunk.key for chunk in page], codec.shape) if self._doubts else None
+            sides = elements.Sides.decode_all(codec, [chunk.values for chunk in page], in_doubt)
             conflicting = sides.conflicts(is_strict=self._is_strict).reshape(len(page), -1).any(axis=1)
             encoded = iter(codec.encode_all(sides.merged()[~conflicting]))
         except NotMergeableError:
@@ -396,7 +434,7 @@ class _Merge:
     def _settle_chunk(self, chunk: _Chunk) -> None:
         """Answer the conflicts of a chunk, or note them."""
         codec = chunk.codec()
-        sides = elements.Sides.decode(codec, *chunk.values)
+        sides = elements.Sides.decode(codec, chunk.values, self._doubts.mask(chunk.key, codec.shape))
         mask = sides.conflicts(is_strict=self._is_strict)
         box = elements.bounds(mask)
         conflict = _ElementConflict(self, chunk, box).conflict
@@ -406,7 +444,9 @@ class _Merge:
             return
         merged = sides.merged()
         if callable(answer):
-            merged[box][mask[box]] = _elements(answer(conflict), merged[box], conflict)[mask[box]]
+            place: Any = (*box, ...)
+            part, wanted = merged[place], mask[place]
+            part[wanted] = _elements(answer(conflict), part, conflict)[wanted]
         elif answer == "theirs":
             merged[mask] = sides.theirs[mask]
         try:
@@ -436,21 +476,32 @@ class _Merge:
 class _ElementConflict:
     """The conflict of one chunk. Its sides are decoded when they are looked at: there may be many."""
 
-    def __init__(self, merge: _Merge, chunk: _Chunk, box: tuple[slice, ...]) -> None:
+    def __init__(self, merge: _ThreeWayMerge, chunk: _Chunk, box: tuple[slice, ...]) -> None:
         self._views = merge._views
         self._is_strict = merge._is_strict
+        self._doubts = merge._doubts
         self._chunk = chunk._replace(values=(None, None, None))
         self._box = box
+        self._place: tuple[Any, ...] = (*box, ...)  # of one without axes, an array, too
         sides: dict[str, Callable[[], Any]] = {name: partial(self._part, name) for name in _THREE}
-        sides["mask"] = lambda: self._decoded().conflicts(is_strict=self._is_strict)[self._box]
+        sides["mask"] = lambda: self._mask()[self._place]
+        sides["mask of chunk"] = self._mask
         region = self._region(Node.parse(chunk.document, chunk.content))
         self.conflict = Conflict(chunk.path, "elements", chunk.key, region, _sides=sides)
 
     def _decoded(self) -> elements.Sides:
-        return elements.Sides.decode(self._chunk.codec(), *(view.get_view(self._chunk.key) for view in self._views))
+        base, ours, theirs = (view.get_view(self._chunk.key) for view in self._views)
+        codec = self._chunk.codec()
+        in_doubt = self._doubts.mask(self._chunk.key, codec.shape)
+        if self._doubts.has_all_of(self._chunk.key):
+            base = None
+        return elements.Sides.decode(codec, (base, ours, theirs), in_doubt)
+
+    def _mask(self) -> npt.NDArray[np.bool_]:
+        return self._decoded().conflicts(is_strict=self._is_strict)
 
     def _part(self, side: str) -> Any:
-        return getattr(self._decoded(), side)[self._box]
+        return getattr(self._decoded(), side)[self._place]
 
     def _region(self, node: Node) -> tuple[slice, ...] | None:
         index = node.index_of(self._chunk.name)

@@ -317,22 +317,24 @@ def _store_of(rows: list[Row]) -> ChunkStore | None:
 
 
 def region_of(selection: Any, shape: tuple[int, ...]) -> Region:
-    """Return a region that holds all that a chunk selection takes: its box."""
+    """Return a region that holds all that a chunk selection takes: its box, or the whole, if it takes just that."""
     if not isinstance(selection, tuple) or len(selection) != len(shape):
-        return Region.whole()
-    box = []
+        return Region.of_box(tuple((0, extent) for extent in shape))
+    box, is_dense = [], True
     for item, extent in zip(selection, shape, strict=True):
         if isinstance(item, slice):
             taken = range(*item.indices(extent))
             if not taken:
                 return Region(())
+            is_dense &= len(taken) == abs(taken[-1] - taken[0]) + 1
             box.append((min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1))
         elif isinstance(item, int | np.integer):
             box.append((int(item), int(item) + 1))
         else:
+            is_dense = False
             box.append(_extent(np.asarray(item), extent))
-    region = Region.of_box(tuple(box))
-    return Region.whole() if all(part == (0, extent) for part, extent in zip(box, shape, strict=True)) else region
+    is_whole = is_dense and all(part == (0, extent) for part, extent in zip(box, shape, strict=True))
+    return Region.whole() if is_whole else Region.of_box(tuple(box))
 
 
 def _extent(item: AnyArray, extent: int) -> tuple[int, int]:

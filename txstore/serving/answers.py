@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from txstore import errors
 from txstore.errors import (
+    CodecRefusedError,
     CommitNotFoundError,
     ErasedError,
     KeyFormatError,
@@ -34,16 +35,21 @@ IMMUTABLE, REVALIDATED = b"max-age=31536000, immutable", b"no-cache"
 #: No browser takes what a repository holds for a page of ours, whatever it is.
 _NOTHING = b"default-src 'none'; sandbox"
 _AS_TOLD = (b"x-content-type-options", b"nosniff")
+#: What each answer says that is not sent by `answer`.
+PROTECTED: Headers = (_AS_TOLD, (b"content-security-policy", _NOTHING))
 #: From so many bytes on JSON is compressed.
 _COMPRESSED_FROM = 1 << 10
 
+#: Of each error its status; of any other, 500. Whatever reads Zarr takes 404 for a chunk that was never written, and
+#: TensorStore also 204, 304 and 412: below `/at/` only a key that a commit does not have is answered so.
 _STATUS: tuple[tuple[type[BaseException], int], ...] = (
-    (CommitNotFoundError, 404),
-    (NodeNotFoundError, 404),
-    (RepositoryNotFoundError, 404),
-    (KeyFormatError, 400),
-    (ErasedError, 410),
+    (CommitNotFoundError, 410),
+    (CodecRefusedError, 400),
     (SnapshotExpiredError, 410),
+    (ErasedError, 410),
+    (RepositoryNotFoundError, 503),
+    (NodeNotFoundError, 404),  # of the API: what reads keys raises none
+    (KeyFormatError, 400),
     (SourceError, 502),
 )
 

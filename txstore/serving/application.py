@@ -24,6 +24,7 @@ from txstore.serving.answers import (
     path_of,
     until_gone,
 )
+from txstore.serving.decoders import Stop
 from txstore.serving.events import Events
 from txstore.serving.facade import Served
 from txstore.serving.guard import Guard
@@ -40,6 +41,8 @@ _log = logging.getLogger("txstore.serving")
 
 #: Questions that are answered at once, each in a thread; the others wait for their turn, without one.
 _THREADS = 8
+#: Pictures that are made at once, in threads and processes of their own: each may take much time and memory.
+_PICTURES = 2
 #: Seconds between two looks for what nobody reads any more.
 _TIDYING = 10.0
 
@@ -57,7 +60,8 @@ def application(
     ----------
     repository : Repository
     token : str, optional
-        What whoever asks has to know: `?token=` once in a browser, or `Authorization: Bearer`.
+        What whoever asks has to know: `?token=` once in a browser, `Authorization: Bearer`, or `/t/TOKEN` before the
+        rest of the path. The browser keeps a cookie that only this process knows. None: everybody may ask.
     hosts : collection of str
         What this server is called by, in the `Host` of requests, besides "localhost" and addresses; "*": anything.
     origins : collection of str
@@ -86,7 +90,7 @@ class Application:
         history = History(repository, self.positions, origins=guard.origins)
         nodes = Nodes(repository, self.positions)
         work = Work(repository, self.positions)
-        pictures = Pictures(repository, self.positions)
+        self._pictures = Pictures(repository, self.positions)
         questions: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
             "/repository": (history.about, ()),
             "/commits": (history.commits, ("from", "before", "path", "limit")),
@@ -100,11 +104,11 @@ class Application:
             "/usage/{ref}": (work.usage, ()),
             "/transactions": (work.transactions, ()),
             "/locks": (work.locks, ()),
-            "/preview/{ref}": (pictures.read, ("selection",)),
-            "/preview/{ref}/{path:path}": (pictures.read, ("selection",)),
         }
+        routes = [Route(f"/api{path}", _Question(*question)) for path, question in questions.items()]
+        picture = _Question(self._pictures.read, ("selection",), is_long=True)
         self._router = Router(
-            [Route(f"/api{path}", _Question(*question)) for path, question in questions.items()],
+            [*routes, Route("/api/preview/{ref}", picture), Route("/api/preview/{ref}/{path:path}", picture)],
             redirect_slashes=False,
             default=_no_such_place,
         )
@@ -112,6 +116,7 @@ class Application:
     def close(self) -> None:
         """End what would go on for ever, so that a server that waits for it can stop. On the server's event loop."""
         self._events.close()
+        self._pictures.decoders.let_go(idle=0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -130,7 +135,8 @@ class Application:
         except Exception as error:
             failure = failure_of(error)
             if failure.status >= 500:
-                _log.error("%s %s", scope["method"], scope["path"], exc_info=error)
+                place = scope["path"].removeprefix(scope.get("root_path") or "")  # which may have the token in it
+                _log.error("%s %s", scope["method"], place, exc_info=error)
             if sending.has_begun:
                 raise  # the connection ends: whoever reads sees that not all has come
             await answer_failure(scope, sending, failure)
@@ -160,7 +166,8 @@ class Application:
 
     def _tidy(self) -> None:
         self._timer = None
-        if self.positions.let_go():
+        is_any_left = [self.positions.let_go(), self._pictures.decoders.let_go()]
+        if any(is_any_left):
             self._tidy_later()
 
 
@@ -180,11 +187,15 @@ class _Sending:
 
 
 class _Question:
-    """A place of the API: asks a function in a thread, with what stands in the path and, by these names, the query."""
+    """A place of the API: asks a function in a thread, with what stands in the path and, by these names, the query.
 
-    def __init__(self, function: Callable[..., Any], names: Collection[str]) -> None:
+    What is long has threads of its own, and is told to `stop` when the client has left.
+    """
+
+    def __init__(self, function: Callable[..., Any], names: Collection[str], *, is_long: bool = False) -> None:
         self._function = function
         self._names = names
+        self._is_long = is_long
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = dict(scope["path_params"])
@@ -195,15 +206,21 @@ class _Question:
         for name in self._names:
             if name in query:
                 given[_ARGUMENTS.get(name, name)] = _number(query[name][-1]) if name == "limit" else query[name][-1]
-        call = partial(self._function, **given)
-        asked = asyncio.get_running_loop().run_in_executor(executor("serving", _THREADS), call)
+        stop = Stop()
+        if self._is_long:
+            call, threads = partial(self._function, **given, stop=stop), executor("pictures", _PICTURES)
+        else:
+            call, threads = partial(self._function, **given), executor("serving", _THREADS)
+        asked = asyncio.get_running_loop().run_in_executor(threads, call)
         gone = asyncio.ensure_future(until_gone(receive))
         try:
             await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-        if not asked.done():
-            asked.cancel()  # nobody waits for it any more: if it has not begun, it doesn't
+            if not asked.done():
+                asked.cancel()  # nobody waits for it any more: if it has not begun, it doesn't
+                stop.set()
+        if asked.cancelled():
             return
         told = asked.result()
         if isinstance(told, Picture):
@@ -224,8 +241,9 @@ def _number(text: str) -> int:
 
 
 async def _no_such_place(*_: object) -> None:
+    # Not 404: to what reads Zarr by a URL that is no longer right, it would be a chunk that is missing.
     raise Failure(
-        404, "NotFound", "there is nothing here: the page is at /, plain Zarr at /at/, JSON at /api/repository"
+        400, "NotFound", "there is nothing here: the page is at /, plain Zarr at /at/, JSON at /api/repository"
     )
 
 

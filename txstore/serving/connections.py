@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD_SECONDS, HEAD_BYTES = 20.0, 1 << 16
 
 
-class Connection(HttpToolsProtocol):
+class BoundedConnection(HttpToolsProtocol):
     """A connection that ends if the head of a request takes too long, or is too long.
 
     uvicorn waits for both without an end. What comes behind an answer, such as the rest of a body that nobody reads,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from functools import partial
+from ipaddress import IPv4Address, ip_address
 from itertools import islice, takewhile
 from typing import Any
 
 from txstore.errors import TxStoreError
 from txstore.history.commit import MAIN, Stored
-from txstore.serving.answers import Failure, Receive, Scope, Send, encoded, until_gone
+from txstore.serving.answers import PROTECTED, Failure, Receive, Scope, Send, encoded, until_gone
 from txstore.serving.facade import Served
 from txstore.storage.request_threads import in_thread
 
@@ -18,12 +20,15 @@ _log = logging.getLogger("txstore.serving")
 
 #: Seconds between two looks for new commits, on a disk and where each look is a request; and between two signs of life.
 _PAUSE, _PAUSE_OF_REQUESTS, _HEARTBEAT = 0.5, 3.0, 15.0
-#: Listeners at once, and events that one may be behind: more, and it begins anew.
-_LISTENERS, _BEHIND = 256, 1024
+#: Listeners at once, of all clients and of one; and events that one may be behind: more, and it begins anew.
+_LISTENERS, _OF_ONE_CLIENT, _BEHIND = 256, 16, 1024
+#: How much of an IPv6 address is that of a network: one machine has all addresses in it.
+_NETWORK_BITS = 64
 #: Commits of a branch that are told one by one: of more, the page asks for the list.
 _TOLD = 100
 
 _END = None
+_LATER = [(b"retry-after", b"30")]
 
 
 class Events:
@@ -33,19 +38,32 @@ class Events:
         self._repository = repository
         self._pause = _PAUSE if repository.engine.storage.ranges is None else _PAUSE_OF_REQUESTS
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
+        self._clients: Counter[str] = Counter()  # how many streams each has, those included that are about to begin
         self._looking: asyncio.Task[None] | None = None
         self._heads: dict[str, Stored] = {}
         self._is_closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(self._listeners) >= _LISTENERS:
-            raise Failure(503, "TooMany", "too many pages listen already", [(b"retry-after", b"30")])
+        client = client_of(scope)
+        if self._clients[client] >= _OF_ONE_CLIENT:
+            told = f"this client has {_OF_ONE_CLIENT} streams of events already, and gets no more: close a page"
+            raise Failure(429, "TooMany", told, _LATER)
+        if self._clients.total() >= _LISTENERS:
+            told = f"{_LISTENERS} pages listen for events already, and there are no more streams: try later"
+            raise Failure(503, "TooMany", told, _LATER)
+        self._clients[client] += 1
+        try:
+            await self._stream(scope, receive, send)
+        finally:
+            self._clients -= Counter([client])  # and forget a client that has none
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = await in_thread(self._find)
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_BEHIND)
         self._begin(queue, first)
         gone = asyncio.create_task(until_gone(receive))
         try:
-            about = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+            about = [*PROTECTED, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": about})
             if scope["method"] != "HEAD" and not self._is_closed:
                 await self._tell(queue, gone, send, _event("heads", _ids(first)))
@@ -129,6 +147,19 @@ class Events:
         if _ids(heads) != _ids(self._heads):
             told.append(_event("heads", _ids(heads)))
         return told, heads
+
+
+def client_of(scope: Scope) -> str:
+    """Return who asks: an address, or of IPv6 its network. Empty where the server doesn't tell."""
+    host, *_ = scope.get("client") or ("",)
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return ""
+    if isinstance(address, IPv4Address):
+        return str(address)
+    mapped = address.ipv4_mapped
+    return str(int(address) >> (128 - _NETWORK_BITS)) if mapped is None else str(mapped)
 
 
 def _is_new(stored: Stored, branch: str, known: set[bytes]) -> bool:

@@ -7,8 +7,8 @@ allowed. Addresses are no names: whoever says the one that was connected to has 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
+import secrets
 from collections.abc import Collection, Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -34,7 +34,7 @@ class Guard:
     Parameters
     ----------
     token : str, optional
-        What whoever asks has to know.
+        What whoever asks has to know. It is not empty.
     hosts : collection of str
         Names that this server is called by, besides those of this machine for itself; "*": any.
     origins : collection of str
@@ -42,12 +42,17 @@ class Guard:
     """
 
     def __init__(self, token: str | None, hosts: Collection[str], origins: Collection[str]) -> None:
+        if token == "":
+            raise ValueError("the token is empty, which everybody knows")
         self._token = token
         self.has_token = token is not None
         self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in origins}
         self._known: dict[tuple[bytes, str], str] = {}
-        self._cookie = "" if token is None else f"txstore-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+        # What is kept in a browser is of this process alone, and does not tell the token: other programs of the user
+        # may read the cookies, and servers on other ports get them.
+        self._cookie = f"txstore-{secrets.token_hex(6)}"
+        self._session = hmac.digest(secrets.token_bytes(32), (token or "").encode(), "sha256").hex()
 
     async def check(self, scope: Scope, send: Send) -> Headers | None:
         """Return the headers that the answer has to have, None if the request is answered. Raises `Failure`."""
@@ -99,17 +104,29 @@ class Guard:
         return [*headers, (b"access-control-allow-origin", sent), (b"access-control-expose-headers", _EXPOSED)]
 
     async def _knows_token(self, scope: Scope, send: Send, given: Mapping[bytes, bytes], headers: Headers) -> bool:
-        """Return whether a request has the token; answer one that has it in its URL. Raises `Failure`."""
+        """Return whether a request has the token; answer one that has it in its query. Raises `Failure`.
+
+        Programs that are given a URL and nothing else have it in the path: `/t/TOKEN` before the rest.
+        """
+        root = scope.get("root_path") or ""
+        segments = path_of(scope)[len(root) :].decode("latin-1").split("/", 3)
+        if segments[:2] == ["", "t"] and len(segments) == 4 and self._is_token(segments[2]):
+            scope["root_path"] = f"{root}/t/{segments[2]}"
+            return True
         bearer = given.get(b"authorization", b"").decode("latin-1")
         if bearer[:7].lower() == "bearer " and self._is_token(bearer[7:].strip()):
             return True
-        if self._is_token(_cookie(given.get(b"cookie", b""), self._cookie)):
+        kept = _cookie(given.get(b"cookie", b""), self._cookie) or ""
+        if hmac.compare_digest(kept.encode(), self._session.encode()):
             return True
         query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
         if any(name == "token" and self._is_token(value) for name, value in query):
             await self._remember(scope, send, query, headers)
             return False
-        told = "this needs the token that the server printed: open the address with ?token=..., or send it as Bearer"
+        told = (
+            "this needs the token that the server printed: open the address with ?token=..., send it as "
+            "`Authorization: Bearer`, or read plain Zarr below /t/TOKEN/at/"
+        )
         raise Failure(401, "TokenRequired", told, [*headers, (b"www-authenticate", b"Bearer")])
 
     async def _remember(self, scope: Scope, send: Send, query: list[tuple[str, str]], headers: Headers) -> None:
@@ -117,7 +134,8 @@ class Guard:
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         # Only what follows the last slash: a path that begins with two would lead to another host.
         place = path_of(scope).rpartition(b"/")[2].decode("latin-1")
-        cookie = f"{self._cookie}={self._token}; Path={scope.get('root_path') or '/'}; HttpOnly; SameSite=Strict"
+        # Lax: who follows a link of another page, such as a notebook, comes with the cookie; what it embeds does not.
+        cookie = f"{self._cookie}={self._session}; Path={scope.get('root_path') or '/'}; HttpOnly; SameSite=Lax"
         about = [
             *headers,
             (b"location", f"./{place}{'?' if rest else ''}{rest}".encode("latin-1")),
@@ -127,10 +145,8 @@ class Guard:
         ]
         await answer(scope, send, 303, about)
 
-    def _is_token(self, given: str | None) -> bool:
-        if given is None or self._token is None:
-            return False
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+    def _is_token(self, given: str) -> bool:
+        return self._token is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
 
 
 _ALLOWED = (b"allow", ", ".join(METHODS).encode())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from typing import Any, NamedTuple
 
+from txstore.codecs.allowed import check_codecs
 from txstore.errors import NodeNotFoundError
 from txstore.format.documents import describe
+from txstore.history.snapshot import Snapshot
 from txstore.serving.answers import Failure, Headers
+from txstore.serving.decoders import Decoders, Fetch, Stop
 from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
 from txstore.store import TxStore
@@ -20,10 +22,8 @@ _POINTS, _POINTS_OF_LINE = 512, 4096
 _CHUNKS, _BYTES = 4096, 256 << 20
 #: Chunks along an axis: zarr goes through all of them, whatever the step.
 _PASSED = 1 << 18
-#: Pictures that are made at once: each may need the above.
-_AT_ONCE = 2
-#: Of what is no numbers: so many values are told, and so many characters of each.
-_TEXTS, _CHARACTERS = 200, 2000
+#: Of what is no numbers: so many values are told.
+_TEXTS = 200
 
 
 class Picture(NamedTuple):
@@ -32,14 +32,14 @@ class Picture(NamedTuple):
 
 
 class Pictures:
-    """Reads arrays, a few at a time. Safe in threads."""
+    """Reads arrays, by processes that may decode what anybody has written. Safe in threads."""
 
     def __init__(self, repository: Served, positions: Positions) -> None:
         self._engine = repository.engine
         self._positions = positions
-        self._turns = threading.BoundedSemaphore(_AT_ONCE)
+        self.decoders = Decoders()
 
-    def read(self, ref: str, path: str = "", selection: str = "") -> Picture | dict[str, Any]:
+    def read(self, ref: str, path: str = "", selection: str = "", *, stop: Stop) -> Picture | dict[str, Any]:
         """Return little-endian float32 of a selection, with steps where it has too many points, and what it is.
 
         Of what is no numbers, return the first values as texts: `{"shape": ..., "values": [...]}`.
@@ -55,8 +55,13 @@ class Pictures:
         described = describe(snapshot.get_view, path)
         if described is None or described.kind != "array":
             raise NodeNotFoundError(path, "array", "" if described is None else described.kind)
+        document = described.key.rpartition("/")[2]
+        check_codecs(path, document, described.document)
+        zarr_format: Any = 3 if document == "zarr.json" else 2
         try:
-            array: Any = zarr.open_array(TxStore.at(self._engine, snapshot), path=path, mode="r")
+            array: Any = zarr.open_array(
+                TxStore.at(self._engine, snapshot), path=path, mode="r", zarr_format=zarr_format
+            )
             dtype = np.dtype(array.dtype)
         except (ValueError, TypeError, KeyError, NotImplementedError) as error:
             raise Failure(400, "NoPicture", f"zarr can't read {path!r}: {error}") from error
@@ -74,32 +79,19 @@ class Pictures:
             slice(span.start, span.stop, step) if isinstance(span, range) else span
             for span, step in zip(spans, steps, strict=True)
         )
-        try:
-            with self._turns:
-                values = np.asarray(array[taken])
-        except MemoryError:  # codecs can make much out of little
-            raise Failure(413, "TooLarge", f"{path!r} needs more memory than there is to be decoded") from None
+        told, body = self.decoders.ask(path, zarr_format, [_part(each) for each in taken], _fetch(snapshot), stop)
         if not is_numeric:
-            return {"shape": list(values.shape), "values": [_text(each) for each in values.ravel().tolist()]}
-        if dtype.kind == "c":
-            values = np.abs(values)
-        if dtype.kind in "mM":
-            missing = np.isnat(values)
-            values = np.where(missing, np.nan, values.astype("i8").astype("f8"))
-        finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
-        with np.errstate(over="ignore", invalid="ignore"):
-            body = np.ascontiguousarray(values, dtype="<f4").tobytes()
+            return told
         grid = described.grid()
         stored = [snapshot.lookup(key) is not None for key in grid.keys(grid.touched(taken))]
         return Picture(
             body,
             [
                 (b"x-missing-chunks", b"%d/%d" % (stored.count(False), len(stored))),
-                (b"x-shape", ",".join(map(str, values.shape)).encode()),
+                (b"x-shape", ",".join(map(str, told["shape"])).encode()),
                 (b"x-step", ",".join(str(steps[axis]) for axis in kept).encode()),
-                (b"x-min", json.dumps(low).encode()),
-                (b"x-max", json.dumps(high).encode()),
+                (b"x-min", json.dumps(told["min"]).encode()),
+                (b"x-max", json.dumps(told["max"]).encode()),
             ],
         )
 
@@ -135,9 +127,12 @@ def _first_of(spans: list[range | int], kept: list[int]) -> list[range | int]:
     return found
 
 
-def _text(value: Any) -> str:
-    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} …"
+def _part(taken: slice | int) -> list[int] | int:
+    return [taken.start, taken.stop, taken.step] if isinstance(taken, slice) else taken
+
+
+def _fetch(snapshot: Snapshot) -> Fetch:
+    return lambda key, part: snapshot.get_view(key) if part is None else snapshot.get_part(key, part)
 
 
 def _steps(spans: list[range | int], kept: list[int], chunks: tuple[int, ...], itemsize: int, most: int) -> list[int]:

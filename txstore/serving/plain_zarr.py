@@ -17,10 +17,10 @@ from google_crc32c import extend
 from txstore import processes
 from txstore.errors import CorruptionError, KeyFormatError
 from txstore.format import packfile
+from txstore.format.consolidated import ZMETADATA, consolidate, documents_of
 from txstore.format.keys import check_name, encode_key
 from txstore.history.runs import Found
 from txstore.history.snapshot import Snapshot
-from txstore.interchange.consolidated import ZMETADATA, consolidate, documents_of
 from txstore.serving.answers import (
     IMMUTABLE,
     REVALIDATED,
@@ -211,7 +211,10 @@ def _is_at(snapshot: Snapshot, commit_id: str) -> bool:
 
 
 def _parsed(path: bytes) -> tuple[str, str]:
-    """Return the commit and the key that a path names. Raises `Failure`."""
+    """Return the commit and the key that a path names. Raises `Failure`, and `KeyFormatError`.
+
+    A key that no commit can have is a mistake of the client: it is not told that the key is missing.
+    """
     first, _, rest = path.partition(b"/")
     try:
         if b"%" not in path and is_id(ref := first.decode()):  # as most are: nothing is encoded
@@ -227,8 +230,6 @@ def _parsed(path: bytes) -> tuple[str, str]:
         encode_key(key)
     except UnicodeDecodeError:
         raise Failure(400, "KeyFormatError", "the path is not UTF-8") from None
-    except KeyFormatError as error:
-        raise Failure(404, "KeyFormatError", str(error)) from None
     return ref, key
 
 

@@ -10,14 +10,12 @@ import secrets
 import socket
 import threading
 from collections.abc import Collection
-from urllib.parse import quote
 
 import uvicorn
 
 from txstore.serving.application import Application, application
-from txstore.serving.connections import Connection
+from txstore.serving.connections import BoundedConnection
 from txstore.serving.facade import Served
-from txstore.serving.guard import LOOPBACK
 
 #: Seconds that answers which are under way may take when the server is to stop; and that they may still take when
 #: nobody gets them any more.
@@ -38,9 +36,11 @@ class Server(uvicorn.Server):
     Parameters
     ----------
     host : str
-        What it listens on. Where others can reach it, a token is asked for.
+        What it listens on.
     port : int
         0: one that is free.
+    has_token : bool
+        Whether requests need a token, which is made here. On this machine, too: other users of it can reach the port.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Server(uvicorn.Server):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        token: str | None = None,
+        has_token: bool = True,
         hosts: Collection[str] = (),
         origins: Collection[str] = (),
     ) -> None:
         self.host = host
-        self.token = secrets.token_urlsafe(24) if token is None and host not in LOOPBACK else token
+        self.token = secrets.token_urlsafe(24) if has_token else None
         called = [host, *([socket.gethostname()] if host in _ALL else []), *hosts]
         self._application: Application = application(repository, token=self.token, hosts=called, origins=origins)
         config = uvicorn.Config(
-            self._application, http=Connection, log_config=None, log_level="warning", access_log=False,
+            self._application, http=BoundedConnection, log_config=None, log_level="warning", access_log=False,
             server_header=False, lifespan="off", timeout_keep_alive=_KEPT, proxy_headers=False, ws="none",
             timeout_graceful_shutdown=_ENDING + _CLEANING,
         )  # fmt: skip
@@ -69,11 +69,19 @@ class Server(uvicorn.Server):
 
     @property
     def address(self) -> str:
-        """Where the page is, as a browser is given it: with the token, if there is one."""
+        """Where the page is, as a browser is given it: with the token, if any, for which it gets a cookie."""
+        return self._root if self.token is None else f"{self._root}?token={self.token}"
+
+    @property
+    def base(self) -> str:
+        """Where all is, with the token, if any, in the path: programs read plain Zarr below `at/` there."""
+        return self._root if self.token is None else f"{self._root}t/{self.token}/"
+
+    @property
+    def _root(self) -> str:
         named = f"[{self.host}]" if ":" in self.host else self.host
         shown = socket.gethostname() if self.host in _ALL else named
-        query = "" if self.token is None else f"?token={quote(self.token)}"
-        return f"http://{shown}:{self.port}/{query}"
+        return f"http://{shown}:{self.port}/"
 
     def serve_here(self) -> None:
         """Serve in this thread, until a signal comes. The process is taken to be there for this."""
@@ -106,7 +114,7 @@ class Server(uvicorn.Server):
     def _hang_up(self) -> None:
         """Leave those that have not read their answers: uvicorn would cancel these, and report each as an error."""
         for connection in list(self.server_state.connections):
-            assert isinstance(connection, Connection)
+            assert isinstance(connection, BoundedConnection)
             connection.transport.abort()
 
 

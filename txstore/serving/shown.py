@@ -9,12 +9,16 @@ from txstore.serving.server import Server
 
 
 class Shown:
-    """A page that is being shown: `Repository.show`. A context manager; `close()` ends its server."""
+    """A page that is being shown: `Repository.show`. A context manager; `close()` ends its server.
+
+    `url` has the server's token in its path: a browser gives no cookies to what another page frames, and a program that
+    reads `{url}at/<commit>` has none. Whoever is given the URL can read the repository as long as the server runs.
+    """
 
     def __init__(self, server: Server, height: int) -> None:
         self._server = server
         self._height = height
-        self.url = server.address
+        self.url = server.base
 
     def close(self) -> None:
         self._server.close()
@@ -29,8 +33,10 @@ class Shown:
         return f"<Shown {self.url}>"
 
     def _repr_html_(self) -> str:
-        where = html.escape(self.url)
-        frame = f'<iframe src="{where}" width="100%" height="{self._height}" style="border: 1px solid #8888"></iframe>'
+        where, frame_at = html.escape(self._server.address), html.escape(self.url)
+        frame = (
+            f'<iframe src="{frame_at}" width="100%" height="{self._height}" style="border: 1px solid #8888"></iframe>'
+        )
         return f'{frame}<p><a href="{where}" target="_blank" rel="noopener">{where}</a></p>'
 
 

@@ -52,6 +52,8 @@ class Work:
                 found = list(self._watch.transactions())
         except PermissionError:  # it is none of the business of who may only read
             return {"transactions": [], "visible": False}
+        if not found:
+            self._engine.commits.identity.check_there()
         return {"transactions": [_told(each) for each in found], "visible": True}
 
     def locks(self) -> dict[str, Any]:
@@ -67,6 +69,8 @@ class Work:
         except PermissionError:
             return nobody | {"visible": False}
         nodes = self._nodes(found)
+        if not found.holders:
+            self._engine.commits.identity.check_there()
         return {
             "kind": found.kind,
             "holders": [_held(each, nodes) for each in found.holders if each.slots is None or each.slots],

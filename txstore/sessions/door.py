@@ -174,6 +174,11 @@ class Door:
             if self._is_closing or in_block:
                 self._changed.notify_all()
 
+    def inside(self) -> list[Statement]:
+        """Return the statements that are inside."""
+        with self._lock:
+            return [statement for statement in self._statements if statement is not None]
+
     def has_begun_to_write(self) -> bool:
         """Tell whether the statement that calls may have staged anything by now, or be about to in other threads."""
         statement = of_context.get()

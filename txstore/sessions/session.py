@@ -8,16 +8,17 @@ and when its base moves over a foreign change of one, it refuses what would sile
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from txstore import processes
 from txstore._native import chunks
 from txstore.engine import Engine, Position
-from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError
+from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError, UnequalLengthsWarning
 from txstore.format.documents import (
     DocumentChange,
     compare_documents,
@@ -35,7 +36,8 @@ from txstore.history.runs import Located, Runs
 from txstore.history.snapshot import Snapshot
 from txstore.sessions import statements
 from txstore.sessions.door import PATIENCE, Door, busy
-from txstore.sessions.statements import of_context
+from txstore.sessions.left_behind import left_behind
+from txstore.sessions.statements import Finish, of_context
 from txstore.transactions.begin import check_description
 from txstore.transactions.chains import Link
 from txstore.transactions.conflicts import Settle
@@ -53,7 +55,17 @@ T = TypeVar("T")
 
 def _call(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
     """Make a method a call through the session's door. No such method calls another."""
+    return _through_the_door(method, stages=False)
 
+
+def _write(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
+    """Make a method that stages a call through the session's door."""
+    return _through_the_door(method, stages=True)
+
+
+def _through_the_door(
+    method: Callable[Concatenate[Session, P], T], *, stages: bool
+) -> Callable[Concatenate[Session, P], T]:
     @wraps(method)
     def through_the_door(self: Session, /, *arguments: P.args, **named: P.kwargs) -> T:
         door, me = self.door, get_ident()
@@ -64,6 +76,8 @@ def _call(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[
             statement = of_context.get()
             if statement is not None and statement.has_failed:
                 raise statements.late()
+            if stages and self._may_count_by_operation:
+                return self._in_operation(lambda: method(self, *arguments, **named))
             return method(self, *arguments, **named)
         finally:
             door.calls.discard(me)
@@ -96,12 +110,18 @@ class Reliance(NamedTuple):
     overtaken: dict[str, _Stale]
     unread: dict[str, bool]
 
+    def covers(self, other: Reliance) -> bool:
+        """Tell whether all that `other` says is said here."""
+        both: Iterable[tuple[dict[str, Any], dict[str, Any]]] = zip(self, other, strict=True)
+        return all(told.items() <= known.items() for known, told in both)
+
 
 class Joining(NamedTuple):
     """What a pickle says of the transaction that it was made in."""
 
     transaction: bytes
     repository_id: bytes
+    seen: Mapping[int, int]  # by participant, the last frame that its sender has seen
 
 
 class Session:
@@ -120,11 +140,15 @@ class Session:
         properties: Mapping[str, Any] | None = None,
         first: Transaction | None = None,
         joining: Joining | None = None,
+        beside: Session | None = None,
         token: str | None = None,
         isolation: str = SNAPSHOT,
         settle_conflicts: Settle | None = None,
     ) -> None:
-        """`first`: the transaction that is already open; `joining`: that of another process, to be joined."""
+        """`first`: the transaction that is already open; `joining`: that of another process, to be joined.
+
+        `beside`: a session that has joined it here, for other array objects.
+        """
         check_description(message, properties)
         check_isolation(isolation)
         self.engine = engine
@@ -138,11 +162,15 @@ class Session:
         self.token = token or os.urandom(16).hex()  # by which a pickle finds it again
         self.depth = 0  # of nested `with` blocks of this process
         self.is_block = False  # it is for one `with` block of a participant
+        self._may_count_by_operation = joining is not None  # see `Staging.counts_by_operation`
         self.may_fork = first is not None  # children that it forks stage into its transaction, used by then or not
         self._process = os.getpid()
         self._joining = joining
+        self._beside: Session | None = beside if beside is None else beside._beside or beside
         self._transaction = first
         self.ended: str | None = None
+        self.unchanged = False  # whether the last commit has changed nothing
+        self._has_ended_one = False  # a transaction, within a block
         self._handed_out: Held = {}
         self._stale: dict[str, _Stale] = {}  # by commits of others
         # By other participants of one transaction, or other stores that stage into it here, until they are read again.
@@ -166,6 +194,7 @@ class Session:
 
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks are the parent's
+        self._may_count_by_operation = True
         self.door = Door(self._writes)  # and so are the threads inside
         self._learned = -1
 
@@ -193,10 +222,14 @@ class Session:
                     isolation=self.isolation,
                     settle_conflicts=self.settle_conflicts,
                 )
+                self.position = self.position.held_by(self._transaction.base)  # which it lets go of when it fails
             return self._transaction
 
     def _join(self, joining: Joining) -> Transaction:
-        transaction = self.engine.join(joining.transaction, joining.repository_id, block=self.is_block)
+        transaction = None if self._beside is None else self._beside.transaction
+        if transaction is None or transaction.shared_id != joining.transaction or transaction.state != "open":
+            transaction = self.engine.join(joining.transaction, joining.repository_id, block=self.is_block)
+        transaction.see(joining.seen)
         transaction.rely_on(self._handed_out)
         self._learned = -1
         self.position = Position.of(self.engine, transaction.base, self.branch)
@@ -213,9 +246,9 @@ class Session:
             shared = self.transaction.share()
             if shared is None:
                 return None
-            return Joining(shared, self.engine.commits.identity.id)
+            return Joining(shared, self.engine.commits.identity.id, self.transaction.seen())
 
-    def goes_on_with(self, joining: Joining | None) -> bool:
+    def stages_into(self, joining: Joining | None) -> bool:
         """Tell whether a pickle that says `joining` is of this session, and of the transaction that it has here."""
         if joining is None or (self._joining is None and self._process == os.getpid()):
             return True
@@ -224,6 +257,20 @@ class Session:
             return False  # what it has staged is given up: who is sent the store again begins anew
         here = transaction.shared_id if transaction is not None else self._joining and self._joining.transaction
         return here == joining.transaction
+
+    def knows(self, joining: Joining | None, reliance: Reliance) -> bool:
+        """Tell whether a pickle of the same transaction says nothing that this session does not know.
+
+        Array objects that come with it may know more, or hold other documents, than those of this session.
+        """
+        if joining is None or (self._joining is None and self._process == os.getpid() and not self.is_named):
+            return True
+        transaction = self._transaction
+        if transaction is None:
+            has_seen = self._joining is not None and self._joining.seen == joining.seen
+        else:
+            has_seen = transaction.has_seen(joining.seen)
+        return has_seen and self.reliance.covers(reliance)
 
     @property
     def is_participant(self) -> bool:
@@ -315,6 +362,35 @@ class Session:
         handed_out, self._stale, self._overtaken, self._unread = reliance
         # Of a transaction that this does not join, no frames are known.
         self._handed_out = handed_out if self._joining is not None else dict.fromkeys(handed_out)
+
+    # --- operations
+
+    def _in_operation(self, call: Callable[[], T]) -> T:
+        """Make a call as a part of its statement; as an operation of its own if it belongs to none.
+
+        At the end of each, what this process has staged is whole, if it stages into the transaction of another (I8).
+        """
+        transaction = self.transaction
+        if not transaction.counts_by_operation:
+            return call()
+        statement = of_context.get()
+        # A thread of the codec pipeline does not know its statement: it is one of those inside.
+        of = [statement] if statement is not None else self.door.inside()
+        for each in of:
+            if transaction.begin_operation(each):
+                finish = Finish(partial(transaction.end_operation, each), self.engine.storage.is_remote)
+                if not each.finish_with(finish):
+                    transaction.end_operation(each, True)  # it has ended, and this is what is left of it
+        if of:
+            return call()
+        operation, has_failed = object(), True
+        try:
+            transaction.begin_operation(operation)
+            result = call()
+            has_failed = False
+        finally:
+            transaction.end_operation(operation, has_failed)
+        return result
 
     # --- reading. The transaction is taken first: what is checked, and what is then read or written, must be of one
     # transaction, also while another thread commits.
@@ -410,7 +486,7 @@ class Session:
 
     # --- writing
 
-    @_call
+    @_write
     def set(self, key: str, value: Buffer) -> None:
         """Stage a value for zarr. Raises `StaleArrayError`."""
         transaction = self.transaction
@@ -421,7 +497,7 @@ class Session:
             if transaction.is_own(link):
                 self._hold(key, link, transaction)
 
-    @_call
+    @_write
     def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
         """Stage many chunks; return which have to be set one by one. Raises `StaleArrayError`."""
         transaction = self.transaction
@@ -429,14 +505,14 @@ class Session:
             self._check_writable(key, transaction)
         return transaction.set_chunks(keys, batch, threads)
 
-    @_call
+    @_write
     def modify(self, key: str, change: Callable[[memoryview | None], Buffer | None], region: Region) -> None:
         """Write a part of a chunk. Raises `StaleArrayError`."""
         transaction = self.transaction
         self._check_writable(key, transaction)
         transaction.modify(key, change, region)
 
-    @_call
+    @_write
     def set_reference(
         self,
         key: str,
@@ -452,7 +528,7 @@ class Session:
         self._check_writable(key, transaction)
         transaction.set_reference(key, url, offset, length, size=size, version=version)
 
-    @_call
+    @_write
     def delete(self, key: str) -> None:
         transaction = self.transaction
         self._check_writable(key, transaction)
@@ -460,7 +536,7 @@ class Session:
         if key in self._handed_out:
             self._hold(key, transaction.present(key), transaction)
 
-    @_call
+    @_write
     def delete_dir(self, path: str) -> None:
         transaction = self.transaction
         transaction.delete_dir(path)
@@ -473,7 +549,7 @@ class Session:
             self._stale = {key: stale for key, stale in self._stale.items() if not key.startswith(prefix)}
             self._unread = {key: kind for key, kind in self._unread.items() if not key.startswith(prefix)}
 
-    @_call
+    @_write
     def move(self, source: str, destination: str) -> None:
         """Move a node. What was opened where it was is stale from now on."""
         transaction = self.transaction
@@ -484,11 +560,11 @@ class Session:
                 self._overtaken[key] = _UNREADABLE
                 self._moved_to[key] = directory_prefix(destination) + key[len(prefix) :]
 
-    @_call
+    @_write
     def copy(self, source: str, destination: str, at: Snapshot | None) -> None:
         self.transaction.copy(source, destination, at)
 
-    @_call
+    @_write
     def restore(self, path: str, at: Snapshot) -> None:
         """Restore what is below a path. What was opened there is stale where it is another by that."""
         transaction = self.transaction
@@ -609,12 +685,16 @@ class Session:
             self._overtaken[key] = noted if stale is None else stale.then(noted)
 
     def _writes(self) -> int:
-        return 0 if self._transaction is None else self._transaction.writes
+        transaction = self._transaction if self._beside is None else self._transaction or self._beside._transaction
+        return 0 if transaction is None else transaction.writes
 
     # --- from one transaction to the next
 
-    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
-        """Commit what is staged; the next transaction is based on the new commit."""
+    def commit(self, message: str | None = None, *, allow_lost: bool = False, at_end: bool = False) -> Commit | None:
+        """Commit what is staged; the next transaction is based on the new commit. None if there is no new one.
+
+        `at_end`: of a block, which needs no further commit for its message if it has made one.
+        """
         with self.door.shut():
             if not self.door.close():
                 raise busy()
@@ -622,13 +702,41 @@ class Session:
             old = ended.base
             ended.follow_others()
             self._learn(ended)
-            new = ended.commit(message, allow_lost=allow_lost)
+            self._warn_of_left_behind(ended)
+            ended.needs_change = at_end and self._has_ended_one
+            made = ended.commit(message, allow_lost=allow_lost)
+            if made is not None or not ended.needs_change:
+                self.unchanged = ended.unchanged
+            self._has_ended_one |= made is not None
             self._learn(ended)  # of what came last; it raises nothing
             self._cleared = {}
+            new = old if made is None else made
             self._move(old, new, own=new.seq, settled=ended.settled)  # raises nothing: the commit is made
             if ended.is_named:
                 self.ended = "this transaction was committed: begin a new one with repo.transaction()"
-            return new.commit
+            return None if made is None else made.commit
+
+    def _warn_of_left_behind(self, transaction: Transaction) -> None:
+        """Warn if an array has grown along a dimension, and another that array objects hold has not.
+
+        Says nothing of a transaction that has ended: its commit raises `TransactionStateError`.
+        """
+        if transaction.state != "open":
+            return
+        documents = {key: transaction.present(key) for key in list(self._handed_out) if is_node_document(key)}
+        changed = [key for key, link in documents.items() if link is not None]
+        if not changed:
+            return
+        base = transaction.base
+        before = base.get_view if self.engine.storage.ranges is None else base.at_hand
+
+        def after(key: str) -> bytes | memoryview | None:
+            link = documents.get(key)
+            return before(key) if link is None else transaction.content(key, link)
+
+        found = list(left_behind(changed, documents, before, after))
+        if found:
+            warnings.warn(UnequalLengthsWarning(found), stacklevel=4)
 
     def rollback(self) -> None:
         """Drop what is staged; the next transaction is based on the head."""
@@ -636,15 +744,28 @@ class Session:
             ended = self.transaction
             is_closed = self.door.close(PATIENCE)
             documents = self._staged_documents(ended)
-            ended.rollback()  # late writes fail from now on, and so are soon done
-            self._unread |= documents
-            self._stale |= self._cleared
+            trusted = self._unread, self._stale
+            try:
+                # An interrupt may come as soon as it is rolled back, and a call that is late may read until then.
+                self._distrust(documents)
+                ended.rollback()  # late writes fail from now on, and so are soon done
+            except BaseException:
+                if ended.state == "open":  # it was refused, or has not begun: all is there as it was
+                    self._unread, self._stale = trusted
+                raise
+            self._has_ended_one = True
+            self._distrust(documents)
             self._cleared = {}
             if ended.is_named:
                 self.ended = "this transaction was rolled back: begin a new one with repo.transaction()"
             if not is_closed and not self.door.close():
                 raise busy()
             self._move(ended.base, self.engine.newest(self.branch))
+
+    def _distrust(self, documents: Mapping[str, bool]) -> None:
+        """Refuse the array objects that hold what a rollback drops, until they are opened again."""
+        self._unread = {**self._unread, **documents}
+        self._stale = {**self._stale, **self._cleared}
 
     def _staged_documents(self, transaction: Transaction) -> dict[str, bool]:
         """Return the documents that a rollback will drop, and of each whether there may be chunks below it."""

@@ -7,6 +7,10 @@ that it begins inherit that.
 
 When a task of a statement fails, the caller gets the error at once, and the others go on. From then on they are refused
 the store.
+
+What has to be done before the caller gets the result (`Statement.finish_with`) is done in the first task itself. The
+first statement of a process may have begun before there was a task factory. There it is done when the task is done,
+still before the caller is told.
 """
 
 from __future__ import annotations
@@ -14,22 +18,31 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import zarr.core.codec_pipeline
 import zarr.core.sync
 
 from txstore import processes
-from txstore.errors import TransactionStateError
+from txstore.errors import TransactionStateError, TxStoreError
+from txstore.storage.request_threads import in_thread
 
 AnyTask = asyncio.Future[Any]
+T = TypeVar("T")
 
 #: The statement that a task or thread works for. `present` says when there is none.
 of_context: contextvars.ContextVar[Statement | None] = contextvars.ContextVar("txstore statement", default=None)
 _finishing = processes.new_lock()
+
+
+class Finish(NamedTuple):
+    """What a statement has to do before it has ended."""
+
+    call: Callable[[bool], object]  # is told whether the statement has failed
+    is_slow: bool  # it waits for a server
 
 
 class Statement:
@@ -38,18 +51,41 @@ class Statement:
     def __init__(self) -> None:
         self._roots = 0  # tasks that are under way, and that nothing but the statement's caller waits for
         self._at_end: dict[Callable[[Statement], object], None] = {}  # in order, each once
+        self._finishing: list[Finish] = []
         self._has_failed = False
         self.is_done = False  # its caller has the result
         self.has_failed = False  # and that is an error, or will be
 
     def begin(self, root: AnyTask) -> None:
         self._roots += 1
-        # Before zarr adds its own callback, which wakes the caller.
+        # Before zarr's own callback, which wakes the caller: of a task that has begun already, that is there by now.
+        others = list(getattr(root, "_callbacks", None) or ())
+        for callback, _ in others:
+            root.remove_done_callback(callback)
         root.add_done_callback(self._root_is_done)
+        for callback, context in others:
+            root.add_done_callback(callback, context=context)
 
     def at_end(self, call: Callable[[Statement], object]) -> None:
         """Have `call(statement)` called when its caller is about to be told the result."""
         self._at_end[call] = None
+
+    def finish_with(self, finish: Finish) -> bool:
+        """Have something done before the statement ends; return False if it has ended."""
+        self._finishing.append(finish)
+        return not self.is_done
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the statement's first task, and then what it has to be finished with, whose errors its caller gets."""
+        result = await coroutine
+        # zarr returns the error that its caller's thread is to raise.
+        while self._finishing and not (self.has_failed or isinstance(result, BaseException)):
+            finish = self._finishing.pop()
+            if finish.is_slow:
+                await in_thread(finish.call, False)
+            else:
+                finish.call(False)
+        return result
 
     def refuse(self) -> None:
         """Let what is left of it not use the store: one of its tasks gets an error, or its caller was interrupted."""
@@ -60,6 +96,9 @@ class Statement:
         self._has_failed = self._has_failed or _has_failed(root)
         if not self._roots:
             self.is_done, self.has_failed = True, self.has_failed or self._has_failed
+            while self._finishing:  # it has failed, or `run` has not run it
+                with suppress(OSError, TxStoreError):  # its caller can't be told here
+                    self._finishing.pop().call(self.has_failed)
             for call in self._at_end:
                 call(self)
             self._at_end.clear()
@@ -124,15 +163,19 @@ class _NotingFactory:
         coroutine: Any,
         **options: Any,
     ) -> AnyTask:
+        runs = coroutine
         if asyncio.current_task(loop) is None:
             statement = Statement()
+            runs = statement.run(coroutine)
         elif of_context.get() is None and not self.before.is_done:
             statement = self.before
         else:  # it inherits its context, and so the statement
             return self._create(loop, coroutine, **options)
         context = options.pop("context", None) or contextvars.copy_context()
         context.run(of_context.set, statement)
-        task: AnyTask = self._create(loop, coroutine, context=context, **options)
+        task: AnyTask = self._create(loop, runs, context=context, **options)
+        if runs is not coroutine:
+            task.add_done_callback(lambda _: coroutine.close())  # else one that was cancelled at once is complained of
         statement.begin(task)
         return task
 
@@ -155,13 +198,23 @@ def finish_codec_threads(timeout: float) -> bool:
     if pool is None or threading.current_thread() in pool._threads:
         return True
     # Each worker can be in the barrier only when it has finished what it did before.
+    barrier = threading.Barrier(pool._max_workers)
+    results: list[bool] = []
+    # In a thread of its own: an interrupt of this one could leave a lock of the pool taken for ever.
+    other = threading.Thread(target=lambda: results.append(_meet(pool, barrier, timeout)), daemon=True)
+    other.start()
+    try:
+        other.join()
+    except BaseException:
+        barrier.abort()  # the threads are let go
+        raise
+    return results == [True]
+
+
+def _meet(pool: ThreadPoolExecutor, barrier: threading.Barrier, timeout: float) -> bool:
+    """Let all threads of a pool come to a barrier; return whether they did in time."""
     with _finishing:
-        barrier = threading.Barrier(pool._max_workers)
         while pool._idle_semaphore.acquire(blocking=False):
             pass  # it may count idle threads that are not: now `submit` starts threads until there are all
-        try:
-            done, late = wait([pool.submit(barrier.wait, timeout) for _ in range(pool._max_workers)], timeout)
-        except BaseException:
-            barrier.abort()  # an interrupt: the threads are let go
-            raise
+        done, late = wait([pool.submit(barrier.wait, timeout) for _ in range(pool._max_workers)], timeout)
         return not late and not any(future.exception() for future in done)

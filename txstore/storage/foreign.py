@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from txstore.errors import SourceError
 from txstore.format.encoding import MalformedError, NewerFormatError, Reader
-from txstore.storage.objects.urls import LOCAL, public
+from txstore.storage.objects.urls import LOCAL, has_parameters, lacks_slashes, public
 
 _MAGIC = b"TXSTFORN"
 _VERSION = 1
@@ -100,15 +100,20 @@ def canonical(url: str | os.PathLike[str]) -> str:
     scheme = scheme.lower()
     if "::" in address.partition("[")[0]:  # not those of an IPv6 address
         raise SourceError(_shown(address), "a file inside of another can't be referred to: give the URL of a file")
+    if lacks_slashes(address):
+        reason = "two slashes follow the scheme of a URL; if this is a file of this machine, write ./ before its name"
+        raise SourceError(_shown(address), reason)
     if not separator or scheme in LOCAL:
         path = os.path.abspath(os.path.expanduser(rest if separator else address))
         return "file:///" + path.lstrip("/")
     scheme = _SAME.get(scheme, scheme)
     host, slash, path = rest.partition("/")
     plain_host, plain = _decoded(address, host), _decoded(address, path)
-    has_query = "?" in plain_host + plain or (scheme in ("http", "https") and "#" in plain_host + plain)
+    whole = plain_host + plain
+    has_query = "?" in whole or (scheme in ("http", "https") and "#" in whole)
+    has_query |= ";" in whole and has_parameters(scheme)
     if has_query or _has_user(scheme, plain_host, plain):
-        reason = "a reference holds no user and no query, for they may be secret: give them as options, in sources="
+        reason = "a reference holds no user, no query, no parameters, which may be secret: they are options in sources="
         raise SourceError(_shown(address), reason)
     if _CONTROL.search(plain_host + plain) or "/" in plain_host:
         raise SourceError(_shown(address), "a URL with control characters, or with a slash in its host, is refused")

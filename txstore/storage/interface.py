@@ -9,8 +9,11 @@ the system come out as `OSError` with the file's name; nothing above needs to kn
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from txstore.format import names
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from txstore.storage.pack_cache import PackCache
 
 Mapped = Any  # an object with the buffer protocol: what a whole file looks like in memory
+
+#: What opening a file raises that is not there. Whoever opens what has to be there catches all of them (I4): zarr and
+#: fsspec would take each for a missing key.
+GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class StagedFile(Protocol):
@@ -43,6 +50,13 @@ class Held(Protocol):
     """What others can tell to be in use by a living process, until it is closed."""
 
     def close(self) -> None: ...
+
+
+class Earlier(NamedTuple):
+    """What a file holds, or has held before it was replaced. Both raise `OSError`."""
+
+    read: Callable[[], bytes]
+    forget: Callable[[], None]  # for good: the file holds what came before, if it was the last
 
 
 class Storage(Protocol):
@@ -96,8 +110,21 @@ class Storage(Protocol):
     def list(self, path: str) -> list[str]:
         """Return the names in a directory; none if it does not exist."""
 
-    def check_creation(self) -> None:
-        """Raise `OSError` if two processes could create one file here, before a repository is made."""
+    def check_creation(self, *, waits: bool) -> None:
+        """Raise `OSError` if two processes could create one file here. If it does not wait, the next commit does."""
+
+    def earlier(self, directory: str) -> Mapping[str, Sequence[Earlier]]:
+        """Return the contents that the files of a directory have had and have, of each the oldest first.
+
+        Of one that was deleted and made again, since then; none of what is not there. Raises `OSError` where that can't
+        be asked.
+        """
+
+    def free_names(self, directory: str, above: str) -> None:
+        """Forget what files were whose names were deleted, and are above one: some servers don't give them away again.
+
+        Raises `OSError` where that can't be done.
+        """
 
     def sizes(self, path: str) -> dict[str, int]:
         """Return the names of the files in a directory, and their lengths in bytes; none if it does not exist."""
@@ -200,3 +227,22 @@ class Storage(Protocol):
 
     def open_pins(self) -> local.Descriptor | None:
         """Return a new descriptor of the file of pins; None if there is none to be had, or it has no byte locks."""
+
+
+def write_over(storage: Storage, path: str, content: bytes, *, at_most: int = 0o777) -> None:
+    """Write a small file, durably, in the place of what is there.
+
+    The new file is open until it has its name: a vacuum deletes what lies beside it and is open nowhere.
+    """
+    temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+    file = storage.create(temporary, at_most=at_most)
+    try:
+        file.write(0, [content])
+        file.sync()
+        storage.replace(temporary, path)
+    except BaseException:
+        storage.delete(temporary)
+        raise
+    finally:
+        file.close()
+    storage.sync_directory(os.path.dirname(path))

@@ -11,8 +11,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -21,8 +20,9 @@ from txstore._native import local, watch
 from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.format import names, records
 from txstore.format.records import SLOTS_BY_RENAME
+from txstore.steps import step
 from txstore.storage import turns
-from txstore.storage.interface import Held, Mapped, StagedFile
+from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.line import Line
 from txstore.storage.objects.interface import Ranges
 from txstore.storage.pack_cache import PackCache
@@ -129,14 +129,24 @@ class LocalStorage:
 
     def _put_empty(self, path: str, at_most: int) -> None:
         temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-        self.create(temporary, at_most=at_most).close()
-        self.replace(temporary, path)
+        file = self.create(temporary, at_most=at_most)
+        try:
+            self.replace(temporary, path)
+        finally:
+            file.close()
 
     # --- writing
 
-    def check_creation(self) -> None:
+    def check_creation(self, *, waits: bool) -> None:
         """The kernel makes sure of it."""
 
+    def earlier(self, directory: str) -> Mapping[str, Sequence[Earlier]]:
+        return {}
+
+    def free_names(self, directory: str, above: str) -> None:
+        """A name that was deleted is free."""
+
+    @step("make directory")
     def make_directory(self, path: str, *, durable: bool, at_most: int = 0o777) -> None:
         if not path:
             _make_directories(self._tree.root, durable, at_most)
@@ -261,6 +271,7 @@ class LocalStorage:
                         _write_fully(old, start, [bytes(min(_BLANKED, offset + length - start))])
                 _sync(old)
 
+    @step("write once")
     def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
         temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
         file = self.create(temporary, at_most=at_most)
@@ -338,19 +349,51 @@ class LocalStorage:
             return 0
         return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) & ~1 or 2
 
-    @contextmanager
-    def lock(
-        self, path: str, prepare: Callable[[], object] | None = None, *, in_line: bool = False
-    ) -> Iterator[Line | None]:
+    def lock(self, path: str, prepare: Callable[[], object] | None = None, *, in_line: bool = False) -> _Turn:
+        return _Turn(self, path, prepare, in_line)
+
+    def _open_lock(self, path: str) -> local.Descriptor:
+        return self._open_in_place(path, os.O_RDWR, self._sharing.writers)
+
+
+class _Turn:
+    """The turn at a file, as long as a `with` block lasts.
+
+    A class: if Ctrl-C comes while `contextlib` has not returned yet, a generator keeps the lock for as long as the
+    traceback lives, and the next commit of this process waits for it.
+    """
+
+    def __init__(self, storage: LocalStorage, path: str, prepare: Callable[[], object] | None, in_line: bool) -> None:
+        self._storage = storage
+        self._path = path
+        self._prepare = prepare
+        self._in_line = in_line
+        self._descriptor: local.Descriptor | None = None
+
+    def __enter__(self) -> Line | None:
+        try:
+            return self._take()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _take(self) -> Line | None:
+        storage = self._storage
         # The locks belong to the open file description: two threads that open the file exclude each other too.
-        with self._open_in_place(path, os.O_RDWR, self._sharing.writers) as descriptor:
-            try:
-                turns.take(descriptor, self.url, path, self.lock_timeout, prepare)
-                line = Line(descriptor, self.url, path, self.lock_timeout) if self._has_lines else None
-                if line is not None and not in_line:
-                    line.drain()
-                yield line if in_line else None
-            finally:
+        self._descriptor = storage._open_lock(self._path)
+        descriptor = self._descriptor.fileno()
+        turns.take(descriptor, storage.url, self._path, storage.lock_timeout, self._prepare)
+        if not storage._has_lines:
+            return None
+        line = Line(descriptor, storage.url, self._path, storage.lock_timeout)
+        if self._in_line:
+            return line
+        line.drain()
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            with self._descriptor as descriptor:  # C closes it, whatever interrupts the next line
                 turns.leave(descriptor)
 
 

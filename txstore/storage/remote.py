@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import posixpath
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from txstore import processes
 from txstore.errors import LocksUnavailableError
-from txstore.format import encoding, names
-from txstore.storage.interface import Held, Mapped, StagedFile
+from txstore.format import encoding, names, records
+from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
+from txstore.storage.late_answers import LateAnswers
 from txstore.storage.leases import Lease, Leases
+from txstore.storage.objects.backend import Version
+from txstore.storage.objects.errors import NotExclusiveError
 from txstore.storage.objects.interface import ObjectStore, check_creation
 from txstore.storage.pack_cache import PackCache
 from txstore.storage.request_threads import in_background
@@ -30,6 +36,22 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from txstore._native import local
+
+#: Seconds after which a process that commits asks again whether the server creates exclusively.
+CHECK_PERIOD = 10.0
+
+
+class _Proof(NamedTuple):
+    """The question whether the server creates exclusively."""
+
+    process: int  # that has asked: no thread of the parent's answers in a forked child
+    began: float  # by the monotonic clock
+    versions_begun: int  # of the store, then
+    answer: Callable[[], None]
+
+    @property
+    def is_old(self) -> bool:
+        return time.monotonic() - self.began >= CHECK_PERIOD
 
 
 class RemoteStorage:
@@ -46,9 +68,13 @@ class RemoteStorage:
         self.url = objects.url
         self.slots = objects.creation
         self.leases = Leases(objects)
+        self.late_answers = LateAnswers(objects)
         self._staged: dict[str, StagedObject] = {}  # by this process
         self._lock = processes.new_lock()
         self._turns: dict[str, threading.Lock] = {}
+        self._asked: _Proof | None = None  # whose answer nobody has waited for
+        self._proved: _Proof | None = None  # the last whose answer was that the server does
+        self._check_lock = processes.new_lock()
         self.lock_timeout: float | None = None
 
     # --- reading
@@ -80,8 +106,56 @@ class RemoteStorage:
 
     # --- writing
 
-    def check_creation(self) -> None:
-        check_creation(self.objects, names.STAGING)
+    def check_creation(self, *, waits: bool) -> None:
+        if waits:
+            self.doubt()
+            self.wait_for_check()
+            return
+        with self._check_lock:
+            if self._proved is None:
+                self._asked = self._ask(in_background)
+
+    def _ask(self, begin: Callable[..., Callable[[], None]]) -> _Proof:
+        find_out = partial(check_creation, self.objects, names.GUARD, records.encode_guard())  # always the same
+        began, versions_begun = time.monotonic(), self.objects.versions_begun
+        return _Proof(os.getpid(), began, versions_begun, begin(operator.call, find_out))
+
+    def wait_for_check(self) -> None:
+        """Raise `NotExclusiveError` if the server lets a second creator of an object through.
+
+        It has to be known at first, since files may have been copied to another server; when something is in doubt; and
+        when the server has begun to keep versions, since some ignore conditions in such a bucket. Then an `OSError`
+        says why it could not be asked. Otherwise the server is asked again by whoever comes next.
+        """
+        with self._check_lock:
+            begun, asked, self._asked = self.objects.versions_begun, self._asked, None
+            has_to = self._proved is None or self._proved.versions_begun != begun
+            if asked is None or asked.process != os.getpid() or asked.versions_begun != begun:
+                if not has_to:
+                    return
+                asked = self._ask(partial)
+            try:
+                asked.answer()
+            except NotExclusiveError:
+                self._proved = None
+                raise
+            except OSError:
+                if has_to:
+                    raise
+            else:
+                self._proved = asked
+
+    def renew_check(self) -> None:
+        """Begin to ask again, if that was long ago: whoever creates something meanwhile waits for both answers."""
+        with self._check_lock:
+            last = self._asked or self._proved
+            if self._proved is not None and last is not None and last.is_old and self.objects.is_remote:
+                self._asked = self._ask(in_background)
+
+    def doubt(self) -> None:
+        """Let the next `wait_for_check` ask anew: what is there is not what it should be."""
+        with self._check_lock:
+            self._asked = self._proved = None
 
     def permissions(self, path: str) -> int:
         return 0o777
@@ -171,7 +245,7 @@ class RemoteStorage:
         """As `sync_file`."""
 
     def rename_noreplace(self, source: str, target: str) -> None:
-        self.objects.create(target, self._content(source))
+        self.late_answers.create(target, self._content(source))
         self.delete(source)
 
     def replace(self, source: str, target: str) -> None:
@@ -186,9 +260,11 @@ class RemoteStorage:
         return [self.objects.get(path)] if staged is None else [staged.content]
 
     def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
+        self.wait_for_check()
         if self.objects.exists(path):
             raise FileExistsError(f"{path} exists")
         self._create_once(path, content)
+        self.wait_for_check()  # the answer may have told that the server keeps versions now
 
     def _create_once(self, path: str, content: bytes) -> None:
         try:
@@ -200,6 +276,24 @@ class RemoteStorage:
 
     def write_in_place(self, path: str, content: bytes) -> None:
         self.objects.put(path, [content])
+
+    def earlier(self, directory: str) -> Mapping[str, Sequence[Earlier]]:
+        found: defaultdict[str, Sequence[Earlier]] = defaultdict(tuple)
+        for each in self.objects.list_versions(directory):
+            path = f"{directory}/{each.name}"
+            read = partial(self.objects.get_version, path, each.id)
+            forget = partial(self.objects.delete_versions, path, [each.id])
+            found[each.name] = () if each.is_deletion else (*found[each.name], Earlier(read, forget))
+        return found
+
+    def free_names(self, directory: str, above: str) -> None:
+        versions: defaultdict[str, Sequence[Version]] = defaultdict(tuple)
+        for each in self.objects.list_versions(directory):
+            if each.name > above:
+                versions[each.name] = (*versions[each.name], each)
+        for name, found in versions.items():
+            if found[-1].is_deletion:
+                self.objects.delete_versions(f"{directory}/{name}", [each.id for each in found])
 
     def delete(self, *paths: str) -> None:
         with self._lock:

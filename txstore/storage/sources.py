@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from txstore.errors import SourceChangedError, SourceError
 from txstore.storage.foreign import FileVersion, ForeignRange, canonical, is_below, version_of
+from txstore.storage.interface import GONE
 from txstore.storage.objects.backend import READ_ONLY, Content
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.fsspec_backends import build_plain
@@ -79,7 +80,7 @@ class Sources:
         try:
             content = self._content(url, begin, end - begin)
             now = self.look(url)  # after it was read: if it is the same now, it was then
-        except (FileNotFoundError, NotADirectoryError):
+        except GONE:
             raise SourceChangedError(url, found.file.shown, "there is no such file") from None
         if now != found.file._replace(url=url):
             raise SourceChangedError(url, found.file.shown, f"it is {now.shown}")

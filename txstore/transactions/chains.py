@@ -2,14 +2,16 @@
 
 Each frame says what its writer had seen of the key: nothing, the base, or another frame. The frames of a chain follow
 one another, each having seen the one before, so the last holds the work of all. Where two frames have seen the same,
-one of them does not know the other's work, and the commit names the key. Three exceptions: of chunks that were written
-in part, frames whose regions have no element in common are laid over one another; what a process wrote that died before
-it was done is dropped where somebody else wrote the same afresh; and equal values that were written without having seen
-anything count as one.
+one of them does not know the other's work, and the commit names the key. A process that has seen a frame knows what
+its writer knew then, though the writer may have written the key once more since. Three exceptions: of chunks that were
+written in part, frames whose regions have no element in common are laid over one another; what a process wrote that
+died before it was done is dropped where somebody else wrote the same afresh; and equal values that were written without
+having seen anything count as one.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
@@ -78,17 +80,29 @@ def resolve(
         found = Arranged([links[0]], [links[0]._replace(region=_united(links))])
     if found is None:
         return None
-    layers = found.layers
+    layers, last = found.layers, found.links[-1]
     for prefix in prefixes:
-        knowing = [link for link in found.links if _is_after(link, prefix, prefixes)]
-        is_known = bool(knowing) if len(found.layers) == 1 else _all_follow(found.links, knowing)
-        if prefix.participant in lost or is_known:
+        knowing = _knowing(found.links, prefix, prefixes)
+        if prefix.participant in lost or _is_known(found, knowing):
             continue
-        is_last = len(found.layers) == 1 and found.links[-1].participant == prefix.participant
+        is_last = len(found.layers) == 1 and last.participant == prefix.participant and last.place not in knowing
         if not is_last and not all(link.participant in lost for link in found.links):
             return None  # who deleted and who wrote did not know of one another
         layers = [tombstone(prefix)]
     return layers
+
+
+def know_of(links: Sequence[Link], prefixes: Prefixes) -> bool:
+    """Tell whether those who wrote what is left of a key knew of all deletions of prefixes above it."""
+    found = arrange(links, prefixes)
+    return found is not None and all(_is_known(found, _knowing(links, prefix, prefixes)) for prefix in prefixes)
+
+
+def _is_known(found: Arranged, knowing: Collection[Predecessor]) -> bool:
+    """Tell whether the writers of all that is left of a key are among those that know something."""
+    # What was written in part leaves something of what is below it; what came before a whole is gone.
+    whole = max((at for at, link in enumerate(found.links) if link.region.is_whole), default=0)
+    return all(link.place in knowing for link in found.links[whole:])
 
 
 def tombstone(prefix: Predecessor) -> Link:
@@ -130,48 +144,50 @@ def arrange(links: Sequence[Link], prefixes: Prefixes | None = None) -> Arranged
 
 def _knowledge(links: Sequence[Link], prefixes: Prefixes) -> list[int] | None:
     """Return for each link which others its process had seen, a bit for each; None if that is not known."""
+    learned = _learned(links, prefixes)
+    if learned is None:
+        return None
     numbers = {link.place: at for at, link in enumerate(links)}
-    parents: dict[int, list[int]] = {at: [] for at in range(len(links))}
-    last: dict[int, Link] = {}
-    for link in sorted(links, key=lambda link: link.sequence):
-        at, seen, own = numbers[link.place], link.seen, last.get(link.participant)
-        if own is not None:
-            parents[at].append(numbers[own.place])
-        last[link.participant] = link
-        if isinstance(seen, Predecessor) and seen in numbers:
-            parents[at].append(numbers[seen])
-    for link in links:
-        if isinstance(link.seen, Predecessor) and link.seen not in numbers and not _is_prefix(link.seen, prefixes):
-            # It was written over: what its process has written by now was not seen. Or it is not there.
-            by_now = last.get(link.seen.participant)
-            if by_now is None or by_now.sequence <= link.seen.sequence:
-                return None
+    parents = {at: [numbers[other.place] for other in learned[link.place]] for at, link in enumerate(links)}
     known = [0] * len(links)
     try:
         for at in TopologicalSorter(parents).static_order():
             for parent in parents[at]:
-                known[at] |= known[parent] | 1 << parent
+                known[at] |= known[parent]
+                # Else what was seen was written over: what its process has written by now was not seen.
+                if links[at].participant == links[parent].participant or links[at].seen == links[parent].place:
+                    known[at] |= 1 << parent
     except CycleError:
         return None
     return known
 
 
+def _learned(links: Iterable[Link], prefixes: Prefixes) -> dict[Predecessor, list[Link]] | None:
+    """Return from which others the writer of each link has learned: it knew what the first frames of these had seen.
+
+    These are the one that its process has written before, and the one that has the frame which it had seen, or had it
+    until its process wrote over that. Return None if a frame that was seen is not there.
+    """
+    written: dict[int, list[Link]] = {}
+    for link in sorted(links, key=lambda link: link.sequence):
+        written.setdefault(link.participant, []).append(link)
+    places = {link.place for own in written.values() for link in own}
+    learned: dict[Predecessor, list[Link]] = {}
+    for own in written.values():
+        for before, link in zip([None, *own], own, strict=False):
+            others = learned[link.place] = [] if before is None else [before]
+            seen = link.seen
+            if isinstance(seen, Predecessor) and (seen in places or not _is_prefix(seen, prefixes)):
+                theirs = written.get(seen.participant, [])
+                at = bisect_left(theirs, seen.sequence, key=lambda link: link.sequence)
+                if at == len(theirs):
+                    return None
+                others.append(theirs[at])
+    return learned
+
+
 def _united(links: Iterable[Link]) -> Region:
     return Region.of_all(link.region for link in links)
-
-
-def _all_follow(links: Sequence[Link], first: Sequence[Link]) -> bool:
-    """Tell whether each of some links, which are in their order, is one of `first` or follows one."""
-    reached: set[Predecessor] = set()
-    for link in links:
-        if not (
-            link in first
-            or link.seen in reached
-            or any(place.participant == link.participant and place.sequence < link.sequence for place in reached)
-        ):
-            return False
-        reached.add(link.place)
-    return True
 
 
 def _is_done_again(links: Sequence[Link], kept: Sequence[Link], found: Arranged, lost: Collection[int]) -> bool:
@@ -225,6 +241,23 @@ def newest(prefixes: Prefixes, participants: Collection[int]) -> Predecessor:
     """Return the deletion, by one of `participants`, that knew of all others by them, if one did."""
     places = [place for place in prefixes if place.participant in participants]
     return next((place for place in places if all(_knows(place, other, prefixes) for other in places)), places[-1])
+
+
+def _knowing(links: Sequence[Link], prefix: Predecessor, prefixes: Prefixes) -> set[Predecessor]:
+    """Return the places of the links whose writers knew, be it from others on the key, that a prefix was deleted."""
+    followers: dict[Predecessor, list[Link]] = {}
+    learned = _learned(links, prefixes) or {}
+    for link in links:
+        for other in learned.get(link.place, ()):
+            followers.setdefault(other.place, []).append(link)
+    knowing: set[Predecessor] = set()
+    found = [link for link in links if _is_after(link, prefix, prefixes)]
+    while found:
+        place = found.pop().place
+        if place not in knowing:
+            knowing.add(place)
+            found += followers.get(place, [])
+    return knowing
 
 
 def _is_after(link: Link, prefix: Predecessor, prefixes: Prefixes) -> bool:

@@ -25,6 +25,7 @@ from txstore.history.run_packs import RunPack
 from txstore.history.slots import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.trains import OFFERED
+from txstore.steps import step
 from txstore.storage.request_threads import executor
 from txstore.transactions import conflicts
 from txstore.transactions.chains import Link
@@ -61,11 +62,15 @@ class Committer:
         snapshots: Snapshots,
         staging: Staging,
         locks: TransactionLocks | None,
-        message: str | None,
+        message: str,
+        is_wanted: bool,
         *,
         in_line: bool = True,
     ) -> None:
-        """`in_line`: the commit may follow one that is on its way to its slot, and be given up if that never has it."""
+        """`is_wanted`: the commit is made even if it changes nothing.
+
+        `in_line`: the commit may follow one that is on its way to its slot, and be given up if that never has it.
+        """
         record = staging.record
         self.commits = commits
         self.snapshots = snapshots
@@ -81,9 +86,10 @@ class Committer:
             [(pack, staging.path_of(pack.name.id)) for pack in self.packs],
             branch=record.branch,
             durable=record.durability == "fsync",
-            message=(record.message or "") if message is None else message,
+            message=message,
             properties=record.properties,
         )
+        self._is_wanted = is_wanted
         self.unchanged: set[str] = set()
         self.merges = Merges(staging, self.publisher)
         self.together: dict[str, Staged] = {}  # documents that lie beside one another in the commit's own file
@@ -101,8 +107,14 @@ class Committer:
         """Whether the file was offered to a slot, which may have taken it."""
         return self.publisher.offered
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether what it writes is as it was. A merge says that all of the other is here, which is a change."""
+        is_empty = self.own is None and self.staging.other_parent is None
+        return is_empty and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints)
+
     def run(self) -> Stored | None:
-        """Return the new commit; None if all that is staged is as in the base.
+        """Return the new commit; None if all that is staged is as in the base, and the commit is not wanted anyway.
 
         Raises `ConflictError`, `ConstraintError`, and what `Publisher.prepare` and `publish` raise; then nothing was
         published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
@@ -136,8 +148,7 @@ class Committer:
         #    its values. What equals the base is left out.
         self.merges.put_together()
         self._append_own_run()
-        is_empty = self.own is None and self.staging.other_parent is None  # a merge says that all of the other is here
-        if is_empty and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints):
+        if self.changes_nothing and not self._is_wanted:
             return None
 
         # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us:
@@ -157,6 +168,7 @@ class Committer:
             if self.aside is not None:
                 self.commits.run_packs.settle(self.branch, self.aside, made, may_be_made=self.offered)
 
+    @step("commit")
     def _publish(self) -> Stored | None:
         # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan catches up and
         #    says what the header holds (`contents`), once for each slot that is tried, until the file takes one.
@@ -341,7 +353,12 @@ class Committer:
         assert settle is not None
         declarations.check_unmoved(self.staging.constraints, self.base.written_constraints, head.written_constraints)
         staged = [key for key, _ in staging.items_staged()]
-        self.merges.settle(settle(self.base, Peek(staging), staged, staging.key_changes(), head))
+        theirs = self.snapshots.own(head)
+        try:
+            self.merges.settle(settle(self.base, Peek(staging), staged, staging.key_changes(), theirs))
+        except ConflictError:
+            theirs.let_go()  # which the error's `conflicts` hold
+            raise
         # All else is a conflict as ever: what was deleted as a whole, say.
         conflicts.check(self.writes, self.base, head, self.base.seq)
 

@@ -9,6 +9,7 @@ No I/O of its own: everything is asked of the snapshots that are passed in. The 
 | wrote some elements of a chunk                   | changed others of it, wrote them as they were     | no       |
 | wrote some elements of a chunk                   | changed one of them, or deleted a prefix above    | yes      |
 | created a group document                         | created it with the same bytes                    | no       |
+| consolidated the metadata of a group             | consolidated it too                               | no       |
 | deleted a key that was not there                 | deleted it too                                    | no       |
 | deleted a prefix                                 | wrote a key below it, which is there              | yes      |
 | deleted a prefix                                 | deleted it too                                    | no       |
@@ -39,6 +40,7 @@ from typing import NamedTuple, TypeAlias
 
 from txstore.errors import ConflictError
 from txstore.format import packfile
+from txstore.format.consolidated import decoded, is_consolidated, is_marked, plain_document
 from txstore.format.documents import NODE_DOCUMENTS, DocumentChange, Node, below, compare_documents, drops_chunk
 from txstore.format.keys import (
     after_prefix,
@@ -164,7 +166,7 @@ class Check:
 
 def _set_keys(check: Check) -> Iterator[str]:
     for key in check.mine.set:
-        if check.changed(key) and not _is_equal_group_creation(check, key) and not _is_apart(check, key):
+        if check.changed(key) and not _is_equal_of_group(check, key) and not _is_apart(check, key):
             yield key
 
 
@@ -174,10 +176,15 @@ def _is_apart(check: Check, key: str) -> bool:
     return check.mine.is_apart(key, check.base, check.head)
 
 
-def _is_equal_group_creation(check: Check, key: str) -> bool:
-    mine = check.mine.documents.get(key)
-    if mine is None or key in check.base or _bytes(check.head, key) != mine:
+def _is_equal_of_group(check: Check, key: str) -> bool:
+    """Tell whether both have created a group, or consolidated its metadata, with the same bytes."""
+    if is_consolidated(key):
+        return key in check.head
+    mine, base = check.mine.documents.get(key), _bytes(check.base, key)
+    if mine is None or _bytes(check.head, key) != mine:
         return False
+    if base is not None:
+        return is_marked(key, mine) and decoded(plain_document(key, mine)) == decoded(plain_document(key, base))
     if key.rpartition("/")[2] == ".zattrs":
         return check.mine.documents.get(document_key(node_of_document(key), ".zgroup")) is not None
     return Node.parse(key, mine).kind == "group"

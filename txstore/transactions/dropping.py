@@ -67,7 +67,7 @@ def _drop_part(staging: Staging, attached: object) -> None:
         else:
             staging.attached.discard(attached)
             if not staging.attached:
-                staging.seal()
+                staging.rest()
 
 
 def _is_in_event_loop() -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from txstore import processes
 from txstore.errors import LockTimeoutError, TransactionStateError
 from txstore.locks.chunk_locks import Owner
-from txstore.locks.fallback_owner import Request, Turns
+from txstore.locks.fallback_owner import Request, SlotTurns
 from txstore.transactions.regions import Lock, keys_to_lock
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class TransactionLocks:
         self._closed = False
         self._is_shared = False
         self._whole: list[Sequence[str]] = []  # what `at_newest` has locked, for as long as the transaction lasts
-        self._turns: Turns[str] = Turns("another thread of this transaction")
+        self._turns: SlotTurns[str] = SlotTurns("another thread of this transaction")
         self._inside: list[Turn] = []  # of threads that have their turn
 
     @classmethod

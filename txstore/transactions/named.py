@@ -1,12 +1,13 @@
 """Transactions with a name, which processes join that share nothing but the disk, and which outlive them all.
 
 The file `.staging/named-<name>` says which transaction has a name. It is made and deleted under a lock. On an object
-store, where there is none, one process creates it, and it is deleted by the one that holds the transaction's record.
+store, where there is none, one process creates it, and it is deleted by the one that holds the transaction's lease.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,10 +18,13 @@ from txstore.format import names
 from txstore.format.packfile import REF_OF_FRAME
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
+from txstore.steps import step
+from txstore.storage.remote import RemoteStorage
 from txstore.transactions.shared import SharedTransaction
 from txstore.transactions.tails import Tail
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PAUSE = 0.05  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class NamedTransaction:
     participants: tuple[Participant, ...]
 
 
+@step("begin with a name")
 def find_or_begin(commits: Commits, name: str, new_record: Callable[[], TransactionRecord]) -> SharedTransaction:
     """Return the transaction that has a name; if there is none, begin that of a new record.
 
@@ -130,8 +135,33 @@ def _find(commits: Commits, name: str) -> SharedTransaction | None:
     except TransactionStateError as error:
         if error.state != "ended":
             raise
-    commits.storage.delete(names.named_path(name))  # whoever ended it has died, or waits for the lock to do so
+    _free(commits, name, transaction)  # the process that ended it has died, or waits for the lock to do so
     return None
+
+
+def _free(commits: Commits, name: str, ended: bytes) -> None:
+    """Delete the name of a transaction that has ended; the caller holds the lock.
+
+    On an object store the lock excludes nobody. Two processes may find the name of one that has ended, and when the
+    second deletes it, the first may have given it to the next. So who deletes it holds the one that has ended, and
+    reads the name once more.
+    """
+    storage, path = commits.storage, names.named_path(name)
+    if not isinstance(storage, RemoteStorage):
+        storage.delete(path)
+        return
+    try:
+        held = storage.leases.take(f"{names.STAGING}/{ended.hex()}")
+    except BlockingIOError:
+        time.sleep(_PAUSE)  # another process is about to delete it
+        return
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if _read(commits, name) == ended:
+                held.check_term()
+                storage.delete(path)
+    finally:
+        held.close()
 
 
 def _was_committed(shared: SharedTransaction) -> bool:

@@ -21,6 +21,7 @@ from txstore.format.encoding import MalformedError
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
 from txstore.history.remote_commits import RemoteCommits
+from txstore.steps import step
 from txstore.storage import leases
 from txstore.storage.interface import Storage
 from txstore.storage.objects.interface import Object
@@ -30,6 +31,7 @@ from txstore.storage.objects.interface import Object
 FIRST_LOOK, NEXT_LOOK = 30.0, 600.0
 
 
+@step("reclaim")
 def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
     """Delete the staged files of dead processes; return their paths. Any number of processes may do so at once.
 

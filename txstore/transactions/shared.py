@@ -28,6 +28,7 @@ from txstore.format.records import TransactionRecord
 from txstore.history.commit import Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.packs import Staged, Writer
+from txstore.steps import step
 from txstore.storage import leases
 from txstore.storage.interface import Held
 from txstore.storage.leases import Lease
@@ -50,6 +51,7 @@ class SharedTransaction:
     # --- the record
 
     @classmethod
+    @step("publish record")
     def publish(cls, commits: Commits, record: TransactionRecord) -> SharedTransaction:
         """Write the record, so that others can join. That of a transaction without a name lives with its owner."""
         if record.name is not None:
@@ -113,6 +115,7 @@ class SharedTransaction:
             )
         raise _ended()
 
+    @step("seal record")
     def seal(self) -> None:
         """Let nobody stage any more, and be the one who ends the transaction.
 
@@ -244,6 +247,7 @@ class SharedTransaction:
             if self.is_named:
                 self.close()
 
+    @step("end record")
     def end(self) -> None:
         """Delete the files of a transaction that is sealed, but for the pack of participant 0, and its name.
 

@@ -60,6 +60,18 @@ class Siblings:
             self._tails[number] = tails[number]
             self._add(number, frames)
 
+    def behind(self, seen: Mapping[int, int]) -> list[int]:
+        """Return of whom less was learned here than up to a frame each that another process has seen.
+
+        What does not count for those who join now is not missed.
+        """
+        others = seen.keys() - self._passed_over - {self._staged.me}
+        return sorted(number for number in others if not self._is_seen(number, seen[number]))
+
+    def _is_seen(self, participant: int, sequence: int) -> bool:
+        tail = self._tails.get(participant)
+        return tail is not None and (tail.last >= sequence or tail.kept is not None)
+
     def _read_to_join(
         self, shared: SharedTransaction, tails: Mapping[int, Tail], packs: Collection[str]
     ) -> dict[int, Iterable[Frame]]:
@@ -135,9 +147,13 @@ class Siblings:
         living = shared.living(others)
         return [str(tail) for number, tail in others.items() if number in living]
 
-    def unsealed_and_living(self, shared: SharedTransaction, participants: Iterable[int]) -> set[int]:
+    def whole_or_living(self, shared: SharedTransaction, participants: Iterable[int]) -> set[int]:
+        """Return whose part is whole, as far as it was read here, and who lives of the others.
+
+        Who writes on after that lived then, without being asked.
+        """
         sealed = {number for number, tail in self._tails.items() if tail.is_sealed}
-        return shared.living(set(participants) - sealed - {0, self._staged.me})
+        return sealed | shared.living(set(participants) - sealed - {0, self._staged.me})
 
     # --- the commit
 
@@ -145,7 +161,7 @@ class Siblings:
         """Add the last of what they have staged, in a transaction that is sealed; return whose part is not whole.
 
         That of a participant is up to the frame that is returned; -1: nothing of it is known to be. `living` are those
-        that lived before it was sealed and had not sealed their part, `failed` those of which a write has failed.
+        that lived before it was sealed, or had sealed their part, `failed` those of which a write has failed.
         """
         self._passed_over.clear()
         others = [number for number in shared.participants() if number not in (0, self._staged.me)]
@@ -153,7 +169,7 @@ class Siblings:
         for participant in others:
             tail = self._tails.setdefault(participant, shared.tail(participant))
             self._add(participant, tail.new_frames(packs))
-        living = living | self.unsealed_and_living(shared, set(others) - living)
+        living = living | self.whole_or_living(shared, set(others) - living)
         lost = {}
         unsealed = [participant for participant in others if not self._tails[participant].is_sealed]
         packs = shared.packs() if unsealed else ()
@@ -168,6 +184,11 @@ class Siblings:
         self._staged.arrange()
         self._is_closed = True
         return lost
+
+    def killed(self, shared: SharedTransaction) -> set[int]:
+        """Return who has died between two operations, and not at the end of all its work."""
+        undone = {number for number, tail in self._tails.items() if number and tail.is_sealed and not tail.is_done}
+        return undone - shared.living(undone) - {self._staged.me}
 
     def reopen(self) -> None:
         """Follow them again: no commit was made."""

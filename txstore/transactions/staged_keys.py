@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from txstore import processes
 from txstore._native import index
@@ -19,7 +19,7 @@ from txstore.format.keys import after_prefix, covering_prefixes, is_document
 from txstore.format.packfile import Predecessor, Seen
 from txstore.format.regions import WHOLE, Region
 from txstore.storage.interface import Storage
-from txstore.transactions.chains import Link, Prefixes, arrange, extend, newest, resolve, tombstone
+from txstore.transactions.chains import Link, Prefixes, arrange, extend, know_of, newest, resolve, tombstone
 from txstore.transactions.sealed_keys import REF, SealedKeys
 
 #: With so many refs in memory, those are sealed of which nothing else is known. To look up a sealed one in Python
@@ -110,6 +110,12 @@ class StagedKeys:
             links = self._links.get(key, [])
             seen = {link.seen for link in links}
             return [link for link in links if link.participant != self.me and link.place not in seen]
+
+    def know_of_deletions(self, key: str) -> bool:
+        """Tell whether those who wrote what is left of a key knew of all deletions of prefixes above it."""
+        with self._lock:
+            prefixes = self._prefixes_above(key)
+            return not prefixes or know_of(self._links.get(key, []), prefixes)
 
     def present(self, key: str) -> Link | None:
         """Return the frame that counts for a key, be it the deletion of a prefix above; None if the base's counts."""
@@ -406,21 +412,25 @@ class StagedKeys:
         lost: Mapping[int, int],
         equal: Callable[[Link, Link], bool],
         given_up: Mapping[int, int] | None = None,
+        among: Sequence[str] | None = None,
     ) -> list[str]:
         """Choose for each key the frame that counts, for good; return the keys whose frames form no chain (I7).
 
         `lost` are participants whose part is whole up to a frame only. Those of them in `given_up` live, and may do it
-        again: nobody else's work may stand on what they gave up.
+        again: nobody else's work may stand on what they gave up. `among` are keys that broke before, with fewer lost.
         """
         broken = []
         with self._lock:
             self._unarranged.clear()  # each is settled here
-            for key in sorted(self._links.keys() | self._below_foreign_prefixes()):
+            for key in sorted(self._links.keys() | self._below_foreign_prefixes()) if among is None else among:
                 ref = self._recalled(key)
                 if ref is None:
                     continue
                 links = self._links.get(key) or [_unpack(ref)]
                 prefixes = self._prefixes_above(key)
+                if among is not None and (prefixes or any(link.seen == packfile.SEEN_BASE for link in links)):
+                    broken.append(key)  # a deletion is not done again
+                    continue
                 places = [*(link.place for link in links), *prefixes]
                 lost_here = {place.participant for place in places if _is_lost(place, lost)}
                 counts = resolve(links, prefixes, lost_here, equal)

@@ -29,9 +29,18 @@ from txstore.errors import (
     TransactionStateError,
 )
 from txstore.format import names, packfile
+from txstore.format.consolidated import is_consolidated
 from txstore.format.documents import NODE_DOCUMENTS, Node, below
 from txstore.format.encoding import MalformedError
-from txstore.format.keys import after_prefix, ancestors, document_key, encode_key, is_document
+from txstore.format.keys import (
+    DOCUMENT_NAMES,
+    after_prefix,
+    ancestors,
+    document_key,
+    encode_key,
+    is_document,
+    node_of_document,
+)
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName, Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord
@@ -43,6 +52,7 @@ from txstore.history.packs import Staged, Writer
 from txstore.history.runs import ELSEWHERE, LATER, MISSING, Located
 from txstore.history.snapshot import Snapshot
 from txstore.processes import at_exit, was_broken_off
+from txstore.steps import step
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Storage
 from txstore.transactions.chains import Link
@@ -115,10 +125,14 @@ class Staging(Hierarchy):
         record: TransactionRecord,
         *,
         shared: SharedTransaction | None = None,
+        counts_by_operation: bool = False,
         other_parent: Stored | None = None,
         settle_conflicts: Settle | None = None,
     ) -> None:
-        """`other_parent` is that of a commit that is a merge. `settle_conflicts` says what becomes of conflicts."""
+        """`other_parent` is that of a commit that is a merge. `settle_conflicts` says what becomes of conflicts.
+
+        `counts_by_operation`: what this process stages is whole at the end of each operation (I8).
+        """
         self.base = base
         self.record = record
         self.other_parent = other_parent
@@ -143,9 +157,16 @@ class Staging(Hierarchy):
         self._commit_writer: Writer | None = None
         self._counting = processes.new_lock()  # of the two that follow
         self._staged_at = self._sealed_at = -1  # the sequence of the last frame of this process, and of its last seal
+        self._kept_at = -1  # of the last seal that holds though this process breaks off what it does
+        self._done_at = -1  # of the last seal by which it has said that it was done, not just with an operation
+        self._is_half = False  # an operation has failed that has staged something: no later one vouches for that
+        self._counts_by_operation = counts_by_operation
+        self._ending = processes.new_lock()  # of the operations that are under way
+        self._operations: set[object] = set()
         self._inherited = False  # by a fork, and not used in this process so far
         self._is_over = False
-        self._has_announced = False  # siblings know under which word this process leaves locks: it has taken some
+        #: Siblings know under which word this process leaves locks: it has taken some.
+        self._announced: dict[str, int] = {}
         self.has_failed = False  # a write of this process: its part must not look complete
         self.has_given_up = False  # and says so to the others
         self.constraints: dict[str, Any] = {}  # declared by the owner, as they are written, or (None) dropped
@@ -176,6 +197,8 @@ class Staging(Hierarchy):
                 self._mark_read(key)  # it may be another's; what is all one's own says nothing of the base
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
         view = self.below(key)
+        if view is None and self._learns_of(key):
+            return self.get_view(key)
         if view is not None or self._shared is not None:
             self._mark_read(key)
         return view
@@ -326,10 +349,33 @@ class Staging(Hierarchy):
         if link is not None:
             return self._staged_size(key, link)
         found = self.under(key)
-        return None if found is None else found[0].size_of(found[1])
+        size = None if found is None else found[0].size_of(found[1])
+        return self.size_of(key) if size is None and self._learns_of(key) else size
+
+    def _learns_of(self, document: str) -> bool:
+        """Look at what others have staged by now if a document of a node is missing, of which there is none at all.
+
+        Another may have created the node since this process has joined. Returns whether it has staged the document.
+        """
+        if not self._stages_for_another or not is_document(document):
+            return False
+        node = node_of_document(document)
+        if any(map(self._is_there, (document_key(node, name) for name in DOCUMENT_NAMES))):
+            return False
+        self.join_others()
+        return document in self.staged
+
+    @property
+    def _stages_for_another(self) -> bool:
+        return self._shared is not None and not self.is_owner and not self._is_over
+
+    def _is_there(self, key: str) -> bool:
+        return self.staged.is_set(key) or (key not in self.staged and self.below(key) is not None)
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
         self._look_at_others()
+        if self._stages_for_another:
+            self.join_others()
         staged = self.staged.between(start, stop)
         mine = next(staged, None)
         under = self._base_keys_between(start, stop, batch)
@@ -381,7 +427,8 @@ class Staging(Hierarchy):
             return False
         if (found.length, found.checksum) != (link.length, link.checksum):
             return False
-        if not is_document(key) and (link.seen != packfile.SEEN_NOTHING or key in self._marks):
+        is_metadata = is_document(key) or is_consolidated(key)
+        if not is_metadata and (link.seen != packfile.SEEN_NOTHING or key in self._marks):
             return False
         return bytes(self.base.runs.stored(key, found)) == self.read(link)
 
@@ -435,6 +482,8 @@ class Staging(Hierarchy):
                     self.staged.outdate(key, packfile.SEEN_BASE)
             elif (present := self.staged.present(key)) is None or present.place != known.place:
                 self.staged.outdate(key, known.place)
+            else:
+                self.staged.was_read_again(key)  # older objects are of other sessions, which refuse them
 
     def content(self, key: str, link: Link | None) -> bytes | None:
         """Return what a key is by a frame that may not count any more; by the base, if that is None."""
@@ -472,7 +521,10 @@ class Staging(Hierarchy):
         region |= known.own
         apart = [end for end in self.staged.ends(key) if end.place != known.seen]
         is_grafted = self.grafts.any and self.grafts.find(key) is not None  # the rest is not the base's
-        if is_grafted or not region.encode() or any(end.region.intersects(region) for end in apart):
+        overlaps = any(end.region.intersects(region) for end in apart)
+        # A frame of the whole vouches for a deletion above (I7). Below a part may be what was to be deleted: then the
+        # frame doesn't say that the others were seen, and the commit refuses it.
+        if is_grafted or not region.encode() or (overlaps and self.staged.know_of_deletions(key)):
             self.stage(packfile.FRAME_VALUE, key, encoded, value)
             return
         writer = self._writer or self._begin()
@@ -717,10 +769,11 @@ class Staging(Hierarchy):
     def after_fork_in_child(self) -> None:
         # The parent's files are its own; this process becomes a participant when it first uses the transaction.
         self._inherited = True
+        self._operations = set()  # the threads that run them are the parent's
         self.turns = KeyTurns()
         self._blocks, self._enders = set(), set()
         self._writer = self._commit_writer = None
-        self._has_announced = False
+        self._announced = {}
 
     def _adopt(self) -> None:
         """Make this process a participant of the transaction that it has inherited."""
@@ -737,7 +790,9 @@ class Staging(Hierarchy):
                 self.is_owner = False
                 self.staged = StagedKeys(NOBODY, self.storage)
                 self._siblings = Siblings(self.staged, self._marks, self._read_log)
-                self._staged_at = self._sealed_at = -1
+                self._staged_at = self._sealed_at = self._kept_at = self._done_at = -1
+                self._is_half = False
+                self._counts_by_operation = True
                 self._follow(joining=True)
                 self.rely_on(known)
             self.process = os.getpid()
@@ -747,6 +802,29 @@ class Staging(Hierarchy):
         """See what others have staged by now, as one does when joining."""
         with self._following:
             self._follow(joining=True)
+
+    def seen(self) -> dict[int, int]:
+        """Return how far this process sees what is staged: by participant, the last frame. Others can find all of that.
+
+        Raises `OSError`.
+        """
+        self._look_at_others()
+        seen = dict(self.staged.version)
+        if self._writer is not None:
+            self._writer.flush()
+        return seen
+
+    def has_seen(self, seen: Mapping[int, int]) -> bool:
+        """Tell whether this process sees at least what another does, as far as that counts for those who join now."""
+        return not self._inherited and (self.is_owner or not self._siblings.behind(seen))
+
+    def see(self, seen: Mapping[int, int]) -> None:
+        """See at least what another process has seen. Raises `TransactionStateError` if that is not there."""
+        self._look_at_others()
+        if not self.has_seen(seen):
+            self.join_others()
+            if not self.has_seen(seen):
+                raise _not_there()
 
     @property
     def has_seen_given_up(self) -> bool:
@@ -774,9 +852,8 @@ class Staging(Hierarchy):
     def announce(self, parked_locks: int) -> None:
         """Tell siblings under which owner word this process leaves locks to them."""
         if self._shared is not None:
-            # What comes after a seal undoes it.
-            self._count_staged(append_about(self._writer or self._begin(), locks=parked_locks))
-            self._has_announced = True
+            self._announced = {"locks": parked_locks}
+            self._count_staged(append_about(self._writer or self._begin(), **self._announced))
 
     def owners_locks(self) -> int | None:
         """Return the owner word of the process that began the transaction: what is left under it outlives this one."""
@@ -869,13 +946,15 @@ class Staging(Hierarchy):
             return
         # Before the seal: who is refused because of it may end at once.
         self.follow_others()
-        living = self._siblings.unsealed_and_living(self._shared, self._shared.participants())
+        living = self._siblings.whole_or_living(self._shared, self._shared.participants())
         self._shared.seal()
         failed = {other.staged.me for other in self._in_this_process() if other.has_failed}
         with self._following:
             lost = self._siblings.close(self._shared, living, failed)
         given_up = self._siblings.given_up()
-        broken = self.staged.settle(lost, lambda one, other: self.read(one) == self.read(other), given_up)
+        broken = self.staged.settle(lost, self._are_equal, given_up)
+        if broken and (killed := self._siblings.killed(self._shared)):  # their tasks may have been done again
+            broken = self.staged.settle(lost | dict.fromkeys(killed, -1), self._are_equal, given_up, among=broken)
         lost_keys = self._siblings.lost_keys(lost)
         if allow_lost:  # but not what a power loss has taken: it was never synced
             lost_keys = [key for key in lost_keys if self._is_damaged(key)]
@@ -888,6 +967,9 @@ class Staging(Hierarchy):
                 advice=_LOCKED_TOO_LATE if all(map(self._have_locked, broken)) else _TAKE_TURNS,
             )
 
+    def _are_equal(self, one: Link, other: Link) -> bool:
+        return self.read(one) == self.read(other)
+
     def _told_of_regions(self, key: str) -> str:
         """Return what is to be said of a key of which at least two have written a part."""
         regions = [str(link.region) for link in self.staged.links(key) if link.region is not WHOLE]
@@ -896,7 +978,7 @@ class Staging(Hierarchy):
     def _have_locked(self, key: str) -> bool:
         """Tell whether the processes that wrote a key have locked anything. Of the owner that can't be told."""
         writers = self.staged.writers(key) - {0}
-        mine = self.staged.me in writers and not self._has_announced
+        mine = self.staged.me in writers and not self._announced
         return (
             bool(writers)
             and not mine
@@ -1030,10 +1112,13 @@ class Staging(Hierarchy):
 
     # --- the end
 
+    @step("settle transaction")
     def settle(self, committed: Snapshot) -> None:
         """Read what was staged from the commit that it became: others may be reading, and go on doing so."""
         self._committed = committed
         self._is_over = True
+        if committed is not self.base:
+            self.let_go()
         with contextlib.suppress(OSError):  # the commit is made; what is left, the next one to look for it deletes
             if self._shared is not None:
                 self._shared.end()
@@ -1056,6 +1141,12 @@ class Staging(Hierarchy):
         if self._shared is not None:
             self._shared.close()
 
+    def let_go(self) -> None:
+        """Pin nothing any more: what is staged is committed, or never will be."""
+        for snapshot in (self.base, *self.grafts.sources):
+            snapshot.let_go()
+
+    @step("discard")
     def discard(self) -> None:
         """Drop what is staged, by all who have staged."""
         self._is_over = True
@@ -1070,19 +1161,72 @@ class Staging(Hierarchy):
             with contextlib.suppress(OSError):
                 writer.drop()
         self._writer = self._commit_writer = None
+        self.let_go()
         self.staged.clear()
         self.grafts.clear()
         self.constraints.clear()
+
+    @property
+    def counts_by_operation(self) -> bool:
+        """Whether what this process stages is whole at the end of each operation; in a `with` block, at its end."""
+        return (self._counts_by_operation or self._inherited) and not self._blocks
+
+    def begin_operation(self, operation: object) -> bool:
+        """Note that an operation is under way that may stage; return False if that is noted.
+
+        While one is, nothing is sealed: what it has staged by then may be half of it.
+        """
+        if operation in self._operations:
+            return False
+        with self._ending:
+            self._operations.add(operation)
+        return True
+
+    def end_operation(self, operation: object, *, has_failed: bool) -> None:
+        """Note that an operation has ended. What this process has staged is whole then, if no other is under way.
+
+        Raises `OSError`.
+        """
+        with self._ending:  # no other begins before the seal is there
+            self._operations.discard(operation)
+            if self._is_sealed:
+                return
+            self._is_half |= has_failed
+            if not self._is_half and self.counts_by_operation and self._may_seal:
+                self._seal(packfile.SEEN_BASE)
 
     def seal(self) -> None:
         """Say that this process has done all that it meant to do (I8). It may go on all the same.
 
         In a transaction with a name, what it has staged survives power loss from then on. Raises `OSError`.
         """
-        if self._is_over or self._is_sealed or self._inherited or self.is_owner or self.has_failed:
-            return
-        if not self.is_named and self.storage.is_remote and not self.is_open():
-            return  # a pack with nothing but this seal would be found by nobody
+        with self._ending:
+            if self._done_at >= max(self._staged_at, self._sealed_at) or not self._may_seal:
+                return
+            if not self.is_named and self.storage.is_remote and not self.is_open():
+                return  # a pack with nothing but this seal would be found by nobody
+            self._kept_at = self._done_at = self._seal(packfile.SEEN_NOTHING)
+            self._is_half = False
+
+    def rest(self) -> None:
+        """Note that no object of this process uses the transaction: what it has staged holds, whatever fails later.
+
+        Raises `OSError`.
+        """
+        if self.counts_by_operation and self._is_sealed:
+            self._kept_at = self._sealed_at
+        else:
+            self.seal()
+
+    @property
+    def _may_seal(self) -> bool:
+        if self._is_over or self._inherited or self.is_owner or self.has_failed:
+            return False
+        return not self._operations  # else what is there may be half of one
+
+    @step("seal part")
+    def _seal(self, seen: Seen) -> int:
+        """Say that what this process has staged is whole; return where. The caller holds the lock."""
         writer = self.writer
         durable = self.is_named and self.record.durability == "fsync"
         if durable:  # I1: a seal is no proof of frames that may be lost
@@ -1093,15 +1237,25 @@ class Staging(Hierarchy):
             except OSError:
                 self.has_failed = True  # I9
                 raise
-        seal = writer.append(packfile.FRAME_SEAL, b"", b"", seen=packfile.SEEN_NOTHING)
+        seal = writer.append(packfile.FRAME_SEAL, b"", b"", seen=seen)
         writer.finish(writer.size)
         if durable:
             writer.sync()
         with self._counting:
             self._sealed_at = max(self._sealed_at, seal.sequence)
+        return seal.sequence
+
+    def break_off(self) -> None:
+        """Say that this process ends before it has done what it meant to do: the seals of operations do not hold.
+
+        Raises `OSError`.
+        """
+        self.has_failed = True
+        if self._sealed_at > self._kept_at and self._writer is not None and not self._is_over:
+            append_about(self._writer, **self._announced)
 
     def give_up(self) -> None:
-        """Say that what this process has staged since its last seal does not count, in a transaction without a name.
+        """Say that what this process has staged since it last was done does not count, in a transaction without a name.
 
         It is half done. Where not even that can be said, this process looks dead to the others. Nothing more is staged
         or read here: whoever joins anew is another participant.
@@ -1113,8 +1267,8 @@ class Staging(Hierarchy):
         writer, self._writer = self._writer, None
         with contextlib.suppress(OSError):
             try:
-                if not self._is_sealed:
-                    kept = Predecessor(self.staged.me, max(self._sealed_at, 0))
+                if self._staged_at > self._kept_at:
+                    kept = Predecessor(self.staged.me, max(self._kept_at, 0))
                     writer.append(packfile.FRAME_SEAL, b"", b"", seen=kept)
                     writer.finish(writer.size)
             finally:
@@ -1172,6 +1326,14 @@ def _given_up() -> TransactionStateError:
     )
 
 
+def _not_there() -> TransactionStateError:
+    return TransactionStateError(
+        "what was staged when this store was pickled is not all there for this process: does it see the same disk? On "
+        "a network file system that may take some seconds: try again",
+        state="open",
+    )
+
+
 def _not_shared() -> TransactionStateError:
     return TransactionStateError(
         "this transaction was begun before the fork, and could not be shared by then: stage something in it (create "
@@ -1185,8 +1347,10 @@ def _seal_all() -> None:
     broken_off = was_broken_off()
     for staging in list(_participants):
         if staging.process == os.getpid():
-            staging.has_failed |= broken_off
             with contextlib.suppress(OSError, TransactionStateError):
-                staging.seal()
+                if broken_off:
+                    staging.break_off()
+                else:
+                    staging.seal()
             if staging.storage.is_remote:
                 staging.close()  # nobody else says of it on an object store that it has ended

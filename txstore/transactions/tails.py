@@ -46,6 +46,7 @@ class Tail:
         self.path = names.staging_path(transaction, participant)
         self.about: dict[str, Any] = {}  # what it says of itself
         self.is_sealed = False
+        self.is_done = False  # it has said so itself: it has not just ended its operations
         self.kept: int | None = None  # it has given up what it had staged after this frame
         self.unfinished: Frame | None = None  # what it is writing, or died writing
         self.end = packfile.HEAD_SIZE  # of the frames that were read
@@ -141,7 +142,9 @@ class Tail:
         return frame
 
     def _note_seal(self, frame: Frame) -> None:
-        self.is_sealed = frame.kind == packfile.FRAME_SEAL
+        if frame.kind not in packfile.FRAMES_READ:  # who only reads leaves nothing half done
+            self.is_sealed = frame.kind == packfile.FRAME_SEAL
+            self.is_done = self.is_sealed and frame.seen == packfile.SEEN_NOTHING
         if self.is_sealed and isinstance(frame.seen, Predecessor) and self.kept is None:
             self.kept = frame.seen.sequence
 

@@ -20,9 +20,12 @@ from txstore.errors import (
     NodeNotFoundError,
     TransactionStateError,
     TxStoreError,
+    is_full,
+    keeps_nothing,
     raise_if_full,
 )
 from txstore.format import packfile
+from txstore.format.consolidated import mark_for, may_be_consolidated
 from txstore.format.constraints import Constraint
 from txstore.format.documents import kind_of_node
 from txstore.format.keys import directory_prefix, encode_key, is_document
@@ -36,6 +39,7 @@ from txstore.history.declarations import Constraints
 from txstore.history.runs import Located
 from txstore.history.slots import LostPlaceError, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.history.spare import Spare
 from txstore.locks.kernel_locks import poll
 from txstore.storage import late_work
 from txstore.storage.foreign import FileVersion, canonical
@@ -118,8 +122,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._lock = processes.new_lock()  # of state, and of what becomes of it when a write begins
         self._in_flight: set[object] = set()  # writes
         self.writes = 0  # that have begun
+        self.unchanged = False  # whether its commit has changed nothing, be it that one was made for its message
+        self.needs_change = False  # its message is no reason for a commit: an earlier one of the same block has it
         self._is_committing = False  # a thread is
         self._cause: BaseException | None = None
+        self._sources: dict[bytes | None, Snapshot] = {}  # that something was copied from, by the ids of their commits
         self._settled: Collection[str] = ()
         self._looked_at: dict[str, FileVersion] = {}  # files that references are to, each as it was the first time
         self._entered_in = 0  # the process that a `with` block was entered in
@@ -252,11 +259,14 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     # --- writing
 
     def set(self, key: str, value: Buffer) -> None:
-        """Stage a value. It is copied before this returns.
+        """Stage a value. It is copied before this returns. Of consolidated metadata, a mark is staged.
 
         Raises `KeyFormatError` for an impossible key; any `OSError` poisons the transaction until `rollback`.
         """
-        self._stage(packfile.FRAME_VALUE, key, encode_key(key), _contiguous(value))
+        encoded, content = encode_key(key), _contiguous(value)
+        if may_be_consolidated(key):
+            content = memoryview(mark_for(key, bytes(content)))
+        self._stage(packfile.FRAME_VALUE, key, encoded, content)
 
     def set_reference(
         self,
@@ -293,6 +303,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """Stage the deletion of a key, whether it exists or not."""
         self._stage(packfile.FRAME_TOMBSTONE, key, encode_key(key), b"")
 
+    @keeps_nothing
     def modify(
         self, key: str, change: Callable[[memoryview | None], Buffer | None], region: Region | None = None
     ) -> None:
@@ -365,8 +376,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         for key in keys:
             encode_key(key)
         self._check_may_graft()
+        own = self._own(source)
         with self._staging.turns.at_all(keys):
-            self._write(lambda: self._staging.take(keys, source))
+            self._write(lambda: self._staging.take(keys, own))
 
     def move_all(self, moves: Mapping[str, str]) -> None:
         """Move nodes, with all below them, all at once, as they are in what the transaction is based on.
@@ -409,8 +421,17 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     ) -> None:
         """Stage what is below one prefix below another, `drops` deleted after it was looked at."""
         self._check_may_graft()
+        at = None if at is None else self._own(at)
         with self._staging.turns.at_all():
             self._write(lambda: self._staging.graft(start, to, at, drops=drops, only_drops=only_drops))
+
+    def _own(self, source: Snapshot) -> Snapshot:
+        """Return the transaction's own snapshot of a commit that something is copied from."""
+        name = None if source.stored is None else source.stored.header.id
+        found = self._sources.get(name)
+        if found is None:  # another thread may be about to open it, too
+            found = self._sources.setdefault(name, self.base if source is self.base else self._snapshots.own(source))
+        return found
 
     def _check_may_graft(self) -> None:
         if self.is_named or self.is_participant:
@@ -464,6 +485,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         with self._lock:
             if self.state == "open":
                 self.state, self._cause = "poisoned", error
+                self._staging.let_go()
             self._staging.has_failed = True
             if not (isinstance(error, TransactionStateError) and error.state in ("committing", "ended")):
                 self._staging.give_up()  # else it came too late, and what was staged before is the commit's to judge
@@ -577,6 +599,17 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                     self._announce_locked(self._locks)
             return self._staging.id
 
+    def seen(self) -> dict[int, int]:
+        """Return how far this process sees what is staged, by participant: for `see`, in another one."""
+        return self._staging.seen()
+
+    def has_seen(self, seen: Mapping[int, int]) -> bool:
+        return self._staging.has_seen(seen)
+
+    def see(self, seen: Mapping[int, int]) -> None:
+        """See at least what another process has seen of what is staged. Raises `TransactionStateError` if it can't."""
+        self._staging.see(seen)
+
     # What array objects hold: see `Session`.
 
     def rely_on(self, held: Held) -> None:
@@ -601,6 +634,26 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def content(self, key: str, link: Link | None) -> bytes | None:
         """Return what a key is by a frame, or by the base."""
         return self._staging.content(key, link)
+
+    @property
+    def counts_by_operation(self) -> bool:
+        """Whether what this process stages is whole at the end of each operation, and not of a `with` block (I8)."""
+        return self._staging.counts_by_operation
+
+    def begin_operation(self, operation: object) -> bool:
+        """Note that an operation is under way that may stage; return False if that is noted."""
+        return self._staging.begin_operation(operation)
+
+    def end_operation(self, operation: object, has_failed: bool) -> None:
+        """Note that an operation has ended: unless it has failed, what it has staged counts, whoever dies then.
+
+        Raises `OSError`, which poisons the transaction.
+        """
+        try:
+            self._staging.end_operation(operation, has_failed=has_failed)
+        except OSError as error:
+            self.poison(error)
+            raise
 
     def seal(self) -> None:
         """Say that this process has done its part of a transaction that another process will commit (I8)."""
@@ -703,7 +756,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _announce_locked(self, locks: TransactionLocks) -> None:
         parked = locks.parked
         if self._staging.is_shared and parked is not None and parked != self._announced:
-            self._staging.announce(parked)
+            operation = object()  # of its own: what comes after a seal undoes it
+            try:
+                self._staging.begin_operation(operation)
+                self._staging.announce(parked)
+            finally:
+                self._staging.end_operation(operation, has_failed=False)
             self._announced = parked
 
     def overtaken(self) -> list[str]:
@@ -744,12 +802,27 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._rollback()
 
     def _rollback(self) -> None:
+        spare = Spare(self._commits, self._staging.record.branch)
+        try:
+            self._roll_back(spare)
+        finally:
+            spare.restore()
+
+    def _roll_back(self, spare: Spare) -> None:
         if self.state == "committing" and not self._is_committing:  # an interrupt came while a commit was given up
             self.state = "of unknown outcome" if self._staging.is_unsettled else "poisoned"
         if self.state in ("open", "poisoned"):
             self._check_may_end("rolled back")
             if self.is_named:
-                self._close_to_all("rolled back")
+                try:
+                    self._close_to_all("rolled back")
+                except OSError as error:
+                    if not is_full(error):
+                        raise
+                    # To end it takes two small files on an object store, and then much is deleted.
+                    spare.delete_hint()
+                    spare.delete_guard()
+                    self._close_to_all("rolled back")
         with self._lock:
             if self.state in ("open", "poisoned"):
                 self.state = "rolled back"
@@ -798,10 +871,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._staging.reopen_parts()
             raise
 
-    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot:
+    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot | None:
         """Publish everything staged, in one step; with `durability="fsync"` it survives power loss from then on.
 
-        Returns a snapshot of the new commit, or the base if there is nothing to publish.
+        Returns a snapshot of the new commit. A transaction that has a message or properties makes one even if it
+        changes nothing. Another one that changes nothing makes none: this returns None. Either way `unchanged` is True
+        then.
 
         Raises
         ------
@@ -826,10 +901,13 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         with self._staging.ending():
             return self._commit(message, allow_lost=allow_lost)
 
-    def _commit(self, message: str | None, *, allow_lost: bool) -> Snapshot:
+    @keeps_nothing
+    def _commit(self, message: str | None, *, allow_lost: bool) -> Snapshot | None:
         if self.state == "open":
             self._check_may_end("committed")
-        result = self.base
+        result, record = None, self._staging.record
+        told = record.message if message is None else message
+        is_wanted = not self.needs_change and bool(told or record.properties)
         committer, stored, is_begun = None, None, False
         try:
             with self._lock:
@@ -842,8 +920,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self.state, self._is_committing, is_begun = "committing", True, True
             self._staging.close_parts(allow_lost=allow_lost)
             self._check_alone("committed")  # again: now nobody can join any more
-            if self.staged_count or self._staging.other_parent is not None:  # a merge is a commit, be it of no change
-                arguments = self._commits, self._snapshots, self._staging, self._locks, message
+            # A merge is a commit, be it of no change.
+            if self.staged_count or is_wanted or self._staging.other_parent is not None:
+                arguments = self._commits, self._snapshots, self._staging, self._locks, told or "", is_wanted
                 committer = Committer(*arguments)
                 self._staging.is_unsettled = True
                 try:
@@ -875,12 +954,13 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             if is_begun:
                 self._is_committing = False
         self.state = "committed"
+        self.unchanged = committer is None or committer.changes_nothing
         try:
-            self._staging.settle(result)
+            self._staging.settle(self.base if result is None else result)
         finally:
             self._finalizer.detach()
             self._release_locks()
-        if stored is not None:
+        if stored is not None and result is not None:
             self._commits.run_packs.begin(stored, result.runs_named)
         return result
 

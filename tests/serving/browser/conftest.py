@@ -72,7 +72,7 @@ def address_of(request: pytest.FixtureRequest) -> Iterator[Callable[[txstore.Rep
         if repo.url not in running:
             running[repo.url] = Server(repo)
             running[repo.url].start()
-        return running[repo.url].address
+        return running[repo.url].base
 
     yield address_of
     for server in running.values():

@@ -40,7 +40,7 @@ def main() -> int:
     given = parser.parse_args()
     shutil.rmtree(given.repository, ignore_errors=True)
     repo = sample.make(given.repository)
-    server = Server(repo)
+    server = Server(repo, has_token=False)
     server.start()
     expect.set_options(timeout=PATIENCE)
     with ExitStack() as stack:

@@ -9,6 +9,8 @@ import pytest
 
 import txstore
 
+pytestmark = pytest.mark.long
+
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
 

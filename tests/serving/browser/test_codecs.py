@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numcodecs import LZ4, Blosc, Zstd
+from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
 
 import txstore
+
+pytestmark = pytest.mark.long
 
 pytest.importorskip("playwright.sync_api")
 
@@ -23,15 +28,19 @@ VALUES = {
     "few": np.arange(5, dtype="f8"),
     "text": np.frombuffer(b"hello world " * 9_999 + RNG.integers(0, 20, 50_000).astype("u1").tobytes(), "u1"),
 }
-DECODE = """async ([name, encoded]) => {
-  const codecs = await import("/page/codecs.js");
-  const { unzstd } = await import("/page/vendor/zarrita.js");
-  const decode = { blosc: codecs.decodeBlosc, lz4: codecs.decodeLz4, zstd: unzstd }[name];
+DECODE = """async ([name, encoded, most]) => {
+  const codecs = await import(new URL("page/codecs.js", document.baseURI));
+  const decode = {
+    blosc: codecs.decodeBlosc, lz4: codecs.decodeLz4, zstd: codecs.decodeZstd,
+    gzip: (input, most) => codecs.inflate(input, "gzip", most),
+    zlib: (input, most) => codecs.inflate(input, "deflate", most),
+  }[name];
   const bytes = (text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
   const out = [];
   for (const each of encoded) {
     try {
-      const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", decode(bytes(each)).slice()));
+      const decoded = await decode(bytes(each), most);
+      const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", decoded.slice()));
       out.push([...digest].map((byte) => byte.toString(16).padStart(2, "0")).join(""));
     } catch (error) {
       out.push(String(error));
@@ -48,17 +57,18 @@ def blosc_codecs() -> Iterator[Blosc]:
                 yield Blosc(name, level, shuffle, blocksize)
 
 
-CODECS = {"blosc": list(blosc_codecs()), "lz4": [LZ4()], "zstd": [Zstd(3), Zstd(3, checksum=True)]}
+CODECS = {"blosc": list(blosc_codecs()), "lz4": [LZ4()], "zstd": [Zstd(3), Zstd(3, checksum=True)],
+          "gzip": [GZip(6)], "zlib": [Zlib(6)]}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_decoding(look: Callable[..., Any], weather: txstore.Repository, name: str) -> None:
-    from hashlib import sha256
-
     page = look(weather, "#/work").page
     for values in VALUES.values():
         encoded = [base64.b64encode(codec.encode(values)).decode() for codec in CODECS[name]]
-        assert page.evaluate(DECODE, [name, encoded]) == [sha256(values.tobytes()).hexdigest()] * len(encoded)
+        assert page.evaluate(DECODE, [name, encoded, values.nbytes]) == [sha256(values.tobytes()).hexdigest()] * len(
+            encoded
+        )
 
 
 def test_damage_is_an_error_and_no_endless_loop(look: Callable[..., Any], weather: txstore.Repository) -> None:
@@ -71,4 +81,71 @@ def test_damage_is_an_error_and_no_endless_loop(look: Callable[..., Any], weathe
             each[at] ^= 0xFF
             damaged.append(base64.b64encode(bytes(each)).decode())
         damaged.append(base64.b64encode(whole[: len(whole) // 2]).decode())
-        assert len(page.evaluate(DECODE, [name, damaged])) == len(damaged)
+        assert len(page.evaluate(DECODE, [name, damaged, len(VALUES["text"])])) == len(damaged)
+
+
+def test_decoders_stop_where_more_comes_than_is_expected(look: Callable[..., Any], weather: txstore.Repository) -> None:
+    """Not when all is decoded: 2 MB may be 2 GB, and of Blosc 20 KB."""
+    page = look(weather, "#/work").page
+    zeros = bytes(1 << 20)
+    bombs: dict[str, list[bytes]] = {
+        "gzip": [GZip(9).encode(bytes(512 << 20))],
+        "zlib": [Zlib(9).encode(bytes(512 << 20))],
+        # Blosc and LZ4 say how long they are, Zstandard as a rule; none of them need tell the truth.
+        "blosc": [Blosc("zstd", 9).encode(bytes(512 << 20)), said(Blosc("lz4").encode(zeros), 4, 4, 3 << 30)],
+        "lz4": [said(LZ4().encode(zeros), 0, 4, 3 << 30)],
+        "zstd": [Zstd(3).encode(bytes(512 << 20)), unsized(4096), said(Zstd(3).encode(zeros), 5, 4, 3 << 30),
+                 unsized(1, window=0xF8)],
+    }  # fmt: skip
+    for name, each in bombs.items():
+        told = page.evaluate(DECODE, [name, [base64.b64encode(bomb).decode() for bomb in each], 1 << 20])
+        assert all("at most" in text for text in told), (name, told)
+    small = page.evaluate(DECODE, ["zstd", [base64.b64encode(unsized(3)).decode()], 3 << 17])
+    assert small == [sha256(bytes(3 << 17)).hexdigest()]
+
+
+def said(encoded: bytes, at: int, width: int, length: int) -> bytes:
+    """Return something encoded that says that it has another length."""
+    return encoded[:at] + length.to_bytes(width, "little") + encoded[at + width :]
+
+
+def unsized(blocks: int, window: int = 7 << 3) -> bytes:
+    """Return a frame of Zstandard that does not say how long it is: blocks of four bytes that are 128 KiB of zeros."""
+    block = ((128 << 10) << 3) | 2
+    parts = [(block | (number == blocks - 1)).to_bytes(3, "little") + b"\0" for number in range(blocks)]
+    return b"\x28\xb5\x2f\xfd\x00" + bytes([window]) + b"".join(parts)
+
+
+@pytest.fixture
+def bombs(tmp_path: Path) -> txstore.Repository:
+    """Arrays of 16 elements, whose chunks decode to a gigabyte."""
+    repo = txstore.Repository(tmp_path / "bombs.tx")
+    encoded = {
+        "blosc": Blosc("zstd", 9).encode(bytes(1 << 30)), "gzip": GZip(9).encode(bytes(1 << 30)),
+        "zstd": unsized(8192),
+    }  # fmt: skip
+    with repo.begin() as mapping:
+        mapping["zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+        for name, value in encoded.items():
+            configuration = {
+                "blosc": {"cname": "zstd", "clevel": 9, "shuffle": "noshuffle", "blocksize": 0, "typesize": 1}
+            }
+            mapping[f"{name}/zarr.json"] = json.dumps({
+                "zarr_format": 3, "node_type": "array", "shape": [16], "data_type": "uint8", "fill_value": 0,
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [16]}}, "attributes": {},
+                "chunk_key_encoding": {"name": "default"},
+                "codecs": [{"name": "bytes"}, {"name": name, "configuration": configuration.get(name, {"level": 9})}],
+            }).encode()  # fmt: skip
+            mapping[f"{name}/c/0"] = value
+    return repo
+
+
+def test_the_page_says_that_it_shows_no_bomb(look: Callable[..., Any], bombs: txstore.Repository) -> None:
+    from playwright.sync_api import expect
+
+    looking = look(bombs)
+    for name in ("blosc", "gzip", "zstd"):
+        page = looking.go(f"#/tree/main/{name}")
+        expect(page.locator(".failure").first).to_be_visible()
+    # The server was asked, and has refused, too.
+    looking.faults[:] = [fault for fault in looking.faults if "400" not in fault and "413" not in fault]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable
+from functools import partial
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +15,8 @@ import pytest
 
 import txstore
 from tests.serving.browser import sample
+from txstore.cli.serve import redirecting_to
+from txstore.serving.server import Server
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
@@ -67,6 +74,47 @@ def test_lines_of_python_stay_lines_of_python(look: Callable[..., Any], hostile:
 
     text = page.locator(".line:visible code").last.text_content()
     assert eval(text, {"txstore": txstore, "zarr": zarr}).tolist() == [3.0, 4.0, 5.0]
+
+
+def test_the_token_is_exchanged_for_a_cookie(browser: Any, hostile: txstore.Repository) -> None:
+    """Whether a link of a terminal leads to the page, or the file that `--open` makes."""
+    server = Server(hostile)
+    server.start()
+    context = browser.new_context()
+    try:
+        for open_page in (lambda page, address: page.goto(address), go_from_a_file):
+            context.clear_cookies()
+            page = context.new_page()
+            open_page(page, server.address)
+            expect(page.locator(".row").first).to_be_visible()
+            assert server.token is not None
+            assert server.token not in page.url
+            assert server.token not in json.dumps(context.cookies())
+    finally:
+        context.close()
+        server.close()
+
+
+def go_from_a_file(page: Any, address: str) -> None:
+    with redirecting_to(address) as file:
+        page.goto(file.as_uri())
+        page.wait_for_url(f"{address.partition('?')[0]}**")
+
+
+def test_a_page_that_is_framed_needs_no_cookie(browser: Any, hostile: txstore.Repository, tmp_path: Path) -> None:
+    """As in a cell of a notebook, which comes from elsewhere."""
+    with hostile.show() as shown:
+        context = browser.new_context()
+        page = context.new_page()
+        (tmp_path / "notebook.html").write_text(shown._repr_html_())
+        notebook = HTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+        threading.Thread(target=notebook.serve_forever, daemon=True).start()
+        page.goto(f"http://localhost:{notebook.server_port}/notebook.html")
+        expect(page.frame_locator("iframe").locator(".row").first).to_be_visible()
+        assert context.cookies() == []
+        context.close()
+        notebook.shutdown()
+        notebook.server_close()
 
 
 def test_the_policy_allows_no_other_host(look: Callable[..., Any], hostile: txstore.Repository) -> None:

@@ -76,6 +76,7 @@ def test_a_vacuum_does_not_count_the_slots_that_a_record_is_based_on(forged):
     assert [commit.slot for commit in repo.log()] == [FAR]
 
 
+@pytest.mark.long
 def test_many_runs_that_are_one(forged):
     """Each was opened, and each look-up went through all of them."""
 

@@ -16,6 +16,8 @@ from tests.system.bad_input.disk import tree
 from txstore._native import index
 from txstore.format import commitfile, encoding, packfile, records
 
+pytestmark = pytest.mark.long
+
 HEAD = 4  # the slot of the newest commit of `written`
 PACK = f"commits/main/{HEAD:010d}"
 BELOW = f"commits/main/{HEAD - 1:010d}"

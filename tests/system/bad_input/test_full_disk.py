@@ -129,8 +129,8 @@ def test_there_is_no_room_to_create_a_repository(small_disk):
 MEDIUM = pytest.mark.parametrize("small_disk", ["24m"], indirect=True)
 
 
-def overwrite(repo: txstore.Repository, key: str, size: int, times: int) -> None:
-    with repo.begin() as transaction:
+def overwrite(repo: txstore.Repository, key: str, size: int, times: int, *, branch: str = "main") -> None:
+    with repo.begin(branch=branch) as transaction:
         for number in range(times):
             transaction[key] = bytes([number]) * size
 
@@ -170,6 +170,33 @@ def test_optimize_does_what_there_is_room_for(small_disk):
     assert usage.overwritten == 0
     assert usage.total < 9 << 20
     assert {key: repo.snapshot()[key] for key in ("a", "b")} == dict.fromkeys("ab", bytes([1]) * (4 << 20))
+
+
+@pytest.mark.parametrize("leave", [0, 4096, 8192])
+def test_a_full_disk_is_emptied(small_disk, leave):
+    """A vacuum that gives up commits is one itself: where there is no room for that, others go first."""
+    repo = txstore.Repository(small_disk / "data.tx")
+    for number in range(4):
+        overwrite(repo, "a", 10_000 + number, 2)
+    ballast = fill(small_disk, leave=leave)
+    report = txstore.Repository(small_disk / "data.tx").vacuum(keep=1)
+    assert report.expired == report.floor == 3
+    ballast.unlink()
+    assert repo.snapshot()["a"] == bytes([1]) * 10_003
+    assert repo.verify().faults == []
+
+
+def test_what_is_garbage_already_goes_without_a_commit(small_disk):
+    repo = txstore.Repository(small_disk / "data.tx")
+    overwrite(repo, "a", 100, 1)
+    repo.branches["old"] = repo.head()
+    overwrite(repo, "b", 100_000, 1, branch="old")
+    del repo.branches["old"]
+    ballast = fill(small_disk)
+    head = repo.head()
+    assert repo.vacuum().bytes > 100_000
+    assert repo.head() == head
+    ballast.unlink()
 
 
 @MEDIUM

@@ -1,6 +1,7 @@
 """Commits, branches, tags and dates that do not exist, or that are not even names."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,6 +181,43 @@ def test_history_of_a_repository_that_does_not_exist(repo):
         with pytest.raises(txstore.RepositoryNotFoundError, match="look at the path"):
             ask()
     assert not repo.exists
+
+
+def test_a_repository_that_was_taken_away_is_not_told_to_be_empty(history):
+    """As when the disk that it lies on is not mounted any more: no tag, branch or array is missing, all of it is."""
+    with history.transaction("an array") as store:
+        zarr.create_array(store, name="x", data=np.arange(4))
+    history.tags["v1"] = history.branches["dev"] = history.head()
+    url = history.url
+    looks = {
+        "tag": lambda repo: repo.tags["v1"],
+        "tags": lambda repo: dict(repo.tags),
+        "get": lambda repo: repo.tags.get("v1"),
+        "in": lambda repo: "v1" in repo.tags,
+        "delete": lambda repo: repo.tags.pop("v1", None),
+        "branch": lambda repo: repo.branches["dev"],
+        "head": lambda repo: repo.head(),
+        "log": lambda repo: list(repo.log()),
+        "snapshot": lambda repo: list(repo.snapshot()),
+        "of a tag": lambda repo: list(repo.snapshot(tag="v1")),
+        "of a branch": lambda repo: list(repo.snapshot(branch="dev")),
+        "transaction": lambda repo: list(repo.begin()),
+        "open": lambda repo: zarr.open_array(repo.snapshot(), path="x", mode="a"),
+        "open a tag": lambda repo: zarr.open_array(repo.snapshot(tag="v1"), path="x", mode="a"),
+        "make": lambda repo: zarr.open_array(repo.transaction(), path="x", mode="a", shape=4, dtype="i8"),
+    }
+    repos = {name: txstore.Repository(url, create=False) for name in looks}  # it is known to be there: nothing more
+    away = Path(url).rename(f"{url}.away")
+    try:
+        for name, look in looks.items():
+            for repo in (repos[name], history):
+                with pytest.raises(txstore.RepositoryNotFoundError, match="was here and is gone"):
+                    pytest.fail(f"{name}: {look(repo)!r}")
+        assert not Path(url).exists()
+    finally:
+        away.rename(url)
+    for repo in repos.values():
+        assert repo.tags["v1"] == history.head()
 
 
 # --- moving, copying, restoring

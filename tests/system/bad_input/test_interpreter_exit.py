@@ -10,6 +10,8 @@ import pytest
 import txstore
 from tests.system.bad_input.disk import in_child, run_python, said, tree
 
+pytestmark = pytest.mark.long
+
 STAGE = """
 import sys, txstore
 repo = txstore.Repository(sys.argv[1])

@@ -20,6 +20,8 @@ from tests.system.dask.conftest import WORKERS
 from txstore import engine
 from txstore.store import TxStore
 
+pytestmark = pytest.mark.long
+
 
 def numbers(start: int, stop: int, chunk: int, **coordinates: Any) -> xarray.Dataset:
     """Return a data set of one variable along time, whose values are its times."""

@@ -11,6 +11,8 @@ import pytest
 
 from tests.system.processes.workers import TIMEOUT
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -49,6 +49,11 @@ def seal(store: TxStore) -> None:
     store.mapping.seal()
 
 
+def enter(store: TxStore) -> None:
+    """Enter a block, at the end of which the work of this process is whole, and not at the end of each operation."""
+    store.__enter__()
+
+
 def join(store: TxStore) -> None:
     store.mapping._staging.attach()
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import zarr
 
 import txstore
 from tests.system.processes.workers import run_together
 from txstore import ConstraintError
 from txstore.constraints import Complete, EqualLength
+
+pytestmark = pytest.mark.long
 
 WRITERS, COMMITS, BROKEN = 8, 500, 5  # every fifth
 

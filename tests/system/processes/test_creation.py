@@ -1,5 +1,7 @@
 """Several processes create one repository at the same moment: one id, and the commits of all."""
 
+import pytest
+
 import txstore
 from tests.system.processes.workers import run_together
 
@@ -19,6 +21,7 @@ def create(barrier, folder, number: int) -> list[str]:
     return ids
 
 
+@pytest.mark.long
 def test_processes_that_create_one_repository(tmp_path, open_repo):
     processes = 3
     found = run_together(create, *((tmp_path, number) for number in range(processes)))
@@ -50,5 +53,6 @@ def read_early(barrier, folder, number: int) -> int:
     return seen
 
 
+@pytest.mark.long
 def test_readers_of_a_repository_that_is_being_created(tmp_path):
     run_together(read_early, (tmp_path, 0), (tmp_path, 1))

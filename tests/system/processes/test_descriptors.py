@@ -23,6 +23,7 @@ LIMIT = 64  # of open files, for the whole process
 AT_MOST = 8  # for the repository
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc"),
     pytest.mark.skipif(
         local.IMPLEMENTATION == "python" and sys.version_info < (3, 13), reason="a map keeps a descriptor there"

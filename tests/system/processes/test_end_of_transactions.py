@@ -17,6 +17,8 @@ from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT
 from tests.transactions.faults import watch
 from txstore.store import TxStore
 
+pytestmark = pytest.mark.long
+
 
 def stage_until_refused(store: TxStore, number: int, pipe: Any) -> None:
     staged = 0

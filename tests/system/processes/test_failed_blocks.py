@@ -10,9 +10,11 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import committed, fill, get, join, members, put
+from tests.system.processes.members import committed, enter, fill, get, join, members, put
 from txstore import TransactionStateError
 from txstore.store import TxStore
+
+pytestmark = pytest.mark.long
 
 
 def fill_in_block(store: TxStore, start: int, stop: int, value: int, until: int | None = None) -> None:
@@ -107,10 +109,6 @@ def test_who_has_built_on_what_was_given_up_conflicts(repo, store):
         with pytest.raises(txstore.ConflictError) as conflict:
             store.commit()
         assert conflict.value.keys == ("x/c/0",)
-
-
-def enter(store: TxStore) -> None:
-    store.__enter__()
 
 
 def leave(store: TxStore) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 import txstore
-from tests.system.processes.steps import commit_with_signal, forked, status_of
+from tests.system.processes.steps import BeforeEachChange, commit_with_signal, forked, status_of
 from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
 from txstore._native import watch_twin
 from txstore.history import follow
@@ -68,7 +68,11 @@ def tell(path, way: str, pipe) -> None:
 @pytest.mark.parametrize("way", ["watch", "poll"])
 @pytest.mark.parametrize("durability", ["fsync", "none"])
 def test_a_writer_killed_at_each_step(repo, durability, way):
-    """Of a commit that was made the follower is told, though nobody is left to tell it; of others it never is."""
+    """Of a commit that was made the follower is told, though nobody is left to tell it; of others it never is.
+
+    Only steps that change something count. Each writer that dies before it has cached the head leaves the next one a
+    commit more to read, so that the steps that only look would never come to an end.
+    """
     reading, writing = SPAWN.Pipe(duplex=False)
     follower = SPAWN.Process(target=tell, args=(repo.url, way, writing), daemon=True)
     follower.start()
@@ -77,7 +81,8 @@ def test_a_writer_killed_at_each_step(repo, durability, way):
     kept: list[bool] = []  # the commit, for each step before which the writer was killed
     try:
         for step in range(200):
-            with forked(commit_with_signal, repo.url, step, signal.SIGKILL, durability) as writer:
+            arguments = repo.url, step, signal.SIGKILL, durability, b"1", BeforeEachChange
+            with forked(commit_with_signal, *arguments) as writer:
                 status = status_of(writer)
             log = list(txstore.Repository(repo.url).log())[::-1] if repo.exists else []
             while len(told) < len(log):

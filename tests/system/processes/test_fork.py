@@ -27,7 +27,7 @@ from tests.system.processes.workers import TIMEOUT
 from txstore import processes
 from txstore.store import TxStore
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")]
 
 
 def in_child(function: Callable[..., object], *arguments: Any) -> None:

@@ -26,6 +26,8 @@ from txstore.sessions.lock_blocks import LockBlock
 from txstore.store import TxStore
 from txstore.transactions.held_locks import TransactionLocks
 
+pytestmark = pytest.mark.long
+
 KINDS = ["table", "ranges", "files"]
 
 

@@ -27,7 +27,7 @@ from tests.system.processes.lock_clients import (
 from tests.system.processes.workers import run_together
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")]
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""I8: what a process has staged that died before it was done is missed at the commit, until it was done again."""
+"""I8: what a process has staged that died before it was done is missed at the commit, until it was done again.
+
+Between two operations it has to be in a `with` block for that: see `test_operations`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, committed, fill, get, join, locked, members, put, seal
+from tests.system.processes.members import Member, committed, enter, fill, get, join, locked, members, put, seal
 from tests.system.processes.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
+
+pytestmark = pytest.mark.long
 
 METHODS = ["spawn", "forkserver", "fork"]
 BIG = 3 << 20
@@ -37,6 +42,7 @@ def test_a_worker_of_eight_is_killed_half_way(repo, anew):
         zarr.create_array(store, name="x", shape=(8 * 16,), chunks=(4,), dtype="i8")
     store = repo.transaction()
     with members(store, 8) as crew:
+        crew[5].do(enter)
         for number, member in enumerate(crew):
             member.begin(fill_chunks, 4 * number, 4 * number + 4, number + 1, 4 * number + 2 if number == 5 else None)
         for member in crew:
@@ -61,6 +67,7 @@ def test_a_worker_of_eight_is_killed_half_way(repo, anew):
 
 def test_what_was_lost_may_be_taken(repo, store):
     with members(store, 1) as (worker,):
+        worker.do(enter)
         worker.do(fill_chunks, 0, 2, 1)
     with pytest.raises(txstore.ParticipantLostError, match="allow_lost"):
         store.commit()
@@ -71,6 +78,7 @@ def test_what_was_lost_may_be_taken(repo, store):
 def test_work_is_not_done_anew_on_top_of_what_was_lost(repo, store):
     with members(store, 2) as (worker, again):
         again.do(get, "x/zarr.json")
+        worker.do(enter)
         worker.do(fill, "x", 0, 2, 7)  # half a chunk
         worker.kill()
         third = Member(store)
@@ -169,10 +177,11 @@ def test_a_torn_frame_over_one_that_was_seen_is_missed(repo, store):
 def stage_until_killed(store: TxStore, number: int, seed: int, pipe: Any) -> None:
     """Tell of each key when it is staged: what was told must be found, and all that is found must be whole."""
     rng = random.Random(seed)
-    for i in range(100_000):
-        size = rng.choice([1, 40, 3000, 200_000])
-        store[f"{number}/{i}"] = bytes([i % 256]) * size
-        pipe.send((i, size))
+    with store:
+        for i in range(100_000):
+            size = rng.choice([1, 40, 3000, 200_000])
+            store[f"{number}/{i}"] = bytes([i % 256]) * size
+            pipe.send((i, size))
 
 
 @pytest.mark.parametrize("seed", range(6))

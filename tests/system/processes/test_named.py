@@ -58,6 +58,7 @@ def create_x(repo: txstore.Repository, **more: Any) -> None:
 # --- what it is for
 
 
+@pytest.mark.long
 def test_four_ranks_and_a_restart(repo: txstore.Repository) -> None:
     create_x(repo)
     assert run_ranks(repo, 0, 1, 2, 3, dies=2) == [0, 0, -9, 0]
@@ -375,6 +376,7 @@ def stage_in_child(store: Any, key: str) -> int:
     return os.getpid()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_children_that_are_sent_the_store(repo: txstore.Repository, method: str) -> None:
     keys = [str(i) for i in range(6)]

@@ -467,6 +467,7 @@ def test_a_rollback_is_durable_before_anything_is_deleted(repo: txstore.Reposito
 # --- listing while it changes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
     """At whatever step of the listing it ends: it is whole in the list, or not there."""

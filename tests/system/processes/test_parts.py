@@ -99,6 +99,7 @@ def commit_tiles(pipe: Connection, url: str, numbered: list[tuple[int, Tile]]) -
         pipe.send(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_transactions_of_several_processes(tmp_path: Path, seed: int) -> None:
     """All begin at one commit, and commit at the same time."""

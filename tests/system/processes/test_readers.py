@@ -13,6 +13,8 @@ import zarr
 import txstore
 from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended, in_time
 
+pytestmark = pytest.mark.long
+
 KEYS = [f"chunk/{i}" for i in range(8)]
 READERS = 2
 

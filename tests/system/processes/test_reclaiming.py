@@ -14,6 +14,8 @@ from tests.system.processes.workers import SPAWN, TIMEOUT
 from tests.transactions.faults import watch
 from txstore.format.packfile import participants_pack
 
+pytestmark = pytest.mark.long
+
 SIZES = pytest.mark.parametrize("size", [10, 3 << 20])
 
 

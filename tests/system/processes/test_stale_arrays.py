@@ -25,6 +25,8 @@ from tests.transactions.arrays import append, array, attributes, both, create, e
 from txstore import ParticipantLostError, StaleArrayError, TransactionStateError
 from txstore.store import TxStore
 
+pytestmark = pytest.mark.long
+
 NAME = "run"
 Step = Callable[[TxStore], object]
 

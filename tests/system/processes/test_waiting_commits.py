@@ -23,7 +23,10 @@ from tests.waiting import TIMEOUT, wait_until
 from txstore.storage import turns
 from txstore.storage.turns import this_user
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere another library takes the locks")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere another library takes the locks"),
+]
 
 HOLD = """
 import sys

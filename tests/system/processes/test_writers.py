@@ -15,6 +15,7 @@ def write_own_keys(barrier, path, number: int, commits: int, durability: str) ->
             store[f"{number}/last"] = b"%d" % i
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("processes", "commits", "durability"), [(2, 200, "none"), (4, 100, "none"), (2, 40, "fsync"), (4, 20, "fsync")]
 )
@@ -45,7 +46,14 @@ def increment(barrier, path, times: int, durability: str) -> int:
     return runs
 
 
-@pytest.mark.parametrize(("processes", "times", "durability"), [(2, 100, "none"), (4, 50, "none"), (4, 10, "fsync")])
+@pytest.mark.parametrize(
+    ("processes", "times", "durability"),
+    [
+        pytest.param(2, 100, "none", marks=pytest.mark.long),
+        pytest.param(4, 50, "none", marks=pytest.mark.long),
+        (4, 10, "fsync"),
+    ],
+)
 def test_every_increment_counts(repo, processes, times, durability):
     with repo.transaction() as store:
         store["count"] = b"0"
@@ -70,6 +78,7 @@ def write_once(barrier, path, number: int) -> str:
     return "won"
 
 
+@pytest.mark.long
 def test_one_of_many_blind_writes_wins(repo):
     with repo.transaction() as store:
         store["key"] = b"base"

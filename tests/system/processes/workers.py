@@ -29,9 +29,9 @@ class Worker:
         self.process.start()
         theirs.close()
 
-    def result(self) -> Any:
+    def result(self, timeout: float = TIMEOUT) -> Any:
         """Return what the function returned; its traceback is the message of what is raised otherwise."""
-        assert self._pipe.poll(TIMEOUT), "the worker does not answer"
+        assert self._pipe.poll(timeout), "the worker does not answer"
         well, answer = self._pipe.recv()
         self.process.join(TIMEOUT)
         assert well, f"in the worker:\n{answer}"

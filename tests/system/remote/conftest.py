@@ -28,12 +28,19 @@ STORES = {
     "gcs-gcsfs": ("gcs", "fsspec"),
     "gcs-obstore": ("gcs", "obstore"),
     "smb": ("smb", "fsspec"),
+    "ceph-s3fs": ("ceph", "fsspec"),
+    "ceph-obstore": ("ceph", "obstore"),
 }
-# TXSTORE_SERVERS=smb,s3 chooses those of them; without, Samba is left out, which takes the most to be installed.
+# TXSTORE_SERVERS=smb,s3 chooses those of them; Samba and Ceph are left out without,
+# since they take the most to be installed. TXSTORE_S3=ceph: whatever asks for S3 gets Ceph's gateway.
 _asked = os.environ.get("TXSTORE_SERVERS", "memory,s3,azure,sftp,gcs").split(",")
 STORES = {store: about for store, about in STORES.items() if about[0] in _asked}
 #: Those of them that several processes can write to, each kind once where both packages would do.
-SEVERAL_WRITERS = [store for store in ("s3-s3fs", "s3-obstore", "azure-obstore", "sftp", "smb") if store in STORES]
+SEVERAL_WRITERS = [
+    store
+    for store in ("s3-s3fs", "s3-obstore", "azure-obstore", "sftp", "smb", "ceph-s3fs", "ceph-obstore")
+    if store in STORES
+]
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +53,7 @@ def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
     with ExitStack() as stack:
 
         def server_of(name: str) -> Server:
+            name = os.environ.get("TXSTORE_S3", name) if name == "s3" else name
             if name not in running and name not in missing:
                 try:
                     running[name] = stack.enter_context(servers.SERVERS[name](directory))
@@ -68,6 +76,14 @@ def unavailable(reason: str) -> None:
     if os.environ.get("TXSTORE_REQUIRE_SERVERS") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture
+def drops_conditions(proxy: Proxy, server_of: Callable[[str], Server]) -> Proxy:
+    """A proxy that can take conditions off requests: before a server that looks at no signature, which has them."""
+    if server_of("s3").name == "ceph":
+        pytest.skip("Ceph looks at signatures")
+    return proxy
 
 
 @pytest.fixture(params=sorted(STORES))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code><Message>Another one is under way.</Message></Error>"
+FULL = b"<Error><Code>QuotaExceeded</Code><BucketName>b</BucketName></Error>"
 DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 # Headers that are not passed on, since they say how the message is sent.
 OWN = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "expect", "content-length"}
@@ -43,6 +44,7 @@ class Faults:
     seed: int = 0
     lost: float = 0.0  # the server does it, and the answer does not arrive
     busy: float = 0.0  # 503 SlowDown, and the server does nothing
+    unnamed: float = 0.0  # 400 without a word, and the server does nothing: as of Ceph's gateway when it starts
     conflict: float = 0.0  # 409 ConditionalRequestConflict, and the server does nothing
     kept: float = 0.0  # as if lost on its way, until `Proxy.send_kept`
     reset: float = 0.0  # the connection is reset, and the server has heard nothing
@@ -53,12 +55,15 @@ class Faults:
     first: int | None = None  # only so many faults in all
     refusal: tuple[int, bytes] | None = None  # the answer to every request, whatever its method
     refused: frozenset[str] = frozenset()  # methods that are answered with 403, as if there were no permission
+    is_full: Callable[[], bool] | None = None  # 403 QuotaExceeded to whoever writes then, one after the other
     drops: dict[str, str] = field(default_factory=dict)  # headers that do not arrive: lower case
+    hold_answer: Callable[[str, str], object] | None = None  # the same, before the client hears of the answer
     hold: Callable[[str, str], object] | None = None  # (method, path): returns when the server may hear of a request
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._lock = threading.Lock()
+        self.writing = threading.Lock()
         self._left = self.first
 
     def draw(self, method: str, path: str = "") -> str:
@@ -67,7 +72,7 @@ class Faults:
             return ""
         with self._lock:
             number = self._random.random()
-            for name in ("lost", "busy", "conflict", "reset", "kept", "delayed"):
+            for name in ("lost", "busy", "unnamed", "conflict", "reset", "kept", "delayed"):
                 number -= getattr(self, name)
                 if number < 0:
                     if self._left is not None:
@@ -199,12 +204,17 @@ class _Handler(BaseHTTPRequestHandler):
         elif faults.refusal is not None:
             self.note(body, faults.refusal[0])
             self.answer(*faults.refusal)
-        elif self.command in faults.refused:
+        elif self.command in faults.refused and faults.within in self.path:
             self.note(body, 403)
             self.answer(403, DENIED)
+        elif faults.is_full is not None and self.command == "PUT":
+            self.write_if_there_is_room(body, faults.is_full, faults.writing)
         elif fault == "busy":
             self.note(body, 503)
             self.answer(503, SLOW_DOWN)
+        elif fault == "unnamed":
+            self.note(body, 400)
+            self.answer(400, b"")
         elif fault == "conflict":
             self.note(body, 409)
             self.answer(409, CONFLICT)
@@ -215,10 +225,23 @@ class _Handler(BaseHTTPRequestHandler):
                 faults.hold(self.command, self.path)
             answer, content = self.forward(body)
             self.note(body, answer.status, lost=fault == "lost")
+            if faults.hold_answer is not None:
+                faults.hold_answer(self.command, self.path)
             if fault == "lost":
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
             else:
+                self.pass_on(answer, content)
+
+    def write_if_there_is_room(self, body: bytes, is_full: Callable[[], bool], writing: threading.Lock) -> None:
+        """As Ceph's gateway: who writes over what is there is refused, too, and before any condition is looked at."""
+        with writing:
+            if is_full():
+                self.note(body, 403)
+                self.answer(403, FULL)
+            else:
+                answer, content = self.forward(body)
+                self.note(body, answer.status)
                 self.pass_on(answer, content)
 
     def reset(self) -> None:

@@ -30,6 +30,9 @@ AZURE_ACCOUNT = "devstoreaccount1"
 # The one that every Azurite has; it opens nothing else.
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
+CEPH_KEY = "ceph-access-key"
+CEPH_SECRET = "ceph-secret-never-shown"
+CEPH_PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 
 SMB_PASSWORD = "password-never-shown"
 SAMBA_DIRECTORIES = (
@@ -157,6 +160,27 @@ def s3(directory: Path) -> Iterator[Server]:
             "client_kwargs": {"region_name": "us-east-1"},
         }
         yield Server("s3", f"s3://{BUCKET}", options, known["port"])
+
+
+@contextmanager
+def ceph(directory: Path) -> Iterator[Server]:
+    def start(folder: Path) -> dict[str, Any]:
+        needs("boto3", "s3fs")
+        missing = [program for program in CEPH_PROGRAMS if shutil.which(program) is None]
+        if missing:
+            raise Unavailable(f"{missing[0]} is missing: apt-get install ceph-mon ceph-osd ceph-common radosgw")
+        port = free_port()
+        command = [sys.executable, "-m", "tests.system.remote.ceph_server", str(folder), str(port), BUCKET]
+        return {"command": command, "port": port}
+
+    with shared("ceph", directory, start) as known:
+        options = {
+            "key": CEPH_KEY,
+            "secret": CEPH_SECRET,
+            "endpoint_url": f"http://127.0.0.1:{known['port']}",
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+        yield Server("ceph", f"s3://{BUCKET}", options, known["port"])
 
 
 def azurite() -> list[str]:
@@ -292,4 +316,4 @@ def smb(directory: Path) -> Iterator[Server]:
         yield Server("smb", f"smb://127.0.0.1:{known['port']}/share", options, known["port"])
 
 
-SERVERS = {"memory": memory, "s3": s3, "azure": azure, "gcs": gcs, "sftp": sftp, "smb": smb}
+SERVERS = {"memory": memory, "s3": s3, "azure": azure, "gcs": gcs, "sftp": sftp, "smb": smb, "ceph": ceph}

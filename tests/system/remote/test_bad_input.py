@@ -30,6 +30,8 @@ from txstore.errors import (
 from txstore.storage import pack_cache
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
+pytestmark = pytest.mark.long
+
 
 def opened(server: Server, url: str, **options: object) -> txstore.Repository:
     return txstore.Repository(url, storage_options=server.storage_options, **options)  # type: ignore[arg-type]
@@ -147,6 +149,42 @@ def test_a_read_only_key(one, proxy):
     assert repo.verify().faults == []
 
 
+@pytest.mark.parametrize("what", ["tags", "commits", "packs", "heads", "floor", "zarr.json"])
+def test_what_may_not_be_read_is_no_fault_of_the_repository(one, proxy, what):
+    server, url = one
+    repo = opened(server.with_options(endpoint_url=proxy.url), url)
+    repo.tags["v1"] = 0
+    with repo.transaction("large") as store:
+        store["large"] = bytes(2 << 20)
+    repo.engine.commits.write_floor(repo.engine.commits.head())
+    repo.engine.commits._hints.finish(TIMEOUT)
+    forget_what_was_read()
+    proxy.faults = Faults(refused=frozenset({"GET"}), within=f"/{what}")
+    with pytest.raises(PermissionError, match="not allowed to read this"):
+        opened(server.with_options(endpoint_url=proxy.url), url).verify()
+
+
+def test_a_key_that_may_not_delete(s3, proxy):
+    """It commits, and leaves nothing but what it could not delete; what has to be deleted is named."""
+    through, url = s3.with_options(endpoint_url=proxy.url), s3.url()
+    proxy.faults = Faults(refused=frozenset({"DELETE", "POST"}))
+    for number in range(2):
+        repo = opened(through, url)
+        with repo.begin(f"{number}") as mapping:
+            mapping["a"] = b"%d" % number
+        repo.engine.commits._hints.finish(TIMEOUT)
+    assert sorted(path for path, _ in below(objects_of(repo))) == [
+        "commits/main/0000000000",
+        "commits/main/0000000001",
+        "format.json",
+        "heads/main",
+        "zarr.json",
+    ]
+    repo.tags["v1"] = 0
+    with pytest.raises(PermissionError, match=r"not allowed to delete this.*/tags/v1"):
+        del repo.tags["v1"]
+
+
 def test_a_read_only_key_where_nothing_is_yet(s3, proxy):
     proxy.faults = Faults(refused=frozenset({"PUT", "POST", "DELETE"}))
     repo = opened(s3.with_options(endpoint_url=proxy.url), s3.url())
@@ -155,6 +193,7 @@ def test_a_read_only_key_where_nothing_is_yet(s3, proxy):
     assert list(below(objects_of(repo))) == []
 
 
+@pytest.mark.usefixtures("drops_conditions")
 def test_a_server_that_lies_about_exclusivity(s3, proxy):
     proxy.faults = Faults(drops={"if-none-match": ""})
     repo = opened(s3.with_options(endpoint_url=proxy.url), s3.url())

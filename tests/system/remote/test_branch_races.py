@@ -12,6 +12,8 @@ from tests.system.remote.conftest import with_engine
 from tests.system.remote.repositories import again, opened, paths
 from txstore.errors import CommitNotFoundError
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def repo(server_of) -> txstore.Repository:

@@ -10,9 +10,11 @@ import zarr
 
 import txstore
 from tests.system.remote.proxy import Proxy
-from tests.waiting import TIMEOUT
+from tests.waiting import TIMEOUT, wait_for_late_work, wait_for_requests
 from txstore.history import remote_commits
 from txstore.storage import leases, pack_cache
+
+pytestmark = pytest.mark.long
 
 CHUNKS = 100_000
 
@@ -27,11 +29,13 @@ def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
 
 
 def reads(counts: dict[str, int]) -> int:
-    assert counts["deletes"] == 0
+    assert counts["deletes"] == 0, counts
     return counts["reads"] + counts["lists"]
 
 
 def finish_hints(*repos: txstore.Repository) -> None:
+    wait_for_requests()
+    wait_for_late_work()
     for repo in repos:
         repo.engine.commits._hints.finish(TIMEOUT)
 

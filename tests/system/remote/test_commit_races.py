@@ -16,6 +16,8 @@ import txstore
 from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 
+pytestmark = pytest.mark.long
+
 ROUNDS = int(os.environ.get("TXSTORE_COMMIT_ROUNDS", 1))
 STORES_RACED = [
     store

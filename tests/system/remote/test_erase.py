@@ -10,6 +10,8 @@ from tests.maintenance.upkeep import below, put
 from tests.system.remote.repositories import again, opened
 from tests.system.remote.servers import Server
 
+pytestmark = pytest.mark.long
+
 
 def scanned(repo: txstore.Repository) -> list[str]:
     objects = repo.engine.storage.objects

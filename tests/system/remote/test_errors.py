@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import pickle
 import socket
@@ -17,8 +18,10 @@ from tests.system.remote import servers
 from tests.system.remote.conftest import STORES, with_engine
 from tests.system.remote.proxy import Faults, Proxy
 from tests.system.remote.servers import Server
-from txstore.storage.objects import obstore_backend
+from txstore.storage.objects import client, obstore_backend, urls
 from txstore.storage.objects.interface import ObjectStore, open_objects
+
+pytestmark = pytest.mark.long
 
 SECRETS = ("never-shown", servers.AZURE_KEY, "bm90IHRoZSByaWdodCBrZXk", "hidden-token", "sig=")
 
@@ -78,6 +81,9 @@ def test_a_wrong_bucket(cloud):
         (403, "AccessDenied", PermissionError, "not allowed"),
         (400, "ExpiredToken", PermissionError, "expired"),
         (400, "InvalidRequest", OSError, "InvalidRequest"),
+        (403, "RequestTimeTooSkewed", PermissionError, "set this machine's clock"),
+        (403, "QuotaExceeded", OSError, "no space left"),
+        (507, "XMinioStorageFull", OSError, "no space left"),
     ],
 )
 def test_refusals(s3, proxy, status, code, kind, words):
@@ -90,7 +96,48 @@ def test_refusals(s3, proxy, status, code, kind, words):
         error = error_of(call)
         assert type(error) is kind
         assert words in str(error)
-        assert len(proxy.log) == 1  # nothing is tried again
+        is_looked_for = code == "AccessDenied" and proxy.log[0].method == "GET" and len(proxy.log) == 2
+        assert len(proxy.log) == 1 or is_looked_for  # nothing is tried again
+
+
+def test_what_is_not_allowed_is_named(s3, proxy):
+    through = s3.with_options(endpoint_url=proxy.url)
+    store = open_objects(through.url(), through.storage_options)
+    store.put("o", [b"x"])
+    proxy.faults = Faults(refused=frozenset({"GET", "PUT", "POST", "DELETE"}))
+    for call, wish in (
+        (lambda: store.get("o"), "read"),
+        (lambda: store.put("o", [b"x"]), "write"),
+        (lambda: store.create("o", [b"x"]), "write"),
+        (lambda: store.delete(["o"]), "delete"),
+        (lambda: store.delete(["o", "p"]), "delete"),
+        (lambda: store.list(""), "list"),
+    ):
+        assert f"not allowed to {wish} this (AccessDenied)" in str(error_of(call))
+
+
+def test_an_object_of_another_account(s3, proxy):
+    """The owner of a bucket may list what another account has written there, and not read it."""
+    through = s3.with_options(endpoint_url=proxy.url)
+    store = open_objects(through.url(), through.storage_options)
+    store.put("d/o", [b"x"])
+    proxy.faults = Faults(refused=frozenset({"GET"}), within="/d/")  # of objects, not of listings
+    for call in (lambda: store.get("d/o"), lambda: store.get_tail("d/o", 1), lambda: store.exists("d/o")):
+        error = error_of(call)
+        assert type(error) is PermissionError
+        assert "{'ACL': 'bucket-owner-full-control'}" in str(error)
+    assert "ACL" not in str(error_of(lambda: store.get("d/none"))), "what is not there has no owner"
+
+
+def test_who_writes_can_give_the_owner_of_the_bucket_what_it_writes(s3, proxy):
+    options = {"s3_additional_kwargs": {"ACL": "bucket-owner-full-control"}, "endpoint_url": proxy.url}
+    through = s3.with_options(**options, txstore_engine=None)  # obstore can't: fsspec does it
+    store = open_objects(through.url(), through.storage_options)
+    store.put("o", [b"x"])
+    store.create("p", [b"x"])
+    assert store.get("p") == b"x"
+    writes = [request for request in proxy.log if request.method == "PUT"]
+    assert [request.headers["x-amz-acl"] for request in writes] == ["bucket-owner-full-control"] * 2
 
 
 def test_wrong_credentials_for_azure(server_of):
@@ -178,6 +225,61 @@ def test_nobody_listens_elsewhere(url, options, quick):
     assert "never-shown" not in store.url + repr(store)
     for call in calls(store)[:2] + calls(store)[5:7]:
         assert isinstance(error_of(call), ConnectionError)
+
+
+class Clock:
+    """Time that passes only in pauses."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_server_that_has_never_answered_is_soon_given_up(s3, monkeypatch):
+    with Proxy(s3.port) as proxy:
+        through = s3.with_options(endpoint_url=proxy.url)
+        store = open_objects(through.url(), through.storage_options)
+        store.put("o", [b"x"])
+    clock = Clock()
+    monkeypatch.setattr(client, "time", clock)
+    error_of(lambda: store.get("o"))
+    assert clock.now > 20, "it may come back"
+    clock.now = 0.0
+    error = error_of(lambda: open_objects(through.url(), through.storage_options).get("o"))
+    assert isinstance(error, ConnectionError)
+    assert 2 < clock.now < 10
+    assert not hasattr(error, "__notes__"), "what only reads is never carried out late"
+
+
+def test_a_server_that_takes_no_connections_is_soon_given_up(monkeypatch):
+    """Each try takes as long as the library waits for a connection: of a host that swallows packets, say."""
+    clock = Clock()
+    monkeypatch.setattr(client, "time", clock)
+
+    class Nobody:
+        def get(self, path: str) -> bytes:
+            clock.now += 5.0
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+
+    store = client.ObjectClient(
+        urls.target_of("s3://b/a", {}, engine=None, single_writer=False), "x", lambda _: Nobody()
+    )
+    assert isinstance(error_of(lambda: store.get("o")), TimeoutError)
+    assert clock.now < 11
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_tls_where_there_is_none(engine, server_of):
+    server = server_of("s3").with_options(txstore_engine=engine)
+    there = server.with_options(endpoint_url=f"https://127.0.0.1:{server.port}")
+    error = error_of(lambda: open_objects(there.url(), there.storage_options).get("o"))
+    assert isinstance(error, ConnectionError)
+    assert "does not speak TLS" in str(error)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from tests.system.remote.proxy import Faults
 from tests.waiting import wait_until
 from txstore.storage import pack_cache
 
+pytestmark = pytest.mark.long
+
 #: Seconds after which a loop has stood still: less than a client waits for an answer, more than a busy machine takes.
 STANDS = 20
 

@@ -20,7 +20,10 @@ from tests.system.remote.proxy import Faults, Proxy
 from tests.system.remote.servers import Server
 from tests.waiting import TIMEOUT, wait_until
 from txstore.errors import CommitUnknownError
+from txstore.storage import late_answers
 from txstore.storage.objects import client, obstore_backend
+
+pytestmark = pytest.mark.long
 
 COMMITS = int(os.environ.get("TXSTORE_LOST_COMMITS", 16))
 WRITERS = 4
@@ -97,7 +100,7 @@ def test_each_commit_is_made_exactly_once(s3, through, open_repo, proxy, what):
             Worker(write, repo.url, through.storage_options, writer, each, context=QUICK) for writer in range(WRITERS)
         ]
         with ended(*workers):
-            results = [worker.result() for worker in workers]
+            results = [worker.result(TIMEOUT + 5 * COMMITS) for worker in workers]
         log = list(proxy.log)
     assert any(request.lost for request in log)
     acknowledged = {message: made for result in results for message, made in result[0].items()}
@@ -119,7 +122,7 @@ def test_each_commit_is_made_exactly_once(s3, through, open_repo, proxy, what):
     assert len(landed) == len(set(landed))
 
 
-@pytest.mark.parametrize("fault", ["lost", "busy", "conflict", "reset"])
+@pytest.mark.parametrize("fault", ["lost", "busy", "unnamed", "conflict", "reset"])
 def test_what_passes_is_waited_for(open_repo, proxy, fault):
     repo = open_repo()
     transaction = repo.begin("second")
@@ -231,6 +234,84 @@ def test_a_request_that_lands_when_nobody_waits_any_more(server_of, engine, monk
             assert repo.mapping()["a"] == b"%d" % number
         assert messages(repo) == ["0", "1", "2"]
         assert repo.verify().faults == []
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+@pytest.mark.parametrize("whose", ["ours", "another's"])
+def test_an_answer_that_is_held(server_of, engine, whose):
+    """The committer looks at the version itself, long before the answer: what comes after that does no harm."""
+    server = server_of("s3")
+    with Proxy(server.port) as proxy:
+        through = server.with_options(endpoint_url=proxy.url, txstore_engine=engine)
+        url = through.url()
+        repo = txstore.Repository(url, storage_options=through.storage_options)
+        other = txstore.Repository(url, storage_options={**server.storage_options, "txstore_engine": engine})
+        with repo.begin("first") as mapping:
+            mapping["a"] = b"0"
+        transaction = repo.begin("second")
+        transaction["b"] = b"1"
+        may_answer = threading.Event()
+
+        def hold_answer(method: str, path: str) -> None:
+            if method in WRITES and SLOT in path:
+                assert may_answer.wait(TIMEOUT)
+
+        def overtake(method: str, path: str) -> None:
+            if method in WRITES and SLOT in path and not may_answer.is_set() and other.head().slot == 0:
+                with other.begin("other's") as mapping:
+                    mapping["c"] = b"2"
+
+        with faults(proxy, hold_answer=hold_answer, **({"hold": overtake} if whose != "ours" else {})):
+            committing = threading.Thread(target=transaction.commit)
+            committing.start()
+            committing.join(client.RETRY_SECONDS)
+            is_held = committing.is_alive()
+            may_answer.set()
+            committing.join(TIMEOUT)
+            assert not is_held, "it has waited for an answer"
+        assert transaction.state == "committed"
+        expected = ["first", "second"] if whose == "ours" else ["first", "other's", "second"]
+        assert messages(repo) == expected
+        assert repo.verify().faults == []
+
+
+def test_a_request_that_is_held_is_told_of(open_repo, proxy, monkeypatch):
+    """Nothing is there: the server may yet come to it, so it is waited for, and not in silence."""
+    repo = open_repo()
+    transaction = repo.begin("second")
+    transaction["a"] = b"1"
+    late, told = LateOne(), threading.Event()
+    tell = late_answers._tell
+    monkeypatch.setattr(late_answers, "_tell", lambda *what: (tell(*what), told.set()))
+
+    def land() -> None:
+        assert told.wait(TIMEOUT)
+        late.may_land.set()
+
+    landing = threading.Thread(target=land)
+    landing.start()
+    with faults(proxy, hold=late), pytest.warns(txstore.CommitWaitWarning, match="has not created it yet"):
+        transaction.commit()
+    landing.join(TIMEOUT)
+    assert transaction.state == "committed"
+    assert messages(open_repo()) == ["first", "second"]
+
+
+def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, monkeypatch):
+    """Neither the request nor the look at the slot is answered: nobody else is said to have been faster."""
+    repo = open_repo()
+    transaction = repo.begin("second")
+    transaction["a"] = b"1"
+    may_answer, tell = threading.Event(), late_answers._tell
+    monkeypatch.setattr(late_answers, "_tell", lambda *what: (tell(*what), may_answer.set()))
+
+    def hold(method: str, path: str) -> None:
+        if SLOT in path:
+            assert may_answer.wait(TIMEOUT)
+
+    with faults(proxy, hold=hold), pytest.warns(txstore.CommitWaitWarning, match="does not say whether it is there"):
+        transaction.commit()
+    assert messages(open_repo()) == ["first", "second"]
 
 
 def test_a_server_that_is_gone_in_the_middle_of_a_commit_and_comes_back(open_repo, proxy):

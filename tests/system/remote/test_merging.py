@@ -9,6 +9,8 @@ import zarr
 import txstore
 from tests.system.remote.conftest import STORES, with_engine
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("store", [each for each in ("memory", "s3-obstore") if each in STORES])
 def test_changes_follow_a_move(store: str, server_of) -> None:

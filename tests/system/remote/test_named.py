@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.ranks import KEYS, NAME, Refused, ranks, value_of
+from tests.system.processes.ranks import KEYS, NAME, Refused, ranks, stage, value_of
 from tests.system.processes.workers import QUICK, TIMEOUT, Worker, ended
 from tests.system.remote import lease_times
 from tests.system.remote.repositories import again, assert_tidy, opened, options_of
@@ -20,6 +20,9 @@ from txstore import ParticipantLostError, TransactionStateError
 from txstore.format import names
 from txstore.storage import leases
 from txstore.storage.remote import RemoteStorage
+from txstore.transactions.shared import SharedTransaction
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -138,12 +141,31 @@ def stage_and_commit(url: str, options: dict[str, Any], number: int, count: int)
             try:
                 with repo.transaction(name=NAME) as store:
                     store[key] = value_of(key)
-                    staged.append(key)
+                staged.append(key)  # not before: to leave the block may be refused, and then it does not count
                 repo.engine.existing(NAME).commit()
             except (TransactionStateError, ParticipantLostError):
                 # A commit that was tried in vain refused somebody's write, which is not done again yet.
                 time.sleep(0.01)
     return staged
+
+
+def test_it_ends_and_the_next_begins_while_its_name_is_looked_for(repo, monkeypatch):
+    """Who then finds that it has ended would delete the name of the next one, in which others have staged by now."""
+    stage(repo, "a")
+    find = SharedTransaction.find
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(SharedTransaction, "find", find)
+        again(repo).engine.existing(NAME).commit()
+        stage(again(repo), "b")
+        return find(*arguments)
+
+    monkeypatch.setattr(SharedTransaction, "find", overtaken)
+    with again(repo).transaction(name=NAME) as store:
+        assert store.mapping["b"] == value_of("b")
+    again(repo).engine.existing(NAME).commit()
+    assert content(repo) == ["a", "b"]
+    assert_tidy(repo)
 
 
 def test_whoever_finishes_commits(repo):

@@ -21,6 +21,8 @@ from txstore.history.opening import open_storage
 from txstore.storage import file_systems, local, tree
 from txstore.storage.network import NetworkStorage
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

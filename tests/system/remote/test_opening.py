@@ -20,6 +20,8 @@ from txstore.storage.objects import fsspec_backends, obstore_backend, urls
 from txstore.storage.objects.errors import Secrets
 from txstore.storage.objects.interface import ENGINE_VARIABLE, check_creation, open_objects
 
+pytestmark = pytest.mark.long
+
 S3_OPTIONS = {"key": "k", "secret": "never-shown", "client_kwargs": {"region_name": "eu-west-1"}}
 
 
@@ -46,6 +48,9 @@ def target(url: str, options: dict[str, Any] | None = None) -> urls.Target:
         ("https://user:never-shown@host/a?sig=never-shown#x", "https://host/a"),
         ("memory://a/b", "memory://a/b"),
         ("memory:///a/b/", "memory://a/b"),
+        ("s3://bucket/a#b/c d", "s3://bucket/a#b/c d"),
+        ("az://container/a#b", "az://container/a#b"),
+        ("sftp://host/a#b/c", "sftp://host/a#b/c"),
     ],
 )
 def test_what_is_shown_of_a_url(url, shown):
@@ -78,6 +83,50 @@ def test_wrappers_are_left_out():
 @pytest.mark.parametrize("url", ["/a/b", "a", "file:///a/b", "local://a", "simplecache::file:///a", "s3:/x"])
 def test_local_paths_are_no_object_stores(url):
     with pytest.raises(ValueError, match="give its path"):
+        open_objects(url)
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["127.0.0.1:9000", "localhost", "http://", "ftp://h", "http://h:1 ", "http://a b", "http://h:99999", "http://[::1"],
+)
+def test_an_endpoint_that_is_no_address(bare, monkeypatch, endpoint, engine):
+    options = {**S3_OPTIONS, "txstore_engine": engine}
+    client = {"endpoint_url": endpoint, "region_name": "eu-west-1"}
+    for given in ({**options, "endpoint_url": endpoint}, {**options, "client_kwargs": client}):
+        with pytest.raises(ValueError, match="write it as https://host:port"):
+            open_objects("s3://bucket/data.tx", given)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(ValueError, match="write it as https://host:port"):
+        open_objects("s3://bucket/data.tx", options)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/a?sig=never-shown", "az://container/a?sig=never-shown", "sftp://host/a?b"]
+)
+def test_a_query_is_not_passed_over(url):
+    with pytest.raises(ValueError, match="URLs have no query") as caught:
+        open_objects(url)
+    assert "never-shown" not in str(caught.value)
+
+
+def test_an_endpoint_in_a_connection_string_that_is_no_address():
+    text = "AccountName=n;AccountKey=never-shown;BlobEndpoint=127.0.0.1:1/n"
+    with pytest.raises(ValueError, match="write it as https://host:port") as caught:
+        open_objects("az://n/data.tx", {"connection_string": text})
+    assert "never-shown" not in str(caught.value)
+
+
+def test_an_endpoint_that_goes_on_to_the_bucket():
+    with pytest.raises(ValueError, match="ends in the name of the bucket"):
+        open_objects("s3://bucket/data.tx", {**S3_OPTIONS, "endpoint_url": "http://h:1/bucket/"})
+    open_objects("s3://bucket/data.tx", {**S3_OPTIONS, "endpoint_url": "http://h:1/buckets/"})
+
+
+@pytest.mark.parametrize("url", ["s3:///r", "s3://", "gs:///r", "az:///", "sftp:///r", "smb:///share"])
+def test_a_url_without_its_first_part(url):
+    with pytest.raises(ValueError, match=r"what is missing is the (bucket|container|host)"):
         open_objects(url)
 
 
@@ -245,7 +294,7 @@ def test_a_single_writer(odd):
     assert open_objects("odd://odd-tests").creation == "none"
     store = open_objects("odd://odd-tests/a", single_writer=True)
     assert store.creation == "single writer"
-    check_creation(store, "probes")  # there is nothing to be found out
+    check_creation(store, "guard", b"always this")  # there is nothing to be found out
     assert store.list("") == []
     store.create("d/o", [b"0123456789"])
     with pytest.raises(FileExistsError):

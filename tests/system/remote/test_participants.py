@@ -18,7 +18,18 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, clear, committed, fill, get, join_in_this_process, members, put, seal
+from tests.system.processes.members import (
+    Member,
+    clear,
+    committed,
+    enter,
+    fill,
+    get,
+    join_in_this_process,
+    members,
+    put,
+    seal,
+)
 from tests.system.processes.workers import QUICK, TIMEOUT
 from tests.system.remote import lease_times
 from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
@@ -27,6 +38,8 @@ from tests.system.remote.servers import Server
 from txstore.format import names
 from txstore.storage import leases
 from txstore.store import TxStore
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -224,6 +237,7 @@ def test_rollback_deletes_what_was_uploaded(repo, store):
 def test_who_was_killed_is_missed_until_its_work_was_done_again(repo, store):
     with crew(store, 2) as (worker, other):
         other.do(fill_chunk, 5)
+        worker.do(enter)
         worker.do(fill_chunk, 0)
         worker.do(fill_chunk, 1)
         worker.do(lease_times.rest)
@@ -246,6 +260,7 @@ def test_who_was_killed_is_missed_until_its_work_was_done_again(repo, store):
 def test_what_was_lost_may_be_taken(repo, store):
     """A set returns when its bytes are stored: with the kill right behind it, everything is there."""
     with crew(store, 1) as (worker,):
+        worker.do(enter)
         worker.do(fill_chunk, 0)
         worker.do(put, "large", bytes(5 << 20))
         os.kill(worker.process.pid, signal.SIGKILL)
@@ -270,6 +285,50 @@ def test_killed_when_all_was_sealed(repo, store, monkeypatch):
     assert repo.mapping()["large"] == bytes(5 << 20)
 
 
+def test_killed_when_its_operations_had_ended(repo, store, monkeypatch):
+    """The pool of a `with` block does so. Nobody has to find out whether the worker lives."""
+    with crew(store, 2) as (worker, other):
+        worker.do(fill_chunk, 0)
+        worker.do(put, "large", bytes(5 << 20))
+        other.do(fill_chunk, 1)
+        for member in (worker, other):
+            os.kill(member.process.pid, signal.SIGKILL)
+            member.process.join(TIMEOUT)
+        monkeypatch.setattr(leases, "TERM", float(TIMEOUT))
+        began = time.monotonic()
+        store.commit()
+        assert time.monotonic() - began < leases.TERM
+    assert committed(repo)[:8] == [1] * 4 + [2] * 4
+    assert_tidy(repo)
+
+
+def test_a_worker_is_sent_a_newer_pickle_and_finds_what_others_create(repo, store):
+    store["k"] = b"first"
+    with crew(store, 2) as (worker, creator):
+        assert worker.do(value_of, pickle.dumps(store)) == b"first"
+        store["k"] = b"second"
+        assert worker.do(value_of, pickle.dumps(store)) == b"second"
+        creator.do(create, "y")
+        worker.do(fill, "y", 0, 4, 1)
+        for member in (worker, creator):
+            member.leave()
+    store.commit()
+    assert committed(repo, "y") == [1] * 4
+    assert_tidy(repo)
+
+
+_kept: list[TxStore] = []
+
+
+def value_of(_: TxStore, sent: bytes) -> bytes:
+    _kept.append(pickle.loads(sent))
+    return bytes(_kept[-1]["k"])
+
+
+def create(store: TxStore, path: str) -> None:
+    zarr.create_array(store, name=path, data=np.zeros(4, "i8"), chunks=(4,))
+
+
 def test_who_is_alive_and_silent_is_not_taken_for_dead(repo, store):
     with crew(store, 3) as members_:
         for number, member in enumerate(members_):
@@ -281,6 +340,7 @@ def test_who_is_alive_and_silent_is_not_taken_for_dead(repo, store):
 
 def test_who_joins_after_a_death_does_not_see_what_was_left(repo, store):
     with crew(store, 1) as (worker,):
+        worker.do(enter)
         worker.do(fill, "x", 0, 2, 7)  # half a chunk
         worker.do(lease_times.rest)
         worker.kill()

@@ -18,6 +18,8 @@ from tests.system.processes.workers import SPAWN, Worker, ended
 from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.system.remote.servers import Server
 
+pytestmark = pytest.mark.long
+
 #: Bytes that the writer writes whose memory is measured; the promise is for 2 GiB.
 WRITTEN = int(os.environ.get("TXSTORE_MEMORY_MIB", 512)) << 20
 MOST = 512 << 20

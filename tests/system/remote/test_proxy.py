@@ -6,12 +6,15 @@ import threading
 
 import pytest
 
+import txstore
 from tests.system.remote.conftest import with_engine
 from tests.system.remote.counting import CountingObjects
 from tests.system.remote.proxy import Faults, Proxy, kind_of
 from tests.system.remote.servers import Server, azure_connection
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import ObjectStore, check_creation, open_objects
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def test_lost_answers_to_creations(store, proxy):
     assert len(store.list("c")) == 24
 
 
-@pytest.mark.parametrize("fault", ["busy", "conflict"])
+@pytest.mark.parametrize("fault", ["busy", "unnamed", "conflict"])
 def test_a_server_that_is_busy_is_asked_again(store, proxy, fault):
     """503 and 409 ConditionalRequestConflict are not "it exists"."""
     proxy.faults = Faults(seed=3, methods=frozenset({"PUT", "GET", "DELETE", "POST"}), **{fault: 0.3})
@@ -117,7 +120,7 @@ def test_a_server_that_is_busy_is_asked_again(store, proxy, fault):
     store.delete(["c/0", "c/1"])
     store.delete(["c/2"])
     assert len(store.list("c")) == 5
-    assert any(each.status in (503, 409) for each in proxy.log)
+    assert any(each.status in (503, 409, 400) for each in proxy.log)
     written = [each.path for each in proxy.log if each.method == "PUT" and each.status == 200]
     assert len(written) == len(set(written)) == 16
 
@@ -174,13 +177,57 @@ def test_racing_creators_behind_a_bad_network(s3, proxy):
     assert len(landed) == len(set(landed)) == rounds
 
 
+@pytest.mark.usefixtures("drops_conditions")
 def test_a_server_that_ignores_conditions_is_found_out(store, proxy):
     proxy.faults = Faults(drops={"if-none-match": ""})
     with pytest.raises(OSError, match=r"ignores conditional writes.*single_writer=True"):
-        check_creation(store, "probes")
+        check_creation(store, "guard", b"always this")
     proxy.faults = Faults()
-    assert store.list("probes") == []
-    check_creation(store, "probes")
+    assert store.get("guard") == b"always this"
+    check_creation(store, "guard", b"always this")
+
+
+def commit(repo: txstore.Repository, key: str) -> None:
+    with repo.transaction(key) as store:
+        store[f"{key}/c"] = key.encode()
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_a_server_begins_to_ignore_conditions(server_of, drops_conditions, engine):
+    """Its files were copied there by another tool, or versioning was switched on: no commit takes another's place."""
+    proxy = drops_conditions
+    server = server_of("s3").with_options(endpoint_url=proxy.url, txstore_engine=engine)
+    url, options = server.url(), server.storage_options
+    commit(txstore.Repository(url, storage_options=options), "before")
+    proxy.faults = Faults(drops={"if-none-match": ""})
+    late = txstore.Repository(url, storage_options=options)
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"ignores conditional writes.*single_writer=True"):
+            commit(late, "late")
+    with pytest.raises(OSError, match="ignores conditional writes"):
+        late.tags["release"] = late.head()
+    proxy.faults = Faults()
+    commit(late, "later")
+    assert [each.message for each in late.log()] == ["later", "before"]
+    assert sorted(late.mapping()) == ["before/c", "later/c"]
+    assert late.verify().faults == []
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_a_single_writer_needs_no_conditions(server_of, drops_conditions, engine):
+    proxy = drops_conditions
+    server = server_of("s3").with_options(endpoint_url=proxy.url, txstore_engine=engine)
+    url, options = server.url(), server.storage_options
+    proxy.faults = Faults(drops={"if-none-match": ""})
+    with pytest.raises(OSError, match="single_writer=True"):
+        commit(txstore.Repository(url, storage_options=options), "refused")
+    alone = txstore.Repository(url, storage_options=options, single_writer=True)
+    for number in range(3):
+        commit(alone, f"{number}")
+    assert [each.message for each in alone.log()] == ["2", "1", "0"]
+    assert alone.verify().faults == []
+    with pytest.raises(PermissionError, match="single_writer=True: open it so"):
+        commit(txstore.Repository(url, storage_options=options), "refused")
 
 
 def test_faults_are_those_of_the_seed():

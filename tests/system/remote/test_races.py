@@ -17,6 +17,8 @@ from tests.system.processes.workers import QUICK
 from tests.system.remote.conftest import STORES
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
+pytestmark = pytest.mark.long
+
 ROUNDS = int(os.environ.get("TXSTORE_RACE_ROUNDS", 6))
 PROCESSES = 2
 THREADS = 16

@@ -19,6 +19,8 @@ from tests.system.remote.proxy import Faults, Proxy
 from txstore.format import names
 from txstore.history import tickets
 
+pytestmark = pytest.mark.long
+
 APPENDS = int(os.environ.get("TXSTORE_TICKET_APPENDS", 6))
 WRITERS, KILLED = 6, 3
 

@@ -17,6 +17,8 @@ from tests.system.remote.killing import acknowledged, kill_in_turn
 from tests.system.remote.proxy import Faults, Proxy
 from txstore.history import remote_commits, trains
 
+pytestmark = pytest.mark.long
+
 COMMITS = int(os.environ.get("TXSTORE_TRAIN_COMMITS", 8))
 WRITERS, KILLED = 6, 3
 

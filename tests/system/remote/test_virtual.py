@@ -23,6 +23,8 @@ import txstore
 from tests.system.remote.servers import Server, free_port
 from txstore.errors import SourceChangedError, SourceError
 
+pytestmark = pytest.mark.long
+
 VALUES = np.arange(3000, dtype="i4")
 
 

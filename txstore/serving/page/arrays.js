@@ -64,6 +64,8 @@ class Below {
       const response = await fetch(this.base + key.slice(1), { signal: options?.signal, headers, credentials: "same-origin" });
       if (response.status === 404) return undefined;
       if (!response.ok) throw new Error(`the server answered ${response.status} for ${key}`);
+      const length = Number(response.headers.get("Content-Length"));
+      if (this.bytes + length > MOST_BYTES) throw new Error(`more than ${MOST_BYTES} bytes would be read`);
       const value = new Uint8Array(await response.arrayBuffer());
       this.bytes += value.length;
       if (options && !headers.Range?.startsWith("bytes=-")) options.found = true;

@@ -1,11 +1,29 @@
-// Blosc, LZ4 and Zstandard for zarrita, whose own decoders are WebAssembly of more than a megabyte.
-// Formats: c-blosc's README_CHUNK_FORMAT.rst; lz4_Block_format.md; BloscLZ is a descendant of FastLZ.
+// Blosc, LZ4, Zstandard, gzip and zlib for zarrita, whose own decoders of the first three are WebAssembly of more than a
+// megabyte, and none of whose decoders knows an end: what was written to decode to gigabytes would take these.
+// Formats: c-blosc's README_CHUNK_FORMAT.rst; lz4_Block_format.md; RFC 8878; BloscLZ is a descendant of FastLZ.
 
 import { registry, unzlib, unzstd } from "./vendor/zarrita.js";
 
 const MAX_SPLITS = 16;
 const MIN_SPLIT = 128;
 const BLOSCLZ_FAR = 8191;
+const ZSTD_MAGIC = 0xfd2fb528;
+const ZSTD_BLOCK = 128 << 10; // what a block decodes to at most
+const FED = 8 << 10; // bytes that DecompressionStream is given at a time: it hands on all that these decode to
+const SLACK = 64 << 10;
+const VARIABLE = 64 << 20; // what a chunk of texts or objects may decode to: its document doesn't say
+
+/** What a chunk may decode to, in bytes: what it has in memory, and a bit for checksums and for what doesn't get smaller. */
+export function limitOf({ dataType, shape }) {
+  const [, kind, digits] = /^(?:v2:)?([a-zA-Z]+?)(\d*)$/.exec(dataType) ?? [];
+  const itemsize = kind === "bool" ? 1 : kind === "S" ? Number(digits) : kind === "U" ? 4 * Number(digits) : Number(digits) / 8;
+  const size = itemsize ? shape.reduce((all, each) => all * each, itemsize) : VARIABLE;
+  return size + Math.ceil(size / 8) + SLACK;
+}
+
+function check(length, most) {
+  if (!(length <= most)) throw new Error(`it would decode to ${length} bytes, and at most ${most} are expected`);
+}
 
 /** Copy a match: source and destination may overlap, and then bytes that were just written are read again. */
 function copyMatch(out, to, from, length) {
@@ -83,7 +101,7 @@ const BLOSC_CODECS = [
   null, // Snappy
   (input, out) => unzlib(input, { out }).length,
   (input, out) => {
-    const decoded = unzstd(input);
+    const decoded = decodeZstd(input, out.length + SLACK);
     out.set(decoded);
     return decoded.length;
   },
@@ -112,14 +130,85 @@ function unshuffleBits(block, typesize) {
   return out;
 }
 
+/** Decode a Zstandard frame: into as many bytes as it says; if it doesn't say that, each of its blocks counts in full. */
+export function decodeZstd(input, most) {
+  const view = new DataView(input.buffer, input.byteOffset, input.byteLength);
+  if (view.getUint32(0, true) !== ZSTD_MAGIC) throw new Error("this is no frame of Zstandard");
+  const flags = input[4];
+  const isSingle = (flags >> 5) & 1;
+  let at = 5;
+  let expected = 0;
+  if (!isSingle) {
+    const base = 2 ** (10 + (input[at] >> 3)); // the window, which is allocated
+    expected = base + (base / 8) * (input[at++] & 7);
+  }
+  at += [0, 1, 2, 4][flags & 3];
+  const sized = flags >> 6 ? 1 << (flags >> 6) : isSingle;
+  if (sized) {
+    let length = sized === 2 ? 256 : 0;
+    for (let i = 0; i < sized; i++) length += view.getUint8(at + i) * 2 ** (8 * i);
+    check(length, most);
+    return unzstd(input, new Uint8Array(length));
+  }
+  check(expected, Math.max(most, 8 << 20));
+  let length = 0;
+  for (let isLast = 0; !isLast; ) {
+    const header = view.getUint8(at) | (view.getUint8(at + 1) << 8) | (view.getUint8(at + 2) << 16);
+    const [kind, size] = [(header >> 1) & 3, header >> 3];
+    isLast = header & 1;
+    length += kind === 2 ? ZSTD_BLOCK : size;
+    check(length, most + ZSTD_BLOCK);
+    at += 3 + (kind === 1 ? 1 : size);
+  }
+  at += flags & 4; // a checksum
+  if (at !== input.length) throw new Error("there is more than one frame of Zstandard");
+  return unzstd(input);
+}
+
+/** Decode gzip ("gzip") or zlib ("deflate"), a little of it at a time. */
+export async function inflate(input, format, most) {
+  const { readable, writable } = new DecompressionStream(format);
+  const [reader, writer] = [readable.getReader(), writable.getWriter()];
+  const feed = async () => {
+    for (let at = 0; at < input.length; at += FED) {
+      await writer.ready;
+      await writer.write(input.slice(at, at + FED));
+    }
+    await writer.close();
+  };
+  const fed = feed().catch(() => {}); // what is wrong is said by the reader
+  const parts = [];
+  let length = 0;
+  try {
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      parts.push(part.value);
+      length += part.value.length;
+      check(length, most);
+    }
+  } catch (error) {
+    await reader.cancel().catch(() => {});
+    throw error;
+  } finally {
+    await fed;
+  }
+  const out = new Uint8Array(length);
+  let at = 0;
+  for (const part of parts) {
+    out.set(part, at);
+    at += part.length;
+  }
+  return out;
+}
+
 /** Decode a Blosc buffer of the first format. */
-export function decodeBlosc(input) {
+export function decodeBlosc(input, most) {
   const view = new DataView(input.buffer, input.byteOffset, input.byteLength);
   const flags = input[2];
   const typesize = input[3];
   const total = view.getUint32(4, true);
   const blocksize = view.getUint32(8, true);
   if (input[0] > 2) throw new Error("Blosc of a later format");
+  check(total, most);
   if (flags & 2) return input.slice(16, 16 + total);
   const decode = BLOSC_CODECS[flags >> 5];
   if (!decode) throw new Error("Blosc with a codec that is not known here");
@@ -151,8 +240,10 @@ export function decodeBlosc(input) {
 }
 
 /** Decode what numcodecs calls lz4: the length, then a block. */
-export function decodeLz4(input) {
-  const out = new Uint8Array(new DataView(input.buffer, input.byteOffset).getUint32(0, true));
+export function decodeLz4(input, most) {
+  const length = new DataView(input.buffer, input.byteOffset).getUint32(0, true);
+  check(length, most);
+  const out = new Uint8Array(length);
   decodeLz4Block(input.subarray(4), out);
   return out;
 }
@@ -161,11 +252,17 @@ function register(name, decode) {
   const encode = () => {
     throw new Error("read only");
   };
-  const codec = { kind: "bytes_to_bytes", fromConfig: () => ({ kind: "bytes_to_bytes", decode, encode }) };
+  const fromConfig = (_, meta) => {
+    const most = limitOf(meta);
+    return { kind: "bytes_to_bytes", decode: (input) => decode(input, most), encode };
+  };
+  const codec = { kind: "bytes_to_bytes", fromConfig };
   for (const each of [name, `numcodecs.${name}`]) registry.set(each, () => Promise.resolve(codec));
 }
 
 register("blosc", decodeBlosc);
 register("lz4", decodeLz4);
 // A buffer of its own: zarrita reads text from the beginning of the buffer below what it is given.
-register("zstd", (input) => unzstd(input).slice());
+register("zstd", (input, most) => decodeZstd(input, most).slice());
+register("gzip", (input, most) => inflate(input, "gzip", most));
+register("zlib", (input, most) => inflate(input, "deflate", most));

@@ -103,9 +103,10 @@ const MARGIN = { left: 64, right: 14, top: 12, bottom: 26 };
 
 /**
  * Draw lines over one another. Where there are more values than pixels, each column shows all of its values, from the
- * lowest to the highest. `series` are {values, color}; `first` and `step` say where in the array they lie.
+ * lowest to the highest. `series` are {values, color}; `first` and `step` say where in the array they lie, and `label`, if
+ * there is one, what these places are called.
  */
-export function drawLines(canvas, series, { width, height, first = 0, step = 1, min, max }) {
+export function drawLines(canvas, series, { width, height, first = 0, step = 1, min, max, label = shown }) {
   const context = sharp(canvas, width, height);
   const length = Math.max(...series.map((each) => each.values.length));
   const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
@@ -129,10 +130,10 @@ export function drawLines(canvas, series, { width, height, first = 0, step = 1, 
     context.fillText(onAxis(at), MARGIN.left - 8, level);
   }
   context.textBaseline = "top";
-  for (const at of ticks(first, first + (length - 1) * step, 6)) {
+  for (const at of ticks(first, first + (length - 1) * step, label === shown ? 6 : 4)) {
     const place = x((at - first) / step);
     context.textAlign = place > width - 40 ? "right" : "center";
-    if (Number.isInteger(at)) context.fillText(shown(at), place, height - MARGIN.bottom + 8);
+    if (Number.isInteger(at)) context.fillText(label(at), place, height - MARGIN.bottom + 8);
   }
   for (const { values, color: name, isDashed } of series) {
     context.strokeStyle = color(name);

@@ -1,6 +1,7 @@
 // The preview of an array: a value, a line or an image, with sliders for the dimensions that are not seen.
 
 import { canReadAll, firstSelection, parseSelection, pythonSelection, read, statistics, writeSelection } from "./arrays.js";
+import { coordinates } from "./coordinates.js";
 import { h, replace } from "./dom.js";
 import { facts, failure, link, notice } from "./parts.js";
 import { DIVERGING, MAP_NAMES, drawColorBar, drawHatch, drawHistogram, drawImage, drawLines } from "./picture.js";
@@ -22,6 +23,9 @@ export function drawPreview(into, context) {
   let result = null;
   let turn = null;
   let wide = 0; // of the stage, when it was last drawn
+  let axes = []; // coordinates of the dimensions, where there are some and they are known by now
+  let placeSliders = []; // what tells sliders what their places are called
+  let pointed = null; // the value that is pointed at: its row, column, and itself
   const name = (i) => node.dimension_names?.[i] || `dim ${i}`;
   const button = (text, label, does) => h("button", { type: "button", class: "button small", "aria-label": label, title: label, onclick: does }, text);
   const readout = h("output", { class: "readout mono" });
@@ -36,7 +40,20 @@ export function drawPreview(into, context) {
   const observer = new ResizeObserver(() => result && stage.clientWidth !== wide && drawResult());
   observer.observe(stage);
   signal.addEventListener("abort", () => observer.disconnect(), { once: true });
+  tellCoordinates();
   return update();
+
+  /** Say what places are called, when that is known: what is seen does not wait for it. */
+  async function tellCoordinates() {
+    try {
+      axes = await coordinates(context);
+      placeSliders.forEach((tell) => tell());
+      if (result) drawResult();
+      if (pointed) point(...pointed);
+    } catch (error) {
+      view.tell(error);
+    }
+  }
 
   function drawControls() {
     const kept = selection.flatMap((each, i) => (Array.isArray(each) ? [i] : []));
@@ -44,6 +61,7 @@ export function drawPreview(into, context) {
     for (let i = 0; i < node.shape.length; i++)
       for (let j = i + 1; j < node.shape.length; j++) planes.push([[i, j], `${name(i)} × ${name(j)}`]);
     const choices = [...planes, ...node.shape.map((_, i) => [[i], `along ${name(i)}`])];
+    placeSliders = [];
     const sliders = selection.flatMap((each, i) => (Array.isArray(each) ? [] : [slider(i)]));
     replace(
       controls,
@@ -69,17 +87,22 @@ export function drawPreview(into, context) {
     const last = node.shape[i] - 1;
     const field = h("input", { type: "number", min: 0, max: last, value: selection[i], "aria-label": `${name(i)}, index` });
     const range = h("input", { type: "range", min: 0, max: last, value: selection[i], "aria-label": name(i) });
+    const called = h("small", { class: "coordinate" });
+    const tell = () => (called.textContent = axes[i]?.label(selection[i]) ?? "");
+    placeSliders.push(tell);
+    tell();
     let waiting = 0;
     const set = (value) => {
       const at = Math.min(Math.max(0, Math.round(Number(value) || 0)), last);
       selection[i] = at;
       field.value = range.value = at;
+      tell();
       clearTimeout(waiting);
       waiting = setTimeout(update, SLIDER_WAIT);
     };
     range.addEventListener("input", () => set(range.value));
     field.addEventListener("change", () => set(field.value));
-    return h("div", { class: "slider" }, h("span", {}, name(i)), range, field, h("small", { class: "quiet" }, `of ${count(node.shape[i])}`));
+    return h("div", { class: "slider" }, h("span", {}, name(i)), range, field, h("small", { class: "quiet" }, `of ${count(node.shape[i])}`), called);
   }
 
   function setPlane(dimensions) {
@@ -130,6 +153,7 @@ export function drawPreview(into, context) {
         },
       });
       if (mine.signal.aborted) return;
+      pointed = null;
       result = { ...found, selection: asked, milliseconds: performance.now() - begun };
       result.statistics = found.isNumeric ? statistics(found.values) : null;
       drawResult();
@@ -174,18 +198,35 @@ export function drawPreview(into, context) {
 
   /** Where in the array a value lies, as text. */
   function indexOf(row, column) {
+    return `[${indices(row, column).join(", ")}]`;
+  }
+
+  function indices(row, column) {
     const at = result.shape.length === 2 ? [row, column] : [row + column];
     let kept = 0;
-    return `[${result.selection.map((each) => (Array.isArray(each) ? each[0] + at[kept] * (result.step[kept++] ?? 1) : each)).join(", ")}]`;
+    return result.selection.map((each) => (Array.isArray(each) ? each[0] + at[kept] * (result.step[kept++] ?? 1) : each));
+  }
+
+  /** Say a value, where it lies in the array, and what that place is called. */
+  function point(row, column, value) {
+    pointed = [row, column, value];
+    const called = indices(row, column).flatMap((at, i) => axes[i]?.label(at) ?? []);
+    readout.textContent = `${indexOf(row, column)} = ${shown(value)}${called.length ? ` at ${called.join(", ")}` : ""}`;
+  }
+
+  /** A part of a dimension, and what its ends are called. */
+  function span(i) {
+    const [start, stop] = result.selection[i];
+    return `${name(i)} ${start}:${stop}${axes[i] ? `, ${axes[i].label(start)} to ${axes[i].label(stop - 1)}` : ""}`;
   }
 
   function drawLine() {
     const { values, selection: [first], step, statistics: figures } = { ...result, selection: result.selection.filter(Array.isArray) };
     const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${values.length} values along ${name(result.selection.findIndex(Array.isArray))}` });
-    const place = drawLines(canvas, [{ values, color: "--accent" }], { width: wide, height: 340, first: first[0], step: step[0] ?? 1, min: figures.min ?? 0, max: figures.max ?? 1 });
+    const place = drawLines(canvas, [{ values, color: "--accent" }], { width: wide, height: 340, first: first[0], step: step[0] ?? 1, min: figures.min ?? 0, max: figures.max ?? 1, label: axes[result.selection.findIndex(Array.isArray)]?.label });
     canvas.addEventListener("pointermove", (event) => {
       const at = place(event.offsetX);
-      readout.textContent = `${indexOf(0, at)} = ${shown(values[at])}`;
+      point(0, at, values[at]);
     });
     onKeys(canvas);
     replace(stage, canvas, readout);
@@ -199,10 +240,14 @@ export function drawPreview(into, context) {
     const height = Math.round(width * ratio);
     const canvas = h("canvas", { class: shape[1] < width ? "coarse" : "" });
     drawImage(canvas, result, { map, ...range(figures) });
+    const down = result.selection.findIndex(Array.isArray); // the dimension of the rows
+    const isTurned = Boolean(axes[down]?.isLatitude && axes[down].ascends); // north is on top
+    const rowAt = (part) => Math.min(1, Math.max(0, isTurned ? 1 - part : part));
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
     const cover = h("canvas", { class: "cover" });
     drawHatch(cover, missing, shape, width, height);
+    if (isTurned) canvas.style.transform = cover.style.transform = "scaleY(-1)";
     const box = h("div", { class: "box", hidden: true });
     const frame = h("div", {
       class: "frame", tabindex: 0, role: "img",
@@ -222,9 +267,9 @@ export function drawPreview(into, context) {
     });
     frame.addEventListener("pointermove", (event) => {
       const here = at(event);
-      const row = Math.min(shape[0] - 1, Math.floor(here[0] * shape[0]));
+      const row = Math.min(shape[0] - 1, Math.floor(rowAt(here[0]) * shape[0]));
       const column = Math.min(shape[1] - 1, Math.floor(here[1] * shape[1]));
-      readout.textContent = `${indexOf(row, column)} = ${shown(values[row * shape[1] + column])}`;
+      point(row, column, values[row * shape[1] + column]);
       if (!from) return;
       box.hidden = false;
       box.style.top = `${Math.min(from[0], here[0]) * 100}%`;
@@ -238,6 +283,7 @@ export function drawPreview(into, context) {
       from = null;
       box.hidden = true;
       if (!begun || Math.abs(to[0] - begun[0]) * height < 8 || Math.abs(to[1] - begun[1]) * width < 8) return;
+      [begun[0], to[0]] = [rowAt(begun[0]), rowAt(to[0])];
       let kept = 0;
       selection = result.selection.map((each) => {
         if (!Array.isArray(each)) return each;
@@ -248,18 +294,18 @@ export function drawPreview(into, context) {
       });
       update();
     });
-    onKeys(frame);
-    const ranges = result.selection.flatMap((each, i) => (Array.isArray(each) ? [`${name(i)} ${each[0]}:${each[1]}`] : []));
-    replace(stage, h("div", { class: "axes" }, h("span", {}, `↓ ${ranges[0]}`), h("span", {}, `→ ${ranges[1]}`)), frame, readout);
+    onKeys(frame, isTurned ? -1 : 1);
+    const ranges = result.selection.flatMap((each, i) => (Array.isArray(each) ? [span(i)] : []));
+    replace(stage, h("div", { class: "axes" }, h("span", {}, `${isTurned ? "↑" : "↓"} ${ranges[0]}`), h("span", {}, `→ ${ranges[1]}`)), frame, readout);
   }
 
-  function onKeys(element) {
+  function onKeys(element, down = 1) {
     element.addEventListener("keydown", (event) => {
       const isPlane = result.shape.length === 2;
       const keys = {
         "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: whole,
         ArrowLeft: () => zoom(1, isPlane ? { 1: -0.25 } : { 0: -0.25 }), ArrowRight: () => zoom(1, isPlane ? { 1: 0.25 } : { 0: 0.25 }),
-        ArrowUp: () => isPlane && zoom(1, { 0: -0.25 }), ArrowDown: () => isPlane && zoom(1, { 0: 0.25 }),
+        ArrowUp: () => isPlane && zoom(1, { 0: -0.25 * down }), ArrowDown: () => isPlane && zoom(1, { 0: 0.25 * down }),
       };
       if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
       event.preventDefault();

@@ -14,6 +14,7 @@ from txstore.storage.objects.backend import (
     PARALLEL_REQUESTS,
     Object,
     Objects,
+    Versions,
     above,
     as_bytes,
     clock_of,
@@ -43,6 +44,7 @@ class AsyncBackend(ABC):
     """A `Backend` whose requests are coroutines, which run on the loop of an fsspec file system."""
 
     await_range = None
+    versions: Versions | None = None
 
     def __init__(self, filesystem: Any, prefix: str) -> None:
         self._fs = filesystem
@@ -55,6 +57,10 @@ class AsyncBackend(ABC):
     def _directory(self, path: str) -> str:
         """Return what the names of all that is in a directory begin with."""
         return self._prefix + (path + "/" if path else "")
+
+    @property
+    def versions_begun(self) -> int:
+        return 0
 
     # --- the requests
 

@@ -9,10 +9,13 @@ import email.utils
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+from txstore import processes
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 READ_ONLY = "none"  # a `creation`: exclusively not at all
+OF_PROCESS = "lock"  # a `creation`: what there is, one process sees
 SINGLE_WRITER = "single writer"  # a `creation`: the caller has promised to be alone
 LONGEST_SECONDS = 600  # of one call: the libraries' time-outs do not cover a connection that takes no more bytes
 PARALLEL_REQUESTS = 32  # of one call
@@ -29,6 +32,14 @@ class Object(NamedTuple):
     modified: float | None  # seconds since 1970 by the server's clock
 
 
+class Version(NamedTuple):
+    """What a name held for a while, on a server that keeps versions."""
+
+    name: str
+    id: str
+    is_deletion: bool  # it held nothing then
+
+
 #: What was read: of libraries that keep it in memory of their own, a view of that.
 Content: TypeAlias = bytes | memoryview
 #: `get_range` that is awaited; and one that is not tried again: it returns None after any error.
@@ -37,8 +48,23 @@ TryRange: TypeAlias = Callable[[str, int, int], Awaitable[Content | None]]
 Objects: TypeAlias = list[Object]  # within classes that have a method of the name `list`
 
 
+class Versions(Protocol):
+    """What can be asked of a server that keeps versions. See `interface.ObjectStore`."""
+
+    def list_versions(self, directory: str) -> Sequence[Version]: ...
+    def get_version(self, path: str, version: str) -> bytes: ...
+    def delete_versions(self, path: str, versions: Sequence[str]) -> None: ...
+
+
 class Backend(Protocol):
     """The methods are those of `interface.ObjectStore`, and mean the same."""
+
+    @property
+    def versions_begun(self) -> int: ...
+
+    @property
+    def versions(self) -> Versions | None:
+        """What asks for them; None if the library can't."""
 
     @property
     def await_range(self) -> AwaitRange | None:
@@ -55,6 +81,23 @@ class Backend(Protocol):
     def create(self, path: str, parts: Sequence[Buffer]) -> None: ...
     def delete(self, paths: Sequence[str]) -> None: ...
     def now(self) -> float: ...
+
+
+class VersionsTold:
+    """Counts how often a server's answers have begun to tell that it keeps what objects were before.
+
+    An answer of before that may come late: it takes nothing back, and whoever has counted sees one more.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self._are_told = False
+        self._lock = processes.new_lock()
+
+    def note(self, *, are_told: bool) -> None:
+        with self._lock:
+            self.begun += are_told and not self._are_told
+            self._are_told = are_told
 
 
 class Refusal(Exception):

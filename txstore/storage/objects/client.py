@@ -6,7 +6,9 @@ import asyncio
 import errno
 import os
 import pickle
+import posixpath
 import random
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,8 +16,19 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from txstore import processes
-from txstore.storage.objects.backend import READ_ONLY, AwaitRange, Backend, Content, Object, Objects, TryRange
-from txstore.storage.objects.errors import UNANSWERED, CutShortError, Explained, chain, explain
+from txstore.storage.objects.backend import (
+    READ_ONLY,
+    SINGLE_WRITER,
+    AwaitRange,
+    Backend,
+    Content,
+    Object,
+    Objects,
+    TryRange,
+    Version,
+    Versions,
+)
+from txstore.storage.objects.errors import UNANSWERED, CutShortError, Explained, chain, explain, of_another
 from txstore.storage.objects.urls import Target
 
 if TYPE_CHECKING:
@@ -24,7 +37,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RETRY_SECONDS = 30.0  # after which a request that has failed is not sent again
-LEAST_TRIES = 3  # even if the first ones took longer than that to fail
+# The same for a server that has never answered this client: its address is more likely to be wrong.
+UNMET_SECONDS = 6.0
+LEAST_TRIES = 3  # even if the first ones took longer than that to fail; of one that has never answered, one less
 FIRST_PAUSE = 0.05  # seconds, doubled each time
 LONGEST_PAUSE = 5.0
 
@@ -33,6 +48,8 @@ LONGEST_PAUSE = 5.0
 MOST_BACKENDS = 32
 _backends: dict[bytes, Backend] = {}
 _backends_lock = processes.new_lock()
+#: By the URL of a root: of several threads of its only writer, one creates an object.
+_single_writer_locks: dict[str, threading.Lock] = {}
 _built: weakref.WeakSet[Backend] = weakref.WeakSet()
 
 # The backends of the process that this one was forked from: their threads are gone, and to finalize what is left of
@@ -101,6 +118,7 @@ class ObjectClient:
         self._lock = processes.new_lock()
         self._backend: Backend | None = None
         self._pid = 0
+        self._is_met = False  # the server has answered something
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -150,33 +168,59 @@ class ObjectClient:
         return True
 
     def list(self, directory: str) -> list[Object]:
-        return self._request(directory, lambda backend: backend.list(directory))
+        return self._request(directory, lambda backend: backend.list(directory), wish="list")
 
     def list_after(self, directory: str, name: str, limit: int) -> Objects | None:
-        return self._request(directory, lambda backend: backend.list_after(directory, name, limit))
+        return self._request(directory, lambda backend: backend.list_after(directory, name, limit), wish="list")
 
     def is_link(self, path: str) -> bool:
         return self._request(path, lambda backend: backend.is_link(path))
 
     def now(self) -> float:
-        return self._request("", lambda backend: backend.now())
+        return self._request("", lambda backend: backend.now(), wish="ask")
+
+    # --- what objects were before
+
+    @property
+    def versions_begun(self) -> int:
+        backend = self._backend
+        return backend.versions_begun if backend is not None and self._pid == os.getpid() else 0
+
+    def list_versions(self, directory: str) -> Sequence[Version]:
+        if self._connected().versions is None:
+            words = "older versions of objects are asked for through s3fs: pip install 'txstore[s3]'"
+            raise OSError(errno.ENOTSUP, words if self._target.family == "s3" else "it keeps no versions", self.url)
+        return self._request(directory, lambda backend: _versions_of(backend).list_versions(directory), wish="list")
+
+    def get_version(self, path: str, version: str) -> bytes:
+        return self._request(path, lambda backend: _versions_of(backend).get_version(path, version))
+
+    def delete_versions(self, path: str, versions: Sequence[str]) -> None:
+        self._check_writable(path)
+        self._request(path, lambda backend: _versions_of(backend).delete_versions(path, versions), wish="delete")
 
     # --- writing
 
     def put(self, path: str, parts: Sequence[Buffer]) -> None:
         self._check_writable(path)
-        self._request(path, lambda backend: backend.put(path, parts))
+        self._request(path, lambda backend: backend.put(path, parts), wish="write")
 
     def create(self, path: str, parts: Sequence[Buffer]) -> None:
         self._check_writable(path)
         if not any(memoryview(part).nbytes for part in parts):
             raise ValueError(f"{self._target.shown(path)}: an empty object is not protected against a second creator")
-        self._request(path, lambda backend: backend.create(path, parts))
+        if self.creation == SINGLE_WRITER:  # on the caller's word, whatever the server does
+            with _single_writer_locks.get(self.url) or _single_writer_locks.setdefault(self.url, processes.new_lock()):
+                if self.exists(path):
+                    raise FileExistsError(errno.EEXIST, "it exists already", self._target.shown(path))
+                self.put(path, parts)
+            return
+        self._request(path, lambda backend: backend.create(path, parts), wish="write")
 
     def delete(self, paths: Sequence[str]) -> None:
         if paths:
             self._check_writable(paths[0])
-            self._request(paths[0], lambda backend: backend.delete(paths))
+            self._request(paths[0], lambda backend: backend.delete(paths), wish="delete")
 
     def _check_writable(self, path: str) -> None:
         if self.creation == READ_ONLY:
@@ -188,8 +232,11 @@ class ObjectClient:
 
     # --- how
 
-    def _request(self, path: str, request: Callable[[Backend], T]) -> T:
-        """Send a request until it is answered. What the library raised is not kept: it may hold credentials."""
+    def _request(self, path: str, request: Callable[[Backend], T], *, wish: str = "read") -> T:
+        """Send a request until it is answered. What the library raised is not kept: it may hold credentials.
+
+        `wish` is what is to be done with the object: read, list, write, delete, or ask the server something.
+        """
         started = time.monotonic()
         tries = 0
         is_unanswered = False
@@ -197,23 +244,30 @@ class ObjectClient:
             explained: Explained | None = None
             wrong: str | None = None
             try:
-                return request(self._connected())
+                answer = request(self._connected())
             except ValueError as error:  # what the libraries say of options that they can't use
                 wrong = self._target.secrets().hide(str(error))
             except Exception as error:
-                explained = explain(error, self._target.shown(path), self._target.secrets())
+                explained = explain(error, self._target.shown(path), self._target.secrets(), wish)
                 if explained is None:
                     raise
                 for each in chain(error):
                     each.__traceback__ = None  # what raised it may hold it, and would so hold all our callers (below)
+            else:
+                self._is_met = True
+                return answer
             if explained is None:
                 raise ValueError(f"{self._target.shown(path)}: {wrong}")
+            self._is_met |= explained.is_answer
             tries += 1
             pause = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
-            late = time.monotonic() + pause - started > RETRY_SECONDS
-            if not explained.passes or (late and tries >= LEAST_TRIES):
-                if is_unanswered:
+            enough = RETRY_SECONDS if self._is_met else min(UNMET_SECONDS, RETRY_SECONDS)
+            late = time.monotonic() + pause - started > enough
+            if not explained.passes or (late and tries >= LEAST_TRIES - (not self._is_met)):
+                if is_unanswered and wish in ("write", "delete"):
                     explained.error.add_note(UNANSWERED)
+                elif wish == "read" and explained.is_denied and self._is_unreadable(path):
+                    explained = Explained(of_another(explained.error), False)
                 try:
                     raise explained.error
                 finally:
@@ -222,6 +276,16 @@ class ObjectClient:
                     del explained
             is_unanswered = True
             time.sleep(pause)
+
+    def _is_unreadable(self, path: str) -> bool:
+        """Tell whether an object that may not be read is there: on S3 each object has an owner of its own."""
+        if self._target.family != "s3":
+            return False
+        directory, name = posixpath.split(path)
+        try:
+            return any(each.name == name for each in self._connected().list(directory))
+        except Exception:  # noqa: BLE001 - whatever it is: that it may not be read is said anyway
+            return False
 
     def _connected(self) -> Backend:
         """Return the backend of this process."""
@@ -232,6 +296,11 @@ class ObjectClient:
                 self._backend = backend_of(self._target, self._build)
                 self._pid = os.getpid()
             return self._backend
+
+
+def _versions_of(backend: Backend) -> Versions:
+    assert backend.versions is not None  # for mypy: whoever has listed them knows
+    return backend.versions
 
 
 async def _try(await_range: AwaitRange, path: str, offset: int, length: int) -> Content | None:

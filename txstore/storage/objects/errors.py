@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from txstore.errors import is_full
 from txstore.storage.objects.backend import Refusal
 
 # What the libraries that are used here are made of: an exception from elsewhere is a mistake in the code.
@@ -43,8 +44,15 @@ BEYOND = {"InvalidRange", "RequestedRangeNotSatisfiable"}
 BAD_CREDENTIALS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "AuthFailure",
                    "STATUS_LOGON_FAILURE", "STATUS_ACCOUNT_DISABLED", "STATUS_PASSWORD_EXPIRED"}  # fmt: skip
 FORBIDDEN = {"STATUS_ACCESS_DENIED"}
+SKEWED = {"RequestTimeTooSkewed"}
+FULL = {"QuotaExceeded", "QuotaExceededException", "XMinioStorageFull", "InsufficientStorage", "STATUS_DISK_FULL"}
 
 NO_CREDENTIALS = re.compile(r"Credential|Unauthenticated|Authentication|RefreshError|BadHostKey")
+# What Python's ssl says, and rustls in obstore.
+BAD_CERTIFICATE = re.compile(
+    r"certificate verify failed: ([^()]*\w)|InvalidCertificate\((?:\s*Other\(\s*OtherError\()?\s*(\w+)"
+)
+NO_TLS = re.compile(r"\bSSLError|\[SSL: |InvalidMessage\(|InvalidContentType")
 LOST = re.compile(
     r"Connect|Disconnected|ServiceRequestError|ServiceResponseError|IncompleteRead|SSHException|ClientOSError"
     r"|ClientPayload|HTTPClientError|ResponseParser|ProtocolError|ProxyError|EOFError|IncompleteBody|ChunkedEncoding"
@@ -53,7 +61,12 @@ LOST = re.compile(
 LOST_NUMBERS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENOTCONN, errno.EPIPE, errno.ECONNRESET}
 
 STATUS_IN_WORDS = re.compile(r"status(?: code)?:? (\d{3})\b")
+SYSTEM_IN_WORDS = re.compile(r'code: \d+,\s+kind: \w+,\s+message: "([^"]+)"')  # obstore
 CODE_IN_WORDS = re.compile(r"<Code>(\w+)</Code>|error code:? (\w+)|'(STATUS_[A-Z_]+)'")
+
+
+class NotExclusiveError(OSError):
+    """The server has let a second creator of an object through."""
 
 
 class CutShortError(OSError):
@@ -68,9 +81,17 @@ def was_unanswered(error: OSError) -> bool:
     return UNANSWERED in getattr(error, "__notes__", ())
 
 
+def is_refusal(error: OSError) -> bool:
+    """Tell whether the server has said that it has not written an object, and will not."""
+    is_answer = isinstance(error, FileExistsError | PermissionError | FileNotFoundError) or is_full(error)
+    return is_answer and not was_unanswered(error)
+
+
 class Explained(NamedTuple):
     error: OSError
     passes: bool  # by itself: worth another try
+    is_answer: bool = True  # False: no server is known to be there
+    is_denied: bool = False  # the server knows who asks, and does not allow just this
 
 
 class Facts(NamedTuple):
@@ -93,16 +114,17 @@ class Facts(NamedTuple):
         return not self.no_bucket and (self.status == 404 or self.code in MISSING)
 
 
-_USER = re.compile(r"://[^/@\s]*@")
+_USER = re.compile(r"(:/{1,2})[^/@\s]*@")
 
 
 def _secrets_in(url: str) -> Iterator[str]:
     """Yield what a URL, perhaps a chained one, says of who opens it: users with their passwords, and queries."""
     for link in url.split("::"):
-        _, separator, rest = link.partition("://")
+        _, separator, rest = link.partition(":")  # slashes may be missing, or one of them
         if not separator:
             continue
-        place, _, query = rest.partition("?")
+        rest = rest.lstrip("/")
+        place = rest.partition("?")[0]
         user, at, _ = place.rpartition("@")
         name, colon, password = user.partition(":")
         if at and colon and "/" not in name:  # a slash may be part of the password, of nothing else
@@ -110,7 +132,8 @@ def _secrets_in(url: str) -> Iterator[str]:
             yield from (each for each in (user, password, *password.split("/")) if len(each) > 1)
             if len(name) >= _KEY_LEAST:
                 yield name
-        yield from (value for part in re.split("[&;]", query) if len(value := part.partition("=")[2]) > 3)
+        parameters = re.split("[?&;]", rest)[1:]
+        yield from (value for part in parameters if len(value := part.partition("=")[2]) > 3)
 
 
 #: Names that are so long may be the first half of a key.
@@ -157,7 +180,7 @@ class Secrets:
     def hide(self, words: str) -> str:
         for value in self._values:
             words = words.replace(value, "***")
-        words = _USER.sub("://", words)
+        words = _USER.sub(r"\1", words)
         return re.sub(r"(\w)\?[^\s\"'>)]*[=&][^\s\"'>)]*", r"\1", words)  # queries: signed URLs have them
 
 
@@ -199,8 +222,11 @@ def _is_of_library(error: BaseException) -> bool:
     return any(type(each).__module__.partition(".")[0] in LIBRARIES for each in chain(error))
 
 
-def explain(error: BaseException, path: str, secrets: Secrets) -> Explained | None:
-    """Return what an exception means for `path`, a whole URL; None if it does not come from the store."""
+def explain(error: BaseException, path: str, secrets: Secrets, wish: str) -> Explained | None:
+    """Return what an exception means for `path`, a whole URL; None if it does not come from the store.
+
+    `wish` is what was to be done with it: read, list, write, delete, or ask for.
+    """
     if isinstance(error, RuntimeError) and "shutdown" in str(error):
         # Background work, of hints and leases, may come this late: some of the libraries need threads for each request.
         words = "the interpreter is about to end, and starts no threads any more: write before that"
@@ -209,13 +235,22 @@ def explain(error: BaseException, path: str, secrets: Secrets) -> Explained | No
         return None
     facts = facts_of(error)
     named = f" ({facts.code})" if facts.code else ""
-    answered = _answered(facts, path, named)
+    answered = _answered(facts, path, named, wish)
     return answered if answered is not None else _unanswered(error, facts, path, named, secrets)
 
 
-def _answered(facts: Facts, path: str, named: str) -> Explained | None:
+def _answered(facts: Facts, path: str, named: str, wish: str) -> Explained | None:
     """The server has answered: what it says decides."""
     status, code = facts.status, facts.code
+    if code in SKEWED:
+        words = f"this machine's clock and the server's differ by too much{named}: set this machine's clock"
+        return Explained(PermissionError(errno.EACCES, words, path), False)
+    if code in FULL or status == 507:
+        words = (
+            f"the bucket, or its owner, has no space left{named}: delete something there, by `txstore vacuum` if you "
+            "like, or ask for a larger quota"
+        )
+        return Explained(OSError(errno.EDQUOT, words, path), False)
     if code in EXPIRED:
         words = f"the credentials have expired{named}: get new ones and open it again"
         return Explained(PermissionError(errno.EACCES, words, path), False)
@@ -234,8 +269,8 @@ def _answered(facts: Facts, path: str, named: str) -> Explained | None:
         words = f"others keep writing the same object{named}: try later"
         return Explained(OSError(errno.EIO, words, path), True)
     if status == 403 or code in FORBIDDEN:
-        words = f"these credentials are not allowed to do this{named}: ask for the permission"
-        return Explained(PermissionError(errno.EACCES, words, path), False)
+        words = f"these credentials are not allowed to {wish} this{named}: ask for the permission"
+        return Explained(PermissionError(errno.EACCES, words, path), False, is_denied=True)
     if facts.missing:
         return Explained(FileNotFoundError(errno.ENOENT, "there is no such object", path), False)
     if status is not None and 300 <= status < 400:
@@ -244,10 +279,26 @@ def _answered(facts: Facts, path: str, named: str) -> Explained | None:
             "region and the endpoint"
         )
         return Explained(OSError(errno.EIO, words, path), False)
+    if status == 501 or code == "NotImplemented":
+        return Explained(OSError(errno.ENOTSUP, f"the server has no such request{named}", path), False)
+    if status == 400 and code in (None, "400") and path.startswith("s3://"):
+        # S3 names every error. Ceph's gateway has given this answer when it had just been started again.
+        words = "the server, or what stands before it, has not understood the request (status 400): look at the URL"
+        return Explained(OSError(errno.EIO, words, path), True, is_answer=False)
     if status is not None and status >= 400:
         words = f"the server refuses the request (status {status}{named}): look at the URL and storage_options"
         return Explained(OSError(errno.EIO, words, path), False)
     return None
+
+
+def of_another(refused: OSError) -> PermissionError:
+    """Return what to raise for an object of S3 that may be listed and not be read: another account may own it."""
+    told = (
+        f"{refused.strerror}. The object is there: if another account has written it, that account has to let the "
+        "bucket's owner read it, by storage_options={'s3_additional_kwargs': {'ACL': 'bucket-owner-full-control'}}, or "
+        "the bucket has to enforce that its owner owns all objects"
+    )
+    return PermissionError(errno.EACCES, told, refused.filename)
 
 
 def _unanswered(error: BaseException, facts: Facts, path: str, named: str, secrets: Secrets) -> Explained:
@@ -260,21 +311,34 @@ def _unanswered(error: BaseException, facts: Facts, path: str, named: str, secre
         if isinstance(error, known) or getattr(error, "errno", None) == number:
             return Explained(known(number, words, path), False)
     names = " ".join(type(each).__name__ for each in chain(error))
-    said = _short(secrets.hide(str(error.strerror if isinstance(error, OSError) and error.strerror else facts.words)))
+    of_system = SYSTEM_IN_WORDS.search(facts.words)
+    told = (
+        error.strerror if isinstance(error, OSError) and error.strerror else of_system[1] if of_system else facts.words
+    )
+    said = _short(secrets.hide(str(told)))
     if "AlreadyExists" in names:
         return Explained(FileExistsError(errno.EEXIST, "it exists already", path), False)
     if isinstance(error, PermissionError) or "PermissionDenied" in names:
         return Explained(PermissionError(errno.EACCES, f"no permission: {said}; look at storage_options", path), False)
     if "Timeout" in names or "kind: Timeout" in facts.words:
-        return Explained(TimeoutError(errno.ETIMEDOUT, f"the server does not answer in time: {said}", path), True)
+        words = f"the server does not answer in time: {said}"
+        return Explained(TimeoutError(errno.ETIMEDOUT, words, path), True, is_answer=False)
+    if (certificate := BAD_CERTIFICATE.search(facts.words)) is not None:
+        reason = certificate[1] or certificate[2]
+        words = f"the server's TLS certificate is not accepted ({reason}): look at the address and at your certificates"
+        return Explained(_lost(words, path), False)
+    if NO_TLS.search(f"{names} {facts.words}"):
+        words = "the server does not speak TLS there: is its address http://, or of another port?"
+        return Explained(_lost(words, path), False)
     if NO_CREDENTIALS.search(names):
         words = f"no valid credentials: {said}; give them in storage_options"
         return Explained(PermissionError(errno.EACCES, words, path), False)
     lost = isinstance(error, ConnectionError | EOFError) or getattr(error, "errno", None) in LOST_NUMBERS
     if lost or LOST.search(names) or "kind: Connect" in facts.words:
-        return Explained(_lost(f"no connection to the server: {said}; look at the address and the network", path), True)
+        words = f"no connection to the server: {said}; look at the address (http:// or https://?) and the network"
+        return Explained(_lost(words, path), True, is_answer=False)
     if re.search(r"kind: (Request|Decode|Interrupted|Unknown)\b", facts.words):  # obstore
-        return Explained(_lost(f"the connection to the server was lost: {said}", path), True)
+        return Explained(_lost(f"the connection to the server was lost: {said}", path), True, is_answer=False)
     return Explained(OSError(errno.EIO, f"{type(error).__name__}{named}: {said}", path), False)
 
 

@@ -14,7 +14,7 @@ import fsspec.core
 
 from txstore.storage.objects import urls
 from txstore.storage.objects.azure import AzureBackend
-from txstore.storage.objects.backend import READ_ONLY, SINGLE_WRITER, Backend, Refusal
+from txstore.storage.objects.backend import OF_PROCESS, READ_ONLY, SINGLE_WRITER, Backend, Refusal
 from txstore.storage.objects.gcs import GcsBackend
 from txstore.storage.objects.plain import MemoryBackend, PlainBackend
 from txstore.storage.objects.s3 import S3Backend
@@ -27,25 +27,32 @@ CREATION = {
     "s3fs.core.S3FileSystem": "conditional",  # If-None-Match: *
     "gcsfs.core.GCSFileSystem": "conditional",  # ifGenerationMatch=0
     "adlfs.spec.AzureBlobFileSystem": "conditional",  # If-None-Match: *
-    "fsspec.implementations.memory.MemoryFileSystem": "lock",  # of this process, which is all that sees it
+    "fsspec.implementations.memory.MemoryFileSystem": OF_PROCESS,
     "fsspec.implementations.sftp.SFTPFileSystem": "rename",
     "fsspec.implementations.smb.SMBFileSystem": "rename",
 }
 
 
 def creation_of(target: Target) -> str:
-    """Return how a target's class creates exclusively. Raises ImportError where its package is missing."""
+    """Return how a target creates exclusively. Raises ModuleNotFoundError where its package is missing."""
+    known = _creation_of_class(target)
+    if target.single_writer and target.family != "memory":  # which no other process sees
+        return SINGLE_WRITER
+    return known or READ_ONLY
+
+
+def _creation_of_class(target: Target) -> str | None:
     cls = urls.filesystem_class(target)
     if "::" not in target.address:
         for each in cls.__mro__:
             if (name := f"{each.__module__}.{each.__qualname__}") in CREATION:
                 return CREATION[name]
-    return SINGLE_WRITER if target.single_writer else READ_ONLY
+    return None
 
 
 def build(target: Target) -> Backend:
     """Connect to a target."""
-    if creation_of(target) in (READ_ONLY, SINGLE_WRITER):
+    if _creation_of_class(target) is None:
         options = {name: value for name, value in target.options.items() if name not in urls.INSTANCE_OPTIONS}
         filesystem, root = fsspec.core.url_to_fs(target.address, **options)
         return PlainBackend(_unwrapped(filesystem), root)
@@ -89,7 +96,9 @@ async def _refuse_other_hosts(_: Any, __: Any, request: Any) -> None:
 
 def _options(target: Target) -> dict[str, Any]:
     """Return the options of the file system, with what the URL says."""
-    return {**urls.filesystem_class(target)._get_kwargs_from_urls(target.address), **target.options}
+    said = urls.filesystem_class(target)._get_kwargs_from_urls(target.address)
+    said.pop("url_fragment", None)  # a part of a name that has a #: `_strip_protocol` leaves it there
+    return {**said, **target.options}
 
 
 def _instance(target: Target) -> Any:

@@ -16,20 +16,27 @@ from __future__ import annotations
 
 import errno
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore.storage.objects import fsspec_backends, obstore_backend, urls
-from txstore.storage.objects.backend import Content, Object, Objects, TryRange
+from txstore.storage.objects.backend import (
+    OF_PROCESS,
+    SINGLE_WRITER,
+    Content,
+    Object,
+    Objects,
+    TryRange,
+    Version,
+)
 from txstore.storage.objects.client import ObjectClient
+from txstore.storage.objects.errors import NotExclusiveError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
 ENGINE_VARIABLE = "TXSTORE_OBJECTS"  # "fsspec" or "obstore": which one is used, where the options do not say
-PROBE = "probe-"
 
 __all__ = ["Object", "ObjectStore", "check_creation", "open_objects"]
 
@@ -57,6 +64,13 @@ class ObjectStore(Ranges, Protocol):
 
     is_remote: bool
     """Whether a request goes to another process: if not, there is nothing to be gained by fewer of them."""
+
+    @property
+    def versions_begun(self) -> int:
+        """How often the server has begun to keep what objects were before, as its answers to this process tell.
+
+        The answer to whatever writes an object tells whether it does, that to `get` if it does.
+        """
 
     def get(self, path: str) -> bytes:
         """Return a whole object; FileNotFoundError if there is none."""
@@ -106,47 +120,61 @@ class ObjectStore(Ranges, Protocol):
     def now(self) -> float:
         """Return the time by the server's clock, in seconds since 1970."""
 
+    def list_versions(self, directory: str) -> Sequence[Version]:
+        """Return what the direct children were and are, where the server keeps that: of each, the oldest first.
+
+        OSError where it can't be asked.
+        """
+
+    def get_version(self, path: str, version: str) -> bytes:
+        """Return what an object was; FileNotFoundError if that is not kept."""
+
+    def delete_versions(self, path: str, versions: Sequence[str]) -> None:
+        """Delete what an object was, for good: without all of it, there was never anything of that name."""
+
 
 def open_objects(url: str, options: Mapping[str, Any] | None = None, *, single_writer: bool = False) -> ObjectStore:
     """Return the objects below a URL. Nothing is asked of the server yet.
 
     `options` are those of the fsspec file system, and "txstore_engine": "fsspec" or "obstore", for the one that must be
-    used. With `single_writer` the caller promises to be the only one that writes, which makes those file systems
-    writable that can't create exclusively; all others stay as they are.
+    used. With `single_writer` the caller promises to be the only one that writes: then objects are created by looking
+    first and writing then, which makes those file systems and servers writable that can't create exclusively.
 
-    Raises ValueError for a scheme that nobody knows and for local paths, and ImportError, naming what to install, for
-    one whose package is missing.
+    Raises ValueError for a scheme that nobody knows and for local paths, and ModuleNotFoundError, naming what to
+    install, for one whose package is missing.
     """
     wanted = os.environ.get(ENGINE_VARIABLE) or None
     target = urls.target_of(url, options or {}, engine=wanted, single_writer=single_writer)
     if target.engine != "fsspec" and obstore_backend.is_installed():
         if obstore_backend.connection_of(target) is not None:
-            return ObjectClient(target, obstore_backend.CREATION, obstore_backend.build)
+            creation = SINGLE_WRITER if single_writer else obstore_backend.CREATION
+            return ObjectClient(target, creation, obstore_backend.build)
         if target.engine == "obstore" and target.family in obstore_backend.FAMILIES:
             raise ValueError(
                 f"{target.url}: these storage_options can't be put in obstore's terms, or hold no credentials: "
                 "use fsspec, or give them as the options of the fsspec file system"
             )
     elif target.engine == "obstore" and target.family in obstore_backend.FAMILIES:
-        raise ImportError(f"{target.url}: obstore is asked for and missing: pip install 'txstore[obstore]'")
+        raise ModuleNotFoundError(f"{target.url}: obstore is asked for and missing: pip install 'txstore[obstore]'")
     return ObjectClient(target, fsspec_backends.creation_of(target), fsspec_backends.build)
 
 
-def check_creation(store: ObjectStore, directory: str) -> None:
-    """Create a probe in `directory` twice and delete it. Raises OSError if the server lets the second one through."""
-    if store.creation == "single writer":
+def check_creation(store: ObjectStore, path: str, content: bytes) -> None:
+    """Raise `NotExclusiveError` if the server lets a second creator of an object through; `OSError`: it is not known.
+
+    The object is one that is there, or may be, with just this content: so a server that replaces it does no harm.
+    """
+    if store.creation in (SINGLE_WRITER, OF_PROCESS):  # nothing to be found out
         return
-    path = f"{directory}/{PROBE}{uuid.uuid4().hex}" if directory else PROBE + uuid.uuid4().hex
-    store.create(path, [b"first"])
-    try:
-        store.create(path, [b"second"])
-    except FileExistsError:
-        return
-    finally:
-        store.delete([path])
-    raise OSError(
+    for _ in range(3):  # the first may be the one that creates it, and a vacuum of a full bucket may delete it once
+        try:
+            store.create(path, [content])
+        except FileExistsError:
+            return
+    raise NotExclusiveError(
         errno.EOPNOTSUPP,
-        "the server ignores conditional writes: two writers would overwrite each other's commits. Use another server, "
-        "or a newer version of it, or single_writer=True if nobody else writes there",
+        "the server ignores conditional writes: two writers would overwrite each other's commits. Ceph 16.2 does so in "
+        "a bucket that keeps versions: suspend versioning there. Else use another server, or a newer version of it, or "
+        "single_writer=True if nobody else writes there",
         store.url,
     )

@@ -15,8 +15,10 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from txstore import processes
 from txstore.storage.objects import fsspec_backends, urls
@@ -26,10 +28,13 @@ from txstore.storage.objects.backend import (
     Content,
     Object,
     Objects,
+    Versions,
+    VersionsTold,
     above,
     clock_of,
 )
 from txstore.storage.objects.errors import facts_of
+from txstore.storage.objects.s3 import is_version
 from txstore.storage.objects.urls import Target
 from txstore.storage.request_threads import each_in_thread
 
@@ -66,12 +71,13 @@ def is_installed() -> bool:
 def connection_of(target: Target) -> Connection | None:
     """Put a target's options in obstore's terms; None if that can't be done."""
     translate = {"s3": _s3, "azure": _azure, "gcs": _gcs}.get(target.family)
-    if translate is None or "::" in target.address or "?" in target.address:
+    if translate is None or "::" in target.address:
         return None
     options = {name: value for name, value in target.options.items() if value is not None}
     connection = translate(target, options)
-    if options:  # each translation takes out what it knows
+    if options or connection is None:  # each translation takes out what it knows
         return None
+    urls.check_endpoint(connection.endpoint, target.url)
     return connection
 
 
@@ -172,21 +178,37 @@ def build(target: Target) -> Backend:
                 "obstore does not work in a process that was forked after it was used, and fsspec can't take over: "
                 f"{error}; or start processes with the method spawn or forkserver"
             ) from None
-    return ObstoreBackend(connection)
+    return ObstoreBackend(connection, target)
 
 
 class ObstoreBackend:
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, target: Target) -> None:
         import obstore.store
 
         self._connection = connection
+        self._target = target
+        self._told = VersionsTold()
         client = {**CLIENT, "allow_http": True} if connection.endpoint.startswith("http://") else CLIENT
         retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}  # object_client tries again
         arguments = {name: value for name, value in connection.arguments.items() if value != "" or name != "prefix"}
         self._store = getattr(obstore.store, connection.store)(**arguments, client_options=client, retry_config=retries)
 
+    @cached_property
+    def versions(self) -> Versions | None:
+        """What obstore does not know: through fsspec's class, where it is installed."""
+        if self._connection.store != "S3Store" or importlib.util.find_spec("s3fs") is None:
+            return None
+        return fsspec_backends.build(replace(self._target, engine="fsspec")).versions
+
+    @property
+    def versions_begun(self) -> int:
+        return self._told.begun
+
     def get(self, path: str) -> bytes:
-        return bytes(self._store.get(path).bytes())
+        answer = self._store.get(path)
+        if self._tells_versions(answer.meta.get("version")):
+            self._told.note(are_told=True)
+        return bytes(answer.bytes())
 
     def get_range(self, path: str, offset: int, length: int) -> Content:
         try:
@@ -261,10 +283,17 @@ class ObstoreBackend:
         return False
 
     def put(self, path: str, parts: Sequence[Buffer]) -> None:
-        self._store.put(path, list(parts), use_multipart=False)
+        self._put(path, parts, mode="overwrite")
 
     def create(self, path: str, parts: Sequence[Buffer]) -> None:
-        self._store.put(path, list(parts), mode="create", use_multipart=False)
+        self._put(path, parts, mode="create")
+
+    def _put(self, path: str, parts: Sequence[Buffer], *, mode: Literal["create", "overwrite"]) -> None:
+        answer = self._store.put(path, list(parts), mode=mode, use_multipart=False)
+        self._told.note(are_told=self._tells_versions(answer.get("version")))
+
+    def _tells_versions(self, version: str | None) -> bool:
+        return self._connection.store == "S3Store" and is_version(version)  # Google's are told of every object
 
     def delete(self, paths: Sequence[str]) -> None:
         if len(paths) > 1 and self._connection.store == "S3Store":

@@ -6,14 +6,28 @@ have seen, and send larger objects in parts, of which only the last request says
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from txstore.storage.objects.async_backend import PagedBackend
-from txstore.storage.objects.backend import Object
+from txstore.storage.objects.backend import Object, Version, VersionsTold
 from txstore.storage.objects.errors import chain, facts_of
 
 MOST_DELETED = 1000  # objects in one request
+
+
+class _Told(NamedTuple):
+    is_latest: bool
+    modified: datetime
+    version: Version
+
+
+def is_version(version: str | None) -> bool:
+    """Tell whether what a server says of an object means that it keeps what the object was before."""
+    return version not in (None, "", "null")
 
 
 def _do_not_wait(request: Any, **_: Any) -> None:
@@ -27,6 +41,12 @@ class S3Backend(PagedBackend):
         super().__init__(filesystem, prefix)
         self._fs.retries = 1  # object_client tries again
         self._bucket = bucket
+        self.versions = self
+        self._told = VersionsTold()
+
+    @property
+    def versions_begun(self) -> int:
+        return self._told.begun
 
     async def _call(self, method: str, **arguments: Any) -> Any:
         return await self._fs._call_s3(method, Bucket=self._bucket, **arguments)
@@ -39,6 +59,8 @@ class S3Backend(PagedBackend):
             if facts_of(error).beyond_end:
                 return b"", None
             raise
+        if wanted is None and is_version(answer.get("VersionId")):
+            self._told.note(are_told=True)
         async with answer["Body"] as body:
             return await body.read(), answer.get("ContentRange")
 
@@ -64,7 +86,8 @@ class S3Backend(PagedBackend):
         known = client.meta.service_model.operation_model("PutObject").input_shape.members
         if not condition.keys() <= known.keys():  # s3fs would drop what botocore does not know, and overwrite
             raise OSError("botocore is too old to create exclusively: upgrade s3fs, aiobotocore and botocore")
-        await self._call("put_object", Key=self._prefix + path, Body=content, **condition)
+        answer = await self._call("put_object", Key=self._prefix + path, Body=content, **condition)
+        self._told.note(are_told=is_version(answer.get("VersionId")))
 
     async def _delete(self, paths: Sequence[str]) -> None:
         if len(paths) == 1:
@@ -86,3 +109,41 @@ class S3Backend(PagedBackend):
                     return str(date)
             raise
         return str(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+
+    # --- versions
+
+    def list_versions(self, directory: str) -> Sequence[Version]:
+        return self._run(self._list_versions, directory)
+
+    def get_version(self, path: str, version: str) -> bytes:
+        return self._run(self._get_version, path, version)
+
+    def delete_versions(self, path: str, versions: Sequence[str]) -> None:
+        for version in versions:
+            self._run(lambda version=version: self._call("delete_object", Key=self._prefix + path, VersionId=version))
+
+    async def _list_versions(self, directory: str) -> Sequence[Version]:
+        prefix, where = self._directory(directory), dict[str, str]()
+        found = defaultdict[str, dict[str, list[_Told]]](lambda: {"DeleteMarkers": [], "Versions": []})
+        while True:
+            answer = await self._call("list_object_versions", Prefix=prefix, Delimiter="/", **where)
+            for kind in ("Versions", "DeleteMarkers"):
+                for each in answer.get(kind, ()):
+                    version = Version(each["Key"][len(prefix) :], each["VersionId"], kind == "DeleteMarkers")
+                    found[version.name][kind].append(_Told(each["IsLatest"], each["LastModified"], version))
+            if not answer.get("IsTruncated"):
+                break
+            where = {"KeyMarker": answer["NextKeyMarker"]}
+            if answer.get("NextVersionIdMarker"):
+                where["VersionIdMarker"] = answer["NextVersionIdMarker"]
+        # Of one name and kind, the newest is told first, whatever the clocks of a server's machines say.
+        return [
+            each.version
+            for kinds in found.values()
+            for each in heapq.merge(*(told[::-1] for told in kinds.values()), key=lambda told: told[:2])
+        ]
+
+    async def _get_version(self, path: str, version: str) -> bytes:
+        answer = await self._call("get_object", Key=self._prefix + path, VersionId=version)
+        async with answer["Body"] as body:
+            return bytes(await body.read())

@@ -38,6 +38,8 @@ def _pieces(offset: int, length: int) -> list[tuple[int, int]]:
 
 class SftpBackend:
     await_range = None
+    versions_begun = 0
+    versions = None
 
     def __init__(self, connect: Callable[[], Any], root: str) -> None:
         self._connect = connect

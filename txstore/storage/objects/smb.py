@@ -83,6 +83,8 @@ class SmbBackend:
     """Files below a directory of a share. They are written below `.partial/`, and renamed, which does not replace."""
 
     await_range = None
+    versions_begun = 0
+    versions = None
 
     def __init__(self, options: Mapping[str, Any], root: str) -> None:
         import smbclient

@@ -6,8 +6,9 @@ are left out: what they keep goes stale, and none of them hands exclusive creati
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +34,14 @@ FAMILIES = {
 SCHEME = {"s3": "s3", "gcs": "gs", "azure": "az", "memory": "memory", "sftp": "sftp", "smb": "smb"}
 WRAPPERS = {"blockcache", "cached", "filecache", "simplecache", "dir", "async_wrapper"}
 LOCAL = {"file", "local"}
+# What a URL begins with, behind the protocol.
+_PLACES = {
+    "s3": "the bucket: s3://bucket/path",
+    "gcs": "the bucket: gs://bucket/path",
+    "azure": "the container: az://container/path",
+    "sftp": "the host: sftp://host/path",
+    "smb": "the host: smb://host/share/path",
+}
 ENGINE_OPTION = "txstore_engine"
 # Options of fsspec itself: how its instances are kept and listings cached, which is settled here.
 INSTANCE_OPTIONS = {
@@ -78,11 +87,16 @@ def target_of(url: str, options: Mapping[str, Any], *, engine: str | None, singl
         raise ValueError(f"{ENGINE_OPTION} is {engine!r}: choose fsspec or obstore")
     given = {name: value for name, value in given.items() if name not in INSTANCE_OPTIONS}
     family, _ = FAMILIES.get(protocol, (protocol, None))
+    canonical = _canonical(family, address)
+    if family in _PLACES and re.match(r"/|$", address.partition("://")[2]):
+        raise ValueError(f"{public(url)}: what is missing is {_PLACES[family]}")
+    for endpoint in _endpoints(family, given):
+        check_endpoint(endpoint, canonical)
     return Target(
         family=family,
         protocol=protocol,
         address=address,
-        url=_canonical(family, address),
+        url=canonical,
         options=given,
         engine=engine,
         single_writer=single_writer,
@@ -113,23 +127,79 @@ def _unwrapped(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any
     return address, given
 
 
+def _endpoints(family: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the addresses of servers that options name, and the environment does."""
+    client = options.get("client_kwargs")
+    said = [options.get("endpoint_url"), client.get("endpoint_url") if isinstance(client, Mapping) else None]
+    if family == "s3":
+        said += [os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL")]
+    yield from (each for each in said if isinstance(each, str) and each)
+
+
+def check_endpoint(endpoint: str, url: str) -> None:
+    """Raise ValueError if an endpoint is no address of a server, or goes on to the bucket: libraries would panic."""
+    shown = public(endpoint)
+    try:
+        parts = urlsplit(endpoint)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # no port
+        is_address = False
+    if not is_address or re.search(r"[\s\x00-\x1f]", endpoint):
+        raise ValueError(f"{url}: the endpoint {shown!r} is no address of a server: write it as https://host:port")
+    protocol, _, place = url.partition("://")
+    if protocol == "s3" and parts.path.rstrip("/").rpartition("/")[2] == place.partition("/")[0]:
+        raise ValueError(f"{url}: the endpoint {shown!r} ends in the name of the bucket: leave that out there")
+
+
+#: What begins as a URL does, but lacks slashes: it would be taken for a path of this machine, with all that it holds.
+_LACKS_SLASHES = re.compile(r"(?:.*::)?[A-Za-z][A-Za-z0-9+.-]+:(?:/(?!/)|(?![:/]).*@)")
+
+
+def lacks_slashes(url: str) -> bool:
+    return _LACKS_SLASHES.match(url) is not None
+
+
+def check_slashes(url: str) -> None:
+    """Raise `ValueError` for what was meant to be a URL, and is none."""
+    if lacks_slashes(url):
+        told = "two slashes follow the scheme of a URL; if this is a path of this machine, write ./ before it"
+        raise ValueError(f"{public(url)}: {told}")
+
+
+def has_parameters(scheme: str) -> bool:
+    """Tell whether servers of a scheme may take what follows a semicolon for parameters, and not for part of a name."""
+    return scheme.rpartition("::")[2].lower() not in FAMILIES
+
+
 def public(url: str) -> str:
-    """Return a URL without user, password and query."""
+    """Return a URL without user, password, query and parameters; the web's also without a fragment."""
+    if lacks_slashes(url):
+        url = re.sub(r"(?<!:):/?(?![:/])", "://", url, count=1)
+    behind = r"[?#;].*$" if has_parameters(url.partition("://")[0]) else r"\?.*$"  # elsewhere a name may have those
+    return re.sub(behind, "", _without_user(url)).rstrip("/")
+
+
+def _without_user(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return re.sub(r"[?#].*$", "", url).rstrip("/")
+        return url
     host, slash, path = rest.partition("/")
     if "@" in host:
         host = host.rpartition("@")[2]
     elif re.search(r":(?!\d*$)", host) and "@" in path:  # no port, so a password, with a slash in it
         host, slash, path = path.rpartition("@")[2].partition("/")
-    return re.sub(r"[?#].*$", "", f"{scheme}://{host}{slash}{path}").rstrip("/")
+    return f"{scheme}://{host}{slash}{path}"
 
 
 def _canonical(family: str, address: str) -> str:
     """The one way to write where a store is: other names of the protocol, doubled slashes and users are gone."""
     if family not in SCHEME:
         return public(address)
+    if "?" in address:
+        raise ValueError(
+            f"{public(address)}: {SCHEME[family]}:// URLs have no query: give it in storage_options, "
+            "and choose a path without a ?"
+        )
     if family == "azure":
         return "az://" + "/".join(azure_parts(address))
     if family in ("sftp", "smb"):
@@ -144,8 +214,9 @@ def _canonical(family: str, address: str) -> str:
                 f"{public(address)}: the port is no number; in a user name or password write / as %2F and @ as %40, or "
                 "give them in storage_options"
             )
-        return f"{family}://{parts.hostname or ''}{port}/{_clean(parts.path)}".rstrip("/")
-    return f"{SCHEME[family]}://{_clean(public(address).partition('://')[2])}"
+        path = f"{parts.path}#{parts.fragment}" if parts.fragment else parts.path  # a name may have a #
+        return f"{family}://{parts.hostname or ''}{port}/{_clean(path)}".rstrip("/")
+    return f"{SCHEME[family]}://{_clean(_without_user(address).partition('://')[2])}"
 
 
 def _clean(path: str) -> str:
@@ -154,7 +225,7 @@ def _clean(path: str) -> str:
 
 def azure_parts(address: str) -> list[str]:
     """Return the container and the segments of the path; a container may stand before the account's host."""
-    place = address.partition("://")[2].partition("?")[0]
+    place = address.partition("://")[2]
     container, at, rest = place.partition("@")
     if at and "/" not in container:
         place = f"{container}/{rest.partition('/')[2]}"
@@ -163,23 +234,28 @@ def azure_parts(address: str) -> list[str]:
 
 def bucket_and_prefix(address: str) -> tuple[str, str]:
     """Return the bucket, and what is before every name in it: empty, or ending in a slash."""
-    bucket, _, path = address.partition("://")[2].partition("?")[0].partition("/")
+    bucket, _, path = address.partition("://")[2].partition("/")
     prefix = _clean(path)
     return bucket, prefix + "/" if prefix else ""
 
 
 def filesystem_class(target: Target) -> Any:
-    """Return fsspec's class. Raises ImportError, naming what to install, and ValueError for an unknown protocol."""
+    """Return fsspec's class.
+
+    Raises `ModuleNotFoundError`, which names what to install, and `ValueError` for an unknown protocol.
+    """
     try:
         return fsspec.get_filesystem_class(target.protocol)
     except ImportError as error:
-        raise ImportError(_install(target, str(error))) from None
+        raise missing_package(target.address, error) from None
     except ValueError:
         raise ValueError(f"{target.url}: no file system is known for {target.protocol}://; look at the URL") from None
 
 
-def _install(target: Target, reason: str) -> str:
-    _, extra = FAMILIES.get(target.protocol, (None, None))
-    if extra is not None:
-        return f"{target.url}: a package is missing: pip install 'txstore[{extra}]' ({reason})"
-    return f"{target.url}: a package is missing: {reason}"
+def missing_package(url: str, error: ImportError) -> ModuleNotFoundError:
+    """Return what says which of our extras brings what fsspec lacks for a URL, perhaps a chained one."""
+    protocols = [link.partition("://")[0] for link in url.split("::")]
+    extra = next((extra for each in protocols if (extra := FAMILIES.get(each, ("", None))[1]) is not None), None)
+    advice = "" if extra is None else f"pip install 'txstore[{extra}]' "
+    told = f"({error})" if advice else f"{error}"
+    return ModuleNotFoundError(f"{public(url)}: a package is missing: {advice}{told}", name=error.name)

@@ -28,6 +28,7 @@ RUNS_ALL = _ASKED == "all"
 ONE_OF = {
     "memory": 16, "s3-obstore": 64, "s3-s3fs": 128, "azure-adlfs": 256, "azure-obstore": 256, "sftp": 128,
     "gcs-gcsfs": 256, "gcs-obstore": 256, "smb": 32,
+    "ceph-s3fs": 16, "ceph-obstore": 16,
 }  # fmt: skip
 
 _FILES = "looks at files, or damages them"

@@ -17,6 +17,8 @@ from txstore import TransactionStateError
 from txstore.format import names
 from txstore.history import object_writer
 
+pytestmark = pytest.mark.long
+
 Failing = Callable[[], contextlib.AbstractContextManager[None]]
 
 

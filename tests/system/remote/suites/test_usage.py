@@ -1,3 +1,7 @@
 """`tests/maintenance/test_usage.py`, on what `conftest.py` says."""
 
+import pytest
+
 from tests.maintenance.test_usage import *
+
+pytestmark = pytest.mark.long

@@ -11,6 +11,8 @@ from tests.maintenance.test_vacuum import *
 from tests.maintenance.test_vacuum import Steps
 from tests.maintenance.upkeep import below
 
+pytestmark = pytest.mark.long
+
 REQUESTS = ("get", "get_range", "get_ranges", "get_tail", "list", "list_after", "now", "put", "create", "delete")
 
 

@@ -1,28 +1,71 @@
-"""Consolidated metadata for plain Zarr: one document at the root that holds those of all nodes, of formats 2 and 3."""
+"""Consolidated metadata: one document of a group that holds those of all nodes below, of formats 2 and 3. No I/O.
+
+It is a second copy of every shape, which goes stale with the first append. So none is ever stored. Where a client sets
+one, a mark is stored in its place: `"consolidated_metadata": null` in a `zarr.json`, the key `.zmetadata` in format 2.
+Readers get what is made of the documents as they are in that moment.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import DOCUMENT_NAMES, directory_prefix, document_key, node_of_document
-from txstore.format.mapping import Hierarchy
 
-#: What zarr 2 calls its consolidated metadata. One that lies in a repository is a copy that nobody keeps up, and
-#: through it appends would get lost (docs/understand/architecture.md, "zarr's side"). So importing leaves it out.
+#: The key of consolidated metadata in format 2.
 ZMETADATA = ".zmetadata"
 
 _BLOCK = "consolidated_metadata"
 _EMPTY_BLOCK = {"kind": "inline", "must_understand": False, "metadata": {}}
+_HOLDERS = ("zarr.json", ZMETADATA)
+_MARK_OF_FORMAT_2 = b'{"zarr_consolidated_format": 1}'
+
+
+class Documents(Protocol):
+    """What documents are read from."""
+
+    def get_view(self, key: str, /) -> memoryview | None: ...
+
+    def list_dir(self, path: str, /) -> Iterator[str]: ...
+
+
+def may_be_consolidated(key: str) -> bool:
+    """Tell whether the key is one that consolidated metadata may be stored at."""
+    return key.endswith(_HOLDERS) and key.rpartition("/")[2] in _HOLDERS
 
 
 def is_consolidated(key: str) -> bool:
     return key.rpartition("/")[2] == ZMETADATA
 
 
-def documents_of(snapshot: Hierarchy, below: str = "") -> dict[str, bytes]:
+def mark_for(key: str, content: bytes) -> bytes:
+    """Return what is stored in place of a value at a key that `may_be_consolidated`: at most a mark of that."""
+    if is_consolidated(key):
+        return _MARK_OF_FORMAT_2
+    document = decoded(content) if _BLOCK.encode() in content else None
+    if not isinstance(document, dict) or document.get(_BLOCK) is None:
+        return content
+    return _encoded({**document, _BLOCK: None})
+
+
+def is_marked(key: str, content: bytes) -> bool:
+    """Tell whether what is stored at a key says that a client has consolidated the metadata of the group."""
+    if is_consolidated(key):
+        return True
+    document = decoded(content) if _BLOCK.encode() in content else None
+    return isinstance(document, dict) and _BLOCK in document and document.get("node_type") == "group"
+
+
+def consolidated_at(documents: Documents, key: str) -> bytes:
+    """Return what a reader gets at a key that `is_marked`."""
+    path, _, name = key.rpartition("/")
+    made = consolidate(documents_of(documents, path))
+    return made[name] if name in made else _consolidated_2({})  # `.zmetadata` without a group
+
+
+def documents_of(snapshot: Documents, below: str = "") -> dict[str, bytes]:
     """Return the documents of all nodes at and below a path, by their keys from there on, without consolidated blocks.
 
     Arrays are not descended into.
@@ -72,11 +115,14 @@ def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
                 nodes[node_of_document(key)] = node
         made["zarr.json"] = _encoded({**root, _BLOCK: {**_EMPTY_BLOCK, "metadata": nodes}})
     if ".zgroup" in documents:
-        metadata = {
-            key: decoded(content) for key, content in sorted(documents.items()) if not key.endswith("zarr.json")
-        }
-        made[ZMETADATA] = _encoded({"metadata": metadata, "zarr_consolidated_format": 1})
+        made[ZMETADATA] = _consolidated_2(
+            {key: decoded(content) for key, content in sorted(documents.items()) if not key.endswith("zarr.json")}
+        )
     return made
+
+
+def _consolidated_2(metadata: Mapping[str, Any]) -> bytes:
+    return _encoded({"metadata": metadata, "zarr_consolidated_format": 1})
 
 
 def decoded(content: bytes) -> Any:

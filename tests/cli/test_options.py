@@ -1,0 +1,332 @@
+"""All commands at once: one name and metavar for one thing, positions, exit statuses, and what the shell completes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import typer.main
+import zarr
+
+import txstore
+from tests.cli.test_cli import assert_refused, run, run_json
+from txstore.cli.main import app
+
+#: Every option: what else it is called, and what it takes; None: nothing.
+OPTIONS: dict[str, tuple[set[str], str | None]] = {
+    "--allow-host": (set(), "NAME"),
+    "--allow-lost": (set(), None),
+    "--allow-origin": (set(), "ORIGIN"),
+    "--append": (set(), "HOW"),
+    "--at": (set(), "COMMIT"),
+    "--branch": (set(), "BRANCH"),
+    "--chunks": (set(), "DIMENSION=N,..."),
+    "--concat": (set(), "DIMENSION"),
+    "--create-tag": (set(), None),
+    "--directory": (set(), "PATH"),
+    "--dry-run": (set(), None),
+    "--erase": (set(), None),
+    "--exclude": (set(), "NAME"),
+    "--follow": (set(), None),
+    "--format": (set(), "zarr|netcdf|hdf5"),
+    "--from-options": (set(), "JSON"),
+    "--full": (set(), None),
+    "--graph": (set(), None),
+    "--host": (set(), "ADDRESS"),
+    "--into": ({"--branch"}, "BRANCH"),
+    "--json": (set(), None),
+    "--keep": (set(), "N"),
+    "--keys": (set(), None),
+    "--limit": ({"-n"}, "N"),
+    "--message": ({"-m"}, "TEXT"),
+    "--name": (set(), "NAME"),
+    "--no-consolidated": (set(), None),
+    "--no-picture": (set(), None),
+    "--no-templates": (set(), None),
+    "--no-token": (set(), None),
+    "--no-verify": (set(), None),
+    "--older-than": (set(), "AGE"),
+    "--open": (set(), None),
+    "--path": (set(), "NODE"),
+    "--picture": (set(), "PATH"),
+    "--port": (set(), "N"),
+    "--repair": (set(), None),
+    "--resolve": (set(), "NODE=SIDE"),
+    "--seconds": (set(), "SECONDS"),
+    "--source": (set(), "PREFIX[=JSON]"),
+    "--storage-options": (set(), "JSON"),
+    "--tag": (set(), "TAG"),
+    "--three-dot": (set(), None),
+    "--timeout": (set(), "SECONDS"),
+    "--to-options": (set(), "JSON"),
+    "--yes": ({"-y"}, None),
+}
+#: What is not as in the table, and why.
+EXCEPTIONS = {("demo", "--keep"): "PATH"}  # of a repository, not of commits
+
+#: The arguments of every command, in their order.
+ARGUMENTS = {
+    "backup": ["PATH", "DESTINATION"],
+    "blame": ["PATH", "NODE"],
+    "branch create": ["PATH", "BRANCH", "COMMIT"],
+    "branch delete": ["PATH", "BRANCH"],
+    "branch list": ["PATH"],
+    "branch rename": ["PATH", "BRANCH", "NAME"],
+    "cherry-pick": ["PATH", "COMMIT"],
+    "constraints": ["PATH"],
+    "cp": ["PATH", "NODE", "NEW"],
+    "demo": [],
+    "diff": ["PATH", "COMMIT", "COMMIT"],
+    "du": ["PATH"],
+    "erase": ["PATH", "NODE"],
+    "export": ["PATH", "DESTINATION"],
+    "import": ["SOURCE", "PATH"],
+    "log": ["PATH"],
+    "ls": ["PATH", "NODE"],
+    "merge": ["PATH", "BRANCH"],
+    "mv": ["PATH", "NODE", "NEW"],
+    "optimize": ["PATH"],
+    "protect": ["PATH"],
+    "publish": ["PATH", "DESTINATION"],
+    "references": ["PATH", "DESTINATION"],
+    "restore": ["PATH", "NODE"],
+    "revert": ["PATH", "COMMIT"],
+    "serve": ["PATH"],
+    "show": ["PATH", "COMMIT"],
+    "tag create": ["PATH", "TAG", "COMMIT"],
+    "tag delete": ["PATH", "TAG"],
+    "tag list": ["PATH"],
+    "tx commit": ["PATH", "NAME"],
+    "tx list": ["PATH"],
+    "tx rollback": ["PATH", "NAME"],
+    "tx show": ["PATH", "NAME"],
+    "vacuum": ["PATH"],
+    "verify": ["PATH"],
+}
+#: Those that make a commit of what they are told: they take a message, and the branch to commit to.
+COMMITTING = {"cherry-pick", "cp", "import", "merge", "mv", "restore", "revert"}
+#: Those that look at one commit, and at the newest by default.
+LOOKING = {"blame", "constraints", "export", "ls"}
+#: Those that ask before they do what can't be undone.
+ASKING = {"erase", "tx rollback"}
+
+
+def commands(group: Any = None, above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} ")
+        else:
+            yield f"{above}{name}", command
+
+
+COMMANDS = dict(commands())
+
+
+def options(name: str) -> dict[str, Any]:
+    return {each.opts[0]: each for each in COMMANDS[name].params if each.param_type_name == "option"}
+
+
+def metavars(name: str) -> list[str]:
+    return [each.metavar for each in COMMANDS[name].params if each.param_type_name == "argument"]
+
+
+# -- names and metavars ------------------------------------------------------------------------------------------------
+
+
+def test_every_command_is_in_the_table() -> None:
+    assert set(COMMANDS) == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_one_word_for_one_thing(name: str) -> None:
+    assert metavars(name) == ARGUMENTS[name]
+    for option, parameter in options(name).items():
+        others, metavar = OPTIONS[option]
+        assert set(parameter.opts[1:]) == others, option
+        assert (None if parameter.is_flag else parameter.metavar) == EXCEPTIONS.get((name, option), metavar), option
+
+
+def test_no_option_is_in_the_table_alone() -> None:
+    assert set(OPTIONS) == {option for name in COMMANDS for option in options(name)}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_are_where_they_belong(name: str) -> None:
+    there = {each for parameter in options(name).values() for each in parameter.opts}
+    assert "--json" in there
+    assert name in ("demo", "protect") or "--storage-options" in there
+    if name in COMMITTING:
+        assert {"--message", "-m", "--branch"} <= there
+    if name in LOOKING:
+        assert {"--at", "--branch"} <= there
+    if "COMMIT" in ARGUMENTS[name] or "--at" in there:  # slots are those of a branch
+        assert "--branch" in there
+    assert (name in ASKING) == ("--yes" in there)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_what_everything_is(name: str) -> None:
+    command = COMMANDS[name]
+    assert command.help
+    for parameter in command.params:
+        assert parameter.help, parameter.name
+        assert "[default" not in parameter.help  # rich would take it for markup, and show nothing of it
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(repo: txstore.Repository) -> txstore.Repository:
+    for number in range(4):
+        with repo.transaction(f"number {number}") as store:
+            zarr.create_array(store, name=f"a{number}", shape=(1,), dtype="i4")
+    repo.tags["v1"] = 1
+    repo.branches["dev"] = 2
+    return repo
+
+
+@pytest.mark.parametrize(
+    ("given", "slot"),
+    [("-1", 3), ("-2", 2), ("0", 0), ("HEAD", 3), ("HEAD~1", 2), ("main~2", 1), ("v1~1", 0), ("v1~", 0), ("-1~1", 2),
+     ("3~2", 1), ("dev~1", 1), ("main@2", 2), ("dev", 2)],
+)  # fmt: skip
+def test_positions(given: str, slot: int, filled: txstore.Repository) -> None:
+    assert run_json("show", filled.url, given)["slot"] == slot
+    assert run_json("ls", filled.url, "--at", given, "--keys") == run_json("ls", filled.url, f"--at={slot}", "--keys")
+
+
+def test_negative_numbers_are_commits(filled: txstore.Repository) -> None:
+    assert run_json("diff", filled.url, "-2", "-1") == run_json("diff", filled.url, "2", "3")
+    assert run_json("diff", filled.url, "-1", "--branch", "dev") == run_json("diff", filled.url, "2")
+    assert run_json("tag", "create", filled.url, "v2", "-2")["commit"]["slot"] == 2
+    assert run_json("revert", filled.url, "-1")["commit"]["message"] == "revert of main@3: number 3"
+    assert run_json("mv", filled.url, "a0", "b", "-m", "-5")["message"] == "-5"
+
+
+def test_what_is_no_number_is_an_option(filled: txstore.Repository) -> None:
+    for wrong in ("-x", "-1x", "--1", "-m"):
+        result = run("diff", filled.url, wrong)
+        assert result.exit_code == 2
+        assert "No such option" in result.stderr
+    assert run("log", filled.url, "--limit", "-1").exit_code == 2
+
+
+def test_a_commit_that_is_not_there(filled: txstore.Repository) -> None:
+    for given, words in [("nain", "'main'"), ("HEAD~9", "slots 0 to 3"), ("-9", "slots 0 to 3"), ("v2~1", "'v1'")]:
+        assert_refused(run("show", filled.url, given), words)
+    assert_refused(run("show", filled.url, "zzzz"), "txstore log", "HEAD")
+
+
+# -- statuses ----------------------------------------------------------------------------------------------------------
+
+#: How each command is called, but for the repository: as its arguments stand in the table.
+VALUES = {
+    "DESTINATION": "copy.json", "NODE": "a0", "BRANCH": "dev", "COMMIT": "1", "NEW": "b", "NAME": "x", "TAG": "v1",
+    "SOURCE": "old.zarr",
+}  # fmt: skip
+NEEDED = {"references": ["--tag", "v1"], "restore": ["--at", "1"], "erase": ["--yes"], "tx rollback": ["--yes"]}
+
+
+def call(name: str, path: object) -> list[object]:
+    return [
+        *name.split(),
+        *(path if each == "PATH" else VALUES[each] for each in ARGUMENTS[name]),
+        *NEEDED.get(name, ()),
+    ]
+
+
+OF_A_REPOSITORY = sorted(set(COMMANDS) - {"demo", "import"})  # which makes it
+
+
+@pytest.mark.parametrize("name", OF_A_REPOSITORY)
+def test_1_where_there_is_no_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(run(*call(name, "none")), "there is no TxStore repository here")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_2_where_it_is_used_wrongly(name: str, filled: txstore.Repository) -> None:
+    wrong: list[list[object]] = [[*call(name, filled.url), "--no-such-option"]]
+    if name != "demo":
+        wrong += [name.split(), [*call(name, filled.url), "--storage-options", "{"]]
+    if "COMMIT" not in ARGUMENTS[name]:
+        wrong += [[*call(name, filled.url), "and", "more"]] if "NODE" not in ARGUMENTS[name] or name == "mv" else []
+    if name in ASKING:  # it can't ask there
+        wrong += [[each for each in call(name, filled.url) if each != "--yes"] + ["--json"]]
+    if name == "import":
+        wrong = [each for each in wrong if "and" not in each]  # these are sources
+    for arguments in wrong:
+        result = run(*arguments)
+        assert result.exit_code == 2, (arguments, result.output)
+        assert result.stdout == ""
+        assert result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["merge", None, "dev", "--append", "sideways"],
+        ["merge", None, "dev", "--resolve", "a=yours"],
+        ["import", "x", None, "--format", "csv"],
+        ["import", "x", None, "--chunks", "many"],
+        ["vacuum", None, "--older-than", "yesterday"],
+        ["vacuum", None, "--keep", "0"],
+    ],
+)
+def test_2_where_an_option_has_no_such_value(arguments: list[str | None], filled: txstore.Repository) -> None:
+    result = run(*(filled.url if each is None else each for each in arguments))
+    assert result.exit_code == 2, result.output
+
+
+@pytest.mark.parametrize("name", sorted(name for name in COMMANDS if "COMMIT" in ARGUMENTS[name] or name in LOOKING))
+def test_1_where_there_is_no_such_commit(name: str, filled: txstore.Repository, tmp_path: Path) -> None:
+    arguments = ["none" if each == "1" else each for each in call(name, filled.url)]
+    arguments = [tmp_path / "copy" if each == "copy.json" else each for each in arguments]
+    assert_refused(run(*arguments, *(["--at", "none"] if name in LOOKING else [])), "'none'")
+
+
+# -- what the shell completes ------------------------------------------------------------------------------------------
+
+
+def completed(*words: str) -> list[str]:
+    environment = {
+        **os.environ, "_TXSTORE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["txstore", *words]),
+        "COMP_CWORD": f"{len(words)}",
+    }  # fmt: skip
+    ran = subprocess.run([sys.executable, "-m", "txstore"], capture_output=True, text=True, env=environment, check=True)
+    assert ran.stderr == ""
+    return ran.stdout.split()
+
+
+def test_names_are_completed(filled: txstore.Repository) -> None:
+    url = filled.url
+    with filled.transaction(name="job") as store:
+        store["c"] = b"1"
+    assert completed("show", url, "") == ["main", "dev", "v1", "HEAD"]
+    assert completed("ls", url, "--at", "v") == ["v1"]
+    assert completed("log", url, "--branch", "d") == ["dev"]
+    assert completed("merge", url, "") == ["main", "dev"]
+    assert completed("tag", "delete", url, "") == ["v1"]
+    assert completed("tx", "show", url, "") == ["job"]
+    assert completed("diff", url, "-2", "m") == ["main"]
+    with filled.transaction(name="job") as store:
+        store.rollback()
+
+
+def test_whatever_is_wrong_nothing_is_completed(filled: txstore.Repository, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in ("none", tmp_path / "file", "memory://none", "s3://none/none"):
+        assert completed("show", str(path), "") == []
+    format_file = Path(filled.url) / "format.json"
+    good = format_file.read_bytes()
+    format_file.write_text("{}")
+    assert completed("show", filled.url, "") == []
+    format_file.write_bytes(good)  # the repository is verified when the test ends

@@ -1,0 +1,158 @@
+"""Room that is made by deleting the hint and the guard: what is written again is true, and comes back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import txstore
+from txstore.format import names
+from txstore.history.commits import Commits
+from txstore.history.spare import Spare
+
+
+def overwrite(path: Path, times: int, durability: str = "fsync") -> None:
+    repo = txstore.Repository(path, durability=durability)
+    for number in range(times):
+        with repo.begin(f"{number}") as mapping:
+            mapping["a"] = bytes([number]) * (1 << 20)
+
+
+def opened(path: Path) -> Commits:
+    return txstore.Repository(path).engine.commits
+
+
+def make_room(path: Path) -> None:
+    spare = Spare(opened(path), "main")
+    spare.delete_hint()
+    spare.delete_guard()
+    spare.restore()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data.tx"
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The slots of the commits that are synced."""
+    slots, sync = list[int](), Commits._sync_files
+
+    def note(self: Commits, stored):
+        slots.append(stored.header.slot)
+        sync(self, stored)
+
+    monkeypatch.setattr(Commits, "_sync_files", note)
+    return slots
+
+
+def test_a_hint_that_is_written_again_is_true(path, synced):
+    """What it calls durable has been synced (I1)."""
+    overwrite(path, 1)
+    overwrite(path, 3, durability="none")
+    synced.clear()
+    make_room(path)
+    commits = opened(path)
+    assert commits.read_hint("main").durable
+    assert sorted(synced) == [1, 2, 3]
+
+
+def test_commits_that_are_made_meanwhile_are_synced(path, synced):
+    overwrite(path, 1)
+    spare = Spare(opened(path), "main")
+    spare.delete_hint()
+    overwrite(path, 2, durability="none")
+    synced.clear()
+    spare.restore()
+    assert opened(path).read_hint("main").durable
+    assert sorted(synced) == [1, 2]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_of_a_copy_everything_is_synced_before_its_hint_goes(path, tmp_path, monkeypatch, is_killed):
+    """The hint of the original tells that nobody has synced the copy; nothing else does."""
+    overwrite(path, 3)
+    copy = tmp_path / "copy.tx"
+    shutil.copytree(path, copy)
+    files, sync = set[str](), type(opened(copy).storage).sync_file
+
+    def note(self, path):
+        files.add(path)
+        sync(self, path)
+
+    monkeypatch.setattr(type(opened(copy).storage), "sync_file", note)
+    spare = Spare(opened(copy), "main")
+    spare.delete_hint()
+    if not is_killed:
+        spare.restore()
+    assert {names.commit_path("main", slot) for slot in range(3)} <= files
+
+
+def test_a_sync_that_fails_is_told(path, monkeypatch):
+    """Who tried again would be told that all is well (I9)."""
+    overwrite(path, 1)
+    spare = Spare(opened(path), "main")
+    spare.delete_hint()
+    overwrite(path, 1, durability="none")
+    monkeypatch.setattr(Commits, "_sync_files", fail(errno.EIO))
+    with pytest.raises(OSError, match="failed"):
+        spare.restore()
+    assert not opened(path).read_hint("main").durable
+
+
+def fail(number: int):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, "failed")
+
+    return fail
+
+
+@pytest.mark.parametrize("what", ["commit", "vacuum"])
+@pytest.mark.parametrize("durability", ["fsync", "none"])
+def test_who_comes_after_one_that_was_killed_writes_the_guard(path, what, durability):
+    overwrite(path, 3)
+    Spare(opened(path), "main").delete_guard()
+    if what == "vacuum":
+        txstore.Repository(path, durability=durability).vacuum()
+    else:
+        overwrite(path, 1, durability)
+    assert txstore.Repository(path).verify().faults == []
+    assert os.path.exists(path / names.GUARD)
+
+
+def test_a_process_that_could_not_write_the_guard_tries_again(path, monkeypatch):
+    """Others have taken its room. Commits do not fail for that."""
+    overwrite(path, 2)
+    repo = txstore.Repository(path)
+    commits = repo.engine.commits
+    with repo.begin() as mapping:
+        mapping["a"] = b"1"
+    spare = Spare(commits, "main")
+    spare.delete_guard()
+    with monkeypatch.context() as patched:
+        patched.setattr(commits.storage, "write_once", fail(errno.ENOSPC))
+        spare.restore()
+        with repo.begin() as mapping:
+            mapping["a"] = b"2"
+    assert not os.path.exists(path / names.GUARD)
+    with repo.begin() as mapping:
+        mapping["a"] = b"3"
+    assert repo.verify().faults == []
+
+
+@pytest.mark.parametrize("options", [{}, {"single_writer": True}])
+def test_the_guard_comes_back_where_nothing_else_creates_it(options):
+    url = f"memory://spare/{len(options)}.tx"
+    repo = txstore.Repository(url, **options)
+    with repo.begin() as mapping:
+        mapping["a"] = b"1"
+    Spare(repo.engine.commits, "main").delete_guard()
+    again = txstore.Repository(url, **options)
+    with again.begin() as mapping:
+        mapping["a"] = b"2"
+    assert again.verify().faults == []

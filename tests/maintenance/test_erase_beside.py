@@ -1,0 +1,177 @@
+"""Erasing while other processes vacuum, optimize, and make and delete branches: it goes on, and nothing returns."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txstore
+from tests.system.processes.workers import QUICK, Worker, ended
+from tests.waiting import wait_until
+from txstore import Repository
+from txstore.maintenance import erase as erasing
+from txstore.maintenance import scrub as scrubbing
+from txstore.storage.local import LocalStorage
+from txstore.transactions.reclaim import reclaim_staging
+
+SECRET = random.Random(5).randbytes(2000)
+
+
+@pytest.fixture
+def filled(repo: Repository) -> Repository:
+    for number in range(4):
+        change(repo, {"s/c/0": SECRET + b"%d" % number, f"k/{number}": b"kept"})
+    repo.branches["dev"] = repo.head()  # type: ignore[assignment]
+    change(repo, {"s/c/1": SECRET}, "dev")
+    return repo
+
+
+def change(repo: Repository, values: dict[str, bytes], branch: str = "main") -> None:
+    with repo.begin(branch=branch) as mapping:
+        mapping.update(values)
+
+
+def leaks(repo: Repository) -> list[str]:
+    files = (path for path in Path(repo.url).rglob("*") if path.is_file())
+    return [str(path) for path in files if SECRET[:100] in path.read_bytes()]
+
+
+def there(function: Callable[..., object], repo: Repository) -> None:
+    """Do something in another process, to the end."""
+    worker = Worker(function, repo.url, context=QUICK)
+    with ended(worker):
+        worker.result()
+
+
+def delete_branch(url: str) -> None:
+    repo = txstore.Repository(url)
+    del repo.branches["dev"]
+    repo.vacuum()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_a_vacuum_deletes_does_not_come_back(
+    filled: Repository, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """Before a file is written anew, or just before it gets its name: this erasure's own vacuum finds that one."""
+    scrub, rewrite, dev = erasing._Erasing._scrub, scrubbing.rewrite, filled.engine.branch("dev")
+    deleted = list[str]()
+
+    def without_branch(self: Any, record: Any) -> Any:
+        del filled.branches["dev"]
+        return scrub(self, record)
+
+    def overtaken(storage: Any, path: str, *arguments: Any) -> None:
+        if dev in path:
+            deleted.append(f"{filled.url}/{path}")
+            if not is_late:
+                os.unlink(deleted[-1])
+        rewrite(storage, path, *arguments)
+
+    monkeypatch.setattr(erasing._Erasing, "_scrub", without_branch)
+    monkeypatch.setattr(erasing, "rewrite", overtaken)
+    filled.erase("s")
+    assert deleted
+    assert not any(map(os.path.exists, deleted))
+    assert leaks(filled) == []
+    assert filled.erasures()[0].finished is not None
+
+
+@pytest.mark.parametrize("method", ["_first_without", "_delete_from"])
+def test_a_branch_that_is_deleted_meanwhile(filled: Repository, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    original, done = getattr(erasing._Erasing, method), list[str]()
+    dev = filled.engine.branch("dev")
+
+    def overtaken(self: Any, branch: str, *arguments: Any) -> Any:
+        if branch == dev and not done:
+            done.append(branch)
+            there(delete_branch, filled)
+        return original(self, branch, *arguments)
+
+    monkeypatch.setattr(erasing._Erasing, method, overtaken)
+    filled.erase("s")
+    assert done
+    assert leaks(filled) == []
+    assert list(filled.branches) == ["main"]
+
+
+def test_what_was_committed_while_it_was_waited_for(filled: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimize that is waited for commits its copies behind all that was known to have any of it by then."""
+    wait, left = erasing._Erasing._wait, iter([False, True])
+
+    def committed(self: Any, **done: Any) -> None:
+        if next(left, False):
+            change(filled, {"s/c/0": SECRET})
+            change(filled, {"s/c/0": b"other"})
+        wait(self, **done)
+
+    monkeypatch.setattr(erasing._Erasing, "_wait", committed)
+    filled.erase("s")
+    assert next(left, None) is None
+    assert leaks(filled) == []
+
+
+def test_no_vacuum_deletes_a_record_that_is_about_to_be_written(
+    filled: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = LocalStorage.replace
+
+    def swept(storage: LocalStorage, source: str, target: str) -> None:
+        reclaim_staging(txstore.Repository(filled.url).engine.commits)
+        replace(storage, source, target)
+
+    monkeypatch.setattr(LocalStorage, "replace", swept)
+    filled.erase("s")
+    filled.branches.rename("dev", "Dev")
+    assert filled.erasures()[0].finished is not None
+
+
+def upkeep(url: str, kind: str, stop: str) -> None:
+    repo = txstore.Repository(url, retention=2 if kind == "fold" else None)
+    number = 0
+    while not os.path.exists(stop):
+        number += 1
+        try:
+            if kind == "vacuum":
+                repo.vacuum()
+            elif kind == "optimize":
+                repo.optimize()
+            elif kind == "branch":
+                name = f"b{os.getpid()}"
+                repo.branches[name] = repo.head()  # type: ignore[assignment]
+                change(repo, {"o/1": b"%d" % number}, name)
+                del repo.branches[name]
+            else:
+                repo.run(lambda store: store.__setitem__(f"k/{number % 20}", b"%d" % number))  # noqa: B023
+        except (txstore.ConflictError, txstore.SnapshotExpiredError, txstore.CommitNotFoundError):
+            continue  # what others have overtaken
+
+
+def erase(url: str) -> None:
+    txstore.Repository(url).erase("s", timeout=None)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_beside_all_of_them(filled: Repository, tmp_path: Path, is_killed: bool) -> None:
+    stop = tmp_path / "stop"
+    kinds = ("vacuum", "branch", "fold", "optimize")
+    others = [Worker(upkeep, filled.url, kind, str(stop), context=QUICK) for kind in kinds]
+    slot = filled.head().slot  # type: ignore[union-attr]
+    with ended(*others):
+        wait_until(lambda: filled.head().slot > slot + 3)  # type: ignore[union-attr]
+        if is_killed:
+            dying = Worker(erase, filled.url, context=QUICK)
+            with ended(dying):
+                wait_until(lambda: bool(filled.erasures()) or dying.answered())
+        there(erase, filled)
+        stop.touch()
+        for other in others:
+            other.result()
+    assert leaks(filled) == []
+    assert all(erasure.finished is not None for erasure in filled.erasures())

@@ -1,0 +1,26 @@
+"""What merges, reverts and picks make of random histories is what git makes of them; `make merges` tries thousands."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.merging.histories import play
+
+
+def test_the_model() -> None:
+    counts = Counter[str]()
+    for seed in range(20):
+        play(seed, counts)
+    assert min(counts["of several bases"], counts["conflicts"], counts["reverts"], counts["picks"]) > 20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(20, 120, 10))
+def test_git_itself(first: int) -> None:
+    """It takes git 2.39 or newer."""
+    counts = Counter[str]()
+    for seed in range(first, first + 10):
+        play(seed, counts, asks_git=True)
+    assert counts["asked of git itself"] > 100

@@ -1,0 +1,244 @@
+"""What failed holds nothing, though its error is kept, as an interactive Python does: a vacuum frees the room."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.system.bad_input.test_full_disk import FullStorage, with_storage
+from txstore import Repository
+from txstore.maintenance import backup
+
+VALUE = bytes(1 << 20)
+Open = Callable[..., Repository]
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def old(open_repo: Open) -> Repository:
+    """A repository of two commits, the first of which is to go."""
+    repo = open_repo()
+    with repo.begin("first") as mapping:
+        mapping["a"] = VALUE
+    with repo.transaction("second") as store:
+        store["x"] = b"1"
+        zarr.create_array(store, name="z", data=np.zeros(4), chunks=(2,))
+    return repo
+
+
+def there(told: str, repo: Repository) -> str:
+    """Do something in another process."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, txstore; repo = txstore.Repository(sys.argv[1]); {told}", repo.url],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def overwrite(repo: Repository) -> None:
+    there("repo.run(lambda store: store.__setitem__('a', b'now small')); repo.optimize()", repo)
+
+
+def change(repo: Repository, key: str, branch: str = "main") -> None:
+    with repo.begin(branch=branch) as mapping:
+        mapping[key] = branch.encode()
+
+
+@contextmanager
+def keeping(*kinds: type[BaseException]) -> Iterator[list[BaseException]]:
+    """Keep an error as `sys.last_exc` does, with its traceback."""
+    kept: list[BaseException] = []
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            yield kept
+        except kinds as error:
+            kept.append(error)
+            patch.setattr(sys, "last_exc", error, raising=False)
+        assert kept
+
+
+def vacuum_here(repo: Repository) -> int:
+    return txstore.Repository(repo.url).vacuum(keep=1).bytes
+
+
+def vacuum_there(repo: Repository) -> int:
+    return int(there("print(repo.vacuum(keep=1).bytes)", repo))
+
+
+VACUUMS = pytest.mark.parametrize("vacuum", [vacuum_here, vacuum_there])
+
+
+def mapped(repo: Repository) -> int:
+    """Return how many bytes of files this process maps that were deleted: their room is free only when that is over."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    places = [line.split()[0].split("-") for line in lines if repo.url in line and line.endswith("(deleted)")]
+    return sum(int(stop, 16) - int(start, 16) for start, stop in places)
+
+
+def full(repo: Repository) -> Repository:
+    """Return the repository on a disk that is full from now on."""
+    other = with_storage(Repository(repo.url), storage := FullStorage(repo.url, 0))
+    other.engine.snapshots._commits.storage = storage
+    storage.count = no_room  # type: ignore[method-assign]
+    return other
+
+
+def no_room(what: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), what)
+
+
+def assert_frees(repo: Repository, vacuum: Callable[[Repository], int]) -> None:
+    assert vacuum(repo) >= len(VALUE)
+    assert mapped(repo) < len(VALUE)  # runs in small files may be kept for the next snapshot
+
+
+@VACUUMS
+def test_a_store_whose_write_failed(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+    store = full(old).transaction()
+    assert store["a"] == VALUE
+    with keeping(OSError) as kept:
+        store["b"] = VALUE
+    assert "vacuum" in str(kept[0])
+    overwrite(old)
+    assert_frees(old, vacuum)
+    with pytest.raises(txstore.SnapshotExpiredError):
+        store["a"]
+    store.rollback()
+    assert store["a"] == b"now small"
+
+
+@VACUUMS
+def test_a_block_whose_write_failed(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+    with keeping(OSError), full(old).transaction("third") as store:
+        assert store["a"] == VALUE
+        store["b"] = VALUE
+    overwrite(old)
+    assert_frees(old, vacuum)
+
+
+@VACUUMS
+def test_a_block_that_was_interrupted(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+    with keeping(KeyboardInterrupt), old.transaction("third") as store:
+        z = zarr.open_array(store, path="z")
+        z[:] = 1
+        assert store["a"] == VALUE
+        raise KeyboardInterrupt
+    overwrite(old)
+    assert_frees(old, vacuum)
+
+
+@VACUUMS
+def test_a_part_that_could_not_be_written(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+    mapping = full(old).begin()
+    with keeping(OSError):
+        mapping.modify("a", lambda value: VALUE if value is None else bytes(value) + VALUE)
+    mapping.rollback()
+    overwrite(old)
+    assert_frees(old, vacuum)
+
+
+@VACUUMS
+def test_a_commit_that_failed_and_was_rolled_back(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+    mapping = old.begin()
+    mapping["b"] = b"1"
+    mapping.copy("z", "y")
+    storage = old.engine.commits.storage
+    storage.rename_noreplace = lambda source, target: no_room(target)  # type: ignore[method-assign]
+    with keeping(OSError):
+        mapping.commit()
+    del storage.rename_noreplace
+    mapping.rollback()
+    overwrite(old)
+    assert_frees(old, vacuum)
+
+
+@VACUUMS
+def test_a_conflict(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+    with keeping(txstore.ConflictError), old.transaction("third", on_conflict="merge") as store:
+        store["x"] = b"2"
+        assert store["a"] == VALUE
+        change(old, "x")
+    overwrite(old)
+    assert_frees(old, vacuum)
+
+
+@VACUUMS
+def test_locks_that_were_not_had(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+    with old.transaction(lock={"z": ...}), keeping(txstore.LockTimeoutError):
+        old.transaction(lock={"z": ...}, lock_timeout=0)
+    overwrite(old)
+    assert_frees(old, vacuum)
+
+
+@VACUUMS
+def test_an_optimize_that_failed(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+    change(old, "b")
+    with keeping(OSError):
+        full(old).optimize()
+    overwrite(old)
+    assert_frees(old, vacuum)
+
+
+@VACUUMS
+def test_a_merge_in_conflict(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+    old.branches["dev"] = old.head()  # type: ignore[assignment]
+    for branch in ("main", "dev"):
+        change(old, "x", branch)
+    with keeping(txstore.MergeConflictError):
+        old.merge("dev")
+    del old.branches["dev"]
+    overwrite(old)
+    assert_frees(old, vacuum)
+
+
+@VACUUMS
+def test_a_backup_that_failed(
+    old: Repository, vacuum: Callable[[Repository], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup._BackUp, "_copy_history", lambda self, last: no_room("copy"))
+    with keeping(OSError):
+        old.backup(tmp_path / "copy.tx")
+    overwrite(old)
+    assert_frees(old, vacuum)
+
+
+def test_nothing_staged_and_no_descriptor_stays(old: Repository) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with keeping(KeyboardInterrupt), old.transaction("third", lock={"z": ...}) as store:
+        store["b"] = VALUE
+        raise KeyboardInterrupt
+    assert list((Path(old.url) / ".staging").iterdir()) == []
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # of the locks and pins, which the repository keeps
+    with old.transaction(lock={"z": ...}, lock_timeout=0):
+        pass
+
+
+def test_frames_of_others_stay_as_they_are(old: Repository) -> None:
+    def resolve(conflict: object) -> object:
+        seen = conflict
+        raise ValueError(seen)
+
+    old.branches["dev"] = old.head()  # type: ignore[assignment]
+    for branch in ("main", "dev"):
+        change(old, "x", branch)
+    with pytest.raises(ValueError, match="x") as caught:
+        old.merge("dev", resolve={"x": resolve})  # type: ignore[dict-item]
+    assert "seen" in caught.traceback[-1].frame.f_locals

@@ -1,0 +1,104 @@
+"""Backups from each kind of storage to each: whole, run again, and of what is new."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from typer.testing import CliRunner
+
+import txstore
+from tests.system.remote.conftest import STORES, with_engine
+from txstore.cli.main import app
+
+pytestmark = pytest.mark.long
+
+LOCAL = "local"
+#: Each store beside the local disk, on either side, and all of them in turn among themselves.
+FAR = list(STORES)
+PAIRS = [
+    (LOCAL, LOCAL),
+    *((LOCAL, store) for store in FAR),
+    *((store, LOCAL) for store in FAR),
+    *zip(FAR, FAR[1:] + FAR[:1], strict=True),
+    *((store, store) for store in ("memory", "s3-obstore", "ceph-obstore") if store in FAR),
+]
+
+Place = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture
+def place(server_of, tmp_path) -> Callable[[str], Place]:
+    """Return where a repository of a kind of storage may be, and its options."""
+    numbers = itertools.count()
+
+    def place(store: str) -> Place:
+        if store == LOCAL:
+            return str(tmp_path / f"{next(numbers)}.tx"), {}
+        kind, engine = STORES[store]
+        server = with_engine(server_of(kind), engine)
+        return server.url(), dict(server.storage_options)
+
+    return place
+
+
+def opened(place: Place) -> txstore.Repository:
+    return txstore.Repository(place[0], storage_options=place[1])
+
+
+@pytest.mark.parametrize(("source", "destination"), PAIRS)
+def test_a_backup(place, source, destination):
+    repo, there = opened(place(source)), place(destination)
+    with repo.transaction("first") as store:
+        zarr.create_array(store, name="x", data=np.arange(20_000), chunks=(1000,))
+    repo.tags["v1"] = repo.head()
+    repo.branches["dev"] = repo.head()
+    with repo.transaction("on dev", branch="dev") as store:
+        zarr.open_array(store, path="x")[0] = 5
+
+    made = repo.backup(there[0], storage_options=there[1] or None)
+    assert made.is_new
+    assert str(made).startswith(f"{made.destination} is new")
+    assert repo.backup(there[0], storage_options=there[1] or None).files == 0
+    with repo.transaction("second") as store:
+        zarr.open_array(store, path="x")[7] = 70
+    made = repo.backup(there[0], storage_options=there[1] or None)
+    assert not made.is_new
+    assert "was brought up to date" in str(made)
+
+    copy = opened(there)
+    assert copy.verify().faults == []
+    assert [commit.message for commit in copy.log()] == ["second", "first"]
+    assert [commit.message for commit in copy.log(branch="dev")] == ["on dev", "first"]
+    assert zarr.open_array(copy.snapshot(), path="x", mode="r")[[0, 7]].tolist() == [0, 70]
+    assert zarr.open_array(copy.snapshot(at="v1"), path="x", mode="r")[7] == 7
+    assert copy.engine.commits.read_hint("main").slot == 1, "a reader is led to the head"
+    with copy.transaction("goes on") as store:
+        zarr.open_array(store, path="x")[8] = 80
+    assert copy.verify().faults == []
+
+
+def test_the_command(place, tmp_path):
+    repo, there = opened(place(LOCAL)), place(next((store for store in FAR if store.endswith("obstore")), FAR[-1]))
+    with repo.transaction("first") as store:
+        zarr.create_array(store, name="x", data=np.arange(20), chunks=(10,))
+    options = tmp_path / "options.json"
+    options.write_text(json.dumps(there[1]))
+    said = CliRunner().invoke(app, ["backup", repo.url, there[0], "--to-options", f"@{options}"])
+    assert said.exit_code == 0, said.output
+    assert "is new" in said.output
+    assert opened(there).verify().faults == []
+
+
+def test_options_mean_nothing_for_a_directory(tmp_path: Path) -> None:
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.transaction("first") as store:
+        zarr.create_array(store, name="x", data=np.arange(20), chunks=(10,))
+    with pytest.raises(ValueError, match="key: means nothing for the local path"):
+        repo.backup(tmp_path / "copy.tx", storage_options={"key": "k"})

@@ -1,0 +1,89 @@
+"""The environments of the Makefile: one that an interrupted make has left is made anew, a whole one is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+#: Stands for Python: says its version, makes environments, and installs if it has pip; all is noted in `calls`.
+STUB = """#!/bin/sh
+case "$*" in
+  -c*) echo 3.13;;
+  "-m venv --clear "*) rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; touch "$4/bin/pip"; echo venv >> calls;;
+  "-m pip --version") test -e "$(dirname "$0")/pip";;
+  "-m pip install "*) test -e "$(dirname "$0")/pip" || exit 1; test ! -e offline || exit 1; echo install >> calls;;
+esac
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "setup.py"):
+        (tmp_path / name).touch()
+    stub = tmp_path / "stub"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    return tmp_path
+
+
+def make(place: Path) -> tuple[int, list[str]]:
+    """Make the environment of the documents; return the status, and what was called."""
+    (place / "calls").write_text("")
+    stub = place / "stub"
+    command = ["make", "environment-docs", f"PYTHON={stub}", f"TXSTORE_PYTHONS={stub}"]
+    ran = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    return ran.returncode, (place / "calls").read_text().split()
+
+
+def test_an_environment_is_made_once(place: Path) -> None:
+    status, calls = make(place)
+    assert (status, calls[0], set(calls[1:])) == (0, "venv", {"install"})
+    assert make(place) == (0, [])
+
+
+def test_one_that_is_whole_is_brought_up_to_date(place: Path) -> None:
+    make(place)
+    (place / "pyproject.toml").touch()
+    newer = (place / ".venv/3.13-docs/stamp").stat().st_mtime + 10
+    os.utime(place / "pyproject.toml", (newer, newer))
+    status, calls = make(place)
+    assert (status, set(calls)) == (0, {"install"})
+
+
+def test_one_without_pip_is_made_anew(place: Path) -> None:
+    """As `python -m venv` leaves it when it is interrupted."""
+    folder = place / ".venv/3.13-docs/bin"
+    folder.mkdir(parents=True)
+    shutil.copy(place / "stub", folder / "python")
+    status, calls = make(place)
+    assert (status, calls[0]) == (0, "venv")
+
+
+def test_one_that_was_not_finished_is_made_anew(place: Path) -> None:
+    (place / "offline").touch()
+    status, calls = make(place)
+    assert (status != 0, calls) == (True, ["venv"])
+    (place / "offline").unlink()
+    (place / ".venv/3.13-docs/lib").mkdir()  # half of a package
+    status, calls = make(place)
+    assert (status, calls[0]) == (0, "venv")
+    assert not (place / ".venv/3.13-docs/lib").exists()
+
+
+def test_one_that_can_not_be_brought_up_to_date_is_kept(place: Path) -> None:
+    make(place)
+    newer = (place / ".venv/3.13-docs/stamp").stat().st_mtime + 10
+    os.utime(place / "pyproject.toml", (newer, newer))
+    (place / "offline").touch()
+    for _ in range(2):
+        status, calls = make(place)
+        assert (status != 0, calls) == (True, [])
+    (place / "offline").unlink()
+    assert set(make(place)[1]) == {"install"}

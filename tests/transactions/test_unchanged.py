@@ -1,0 +1,211 @@
+"""Commits that change nothing: with a message or properties they are made, without they are not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from txstore import Repository, TxStore
+from txstore.history import runs as index
+
+
+@pytest.fixture
+def filled(repo: Repository) -> Repository:
+    with repo.transaction("make x") as store:
+        zarr.create_array(store, name="x", data=np.arange(4), chunks=(2,))
+    return repo
+
+
+def again(store: TxStore) -> None:
+    zarr.open_array(store, path="x")[:] = np.arange(4)
+
+
+def nothing(store: TxStore) -> None:
+    zarr.open_array(store, path="x")[:]
+
+
+CHANGES = pytest.mark.parametrize("work", [again, nothing])
+
+
+@CHANGES
+def test_a_message_is_a_commit_though_nothing_changes(filled: Repository, work: Callable[[TxStore], None]) -> None:
+    with filled.transaction("checked", properties={"run": 7}) as store:
+        work(store)
+    head = filled.head()
+    assert head is not None
+    assert (head.message, head.properties, head.slot) == ("checked", {"run": 7}, 1)
+    assert store.unchanged
+    assert head.statistics["keys_set"] == 0
+
+
+@CHANGES
+def test_properties_alone_are_a_commit(filled: Repository, work: Callable[[TxStore], None]) -> None:
+    store = filled.transaction(properties={"run": 7})
+    work(store)
+    made = store.commit()
+    assert made == filled.head()
+    assert made is not None
+    assert made.properties == {"run": 7}
+
+
+def test_what_a_user_does_to_the_properties_of_a_commit_stays_with_that_user(filled: Repository) -> None:
+    with filled.transaction(properties={"run": {"number": 7}}) as store:
+        store["new"] = b"1"
+    head = filled.head()
+    assert head is not None
+    head.properties["run"]["number"] = 8
+    assert [commit.properties for commit in filled.log(limit=1)] == [{"run": {"number": 7}}]
+
+
+@CHANGES
+def test_without_either_there_is_none(filled: Repository, work: Callable[[TxStore], None]) -> None:
+    store = filled.transaction()
+    assert not store.unchanged
+    work(store)
+    with filled.transaction("by another") as other:
+        other["else"] = b"1"
+    assert store.commit() is None  # and not what another has committed
+    assert store.unchanged
+    store["y"] = b"1"
+    assert store.commit() == filled.head()
+    assert not store.unchanged
+    assert filled.head().slot == 2  # type: ignore[union-attr]
+
+
+def test_a_mapping_says_the_same(filled: Repository) -> None:
+    transaction = filled.begin()
+    transaction["x/c/0"] = filled.mapping()["x/c/0"]
+    assert transaction.commit() is None
+    assert transaction.unchanged
+    with filled.begin("checked") as transaction:
+        transaction["x/c/0"] = filled.mapping()["x/c/0"]
+    assert transaction.unchanged
+    assert filled.head().message == "checked"  # type: ignore[union-attr]
+
+
+def test_the_message_of_the_commit_counts(filled: Repository) -> None:
+    store = filled.transaction()
+    assert store.commit("looked at it") == filled.head()
+    assert store.commit("") is None
+    assert store.commit() is None
+    assert filled.head().message == "looked at it"  # type: ignore[union-attr]
+
+
+def test_a_block_makes_one_commit_for_its_message(filled: Repository) -> None:
+    with filled.transaction("once") as store:
+        store["y"] = b"1"
+        store.commit()
+        assert store["y"] == b"1"
+    assert [commit.message for commit in filled.log()] == ["once", "make x"]
+    assert not store.unchanged
+    with filled.transaction("twice") as store:
+        store["y"] = b"2"
+        store.commit()
+        store["y"] = b"3"
+    assert [commit.message for commit in filled.log(limit=3)] == ["twice", "twice", "once"]
+
+
+def test_a_run_records_that_it_was_run(filled: Repository) -> None:
+    filled.run(again, message="nightly")
+    filled.run(again)
+    assert [commit.message for commit in filled.log()] == ["nightly", "make x"]
+
+
+def test_a_named_transaction_ends_with_a_commit(filled: Repository) -> None:
+    with filled.transaction("a survey", name="survey") as store:
+        again(store)
+    made = filled.transaction(name="survey").commit()
+    assert made == filled.head()
+    assert made is not None
+    assert made.message == "a survey"
+    with filled.transaction(name="other") as store:
+        again(store)
+    assert filled.transaction(name="other").commit() is None
+
+
+def test_what_children_rewrite_is_a_commit_too(filled: Repository) -> None:
+    with filled.transaction("by a child") as store:
+        child = os.fork()
+        if not child:
+            try:
+                with store:
+                    again(store)
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert filled.head().message == "by a child"  # type: ignore[union-attr]
+    assert store.unchanged
+
+
+def test_synchronized_arrays_record_their_message(filled: Repository) -> None:
+    txstore.synchronized(filled, "x", message="calibrated")[:] = np.arange(4)
+    assert filled.head().message == "calibrated"  # type: ignore[union-attr]
+    txstore.synchronized(filled, "x")[:] = np.arange(4)
+    assert filled.head().slot == 1  # type: ignore[union-attr]
+
+
+def test_a_message_makes_the_first_commit(open_repo: Callable[..., Repository]) -> None:
+    repo = open_repo()
+    with repo.transaction() as store:
+        pass
+    assert not repo.exists
+    with repo.transaction("begin") as store:
+        assert store.base is None
+    assert repo.head().message == "begin"  # type: ignore[union-attr]
+    assert list(repo.mapping()) == []
+
+
+def test_a_retention_folds_none_that_was_not_made(open_repo: Callable[..., Repository]) -> None:
+    repo = open_repo(retention=1)
+    with repo.transaction() as store:
+        store["x"] = b"1"
+    with repo.transaction() as store:
+        store["x"] = b"1"
+    assert repo.head().slot == 0  # type: ignore[union-attr]
+
+
+def test_declaring_again_is_no_commit(filled: Repository) -> None:
+    filled.constraints["x"] = txstore.constraints.OnlyGrows("x")
+    head = filled.head()
+    filled.constraints["x"] = txstore.constraints.OnlyGrows("x")
+    assert filled.head() == head
+
+
+def test_runs_that_others_have_merged_meanwhile_leave_no_gap(
+    filled: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a commit has no run of its own, and has merged some of the head in vain."""
+    merged = []
+    plan_merge, find_runs = index.plan_merge, index.find_runs
+    monkeypatch.setattr(index, "plan_merge", lambda *how: merged.append(plan_merge(*how)) or merged[-1])
+    for number in range(20):
+        with filled.begin() as transaction:
+            transaction[f"a/c/{number}"] = b"1"
+        monkeypatch.setattr(index, "find_runs", lambda *_: None)
+        store = filled.transaction("again")
+        again(store)
+        assert store.commit() is not None
+        monkeypatch.setattr(index, "find_runs", find_runs)
+    assert any(merged)
+    assert filled.verify().faults == []
+
+
+def test_a_block_that_was_rolled_back_makes_no_commit(filled: Repository) -> None:
+    head = filled.head()
+    with filled.transaction("rolled back") as store:
+        zarr.open_array(store, path="x")[0] = 99
+        store.rollback()
+    assert filled.head() == head
+
+
+@pytest.mark.parametrize("names", ["tags", "branches"])
+def test_no_commit_gets_no_name(filled: Repository, names: str) -> None:
+    store = filled.transaction()
+    with pytest.raises(txstore.CommitNotFoundError, match="or commit\\(\\) has changed nothing"):
+        getattr(filled, names)["v1"] = store.commit()
+    assert "v1" not in getattr(filled, names)

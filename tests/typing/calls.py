@@ -1,0 +1,81 @@
+"""Calls as users write them, for type checkers: `make check` has mypy read this file, strictly. Nothing here is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import assert_type
+
+import numpy as np
+
+import txstore
+
+
+def names(repo: txstore.Repository) -> None:
+    repo.tags["v1"] = repo.head()
+    repo.tags["v2"] = repo.head("dev")
+    repo.tags["v3"] = repo.commit("HEAD~1")
+    repo.tags["v4"] = -1
+    repo.tags["v5"] = "main@3"
+    repo.tags["v6"] = datetime.now(UTC)
+    repo.tags["v7"] = np.datetime64("2026-01-01")
+    repo.branches["dev"] = repo.head()
+    repo.branches["dev2"] = "v1"
+    repo.branches["dev3"] = np.int64(3)
+    assert_type(repo.tags["v1"], txstore.Commit)
+    assert_type(repo.branches["dev"], txstore.Commit)
+    del repo.tags["v1"], repo.branches["dev"]
+
+
+def merging(repo: txstore.Repository, dry_run: bool) -> None:
+    made = repo.merge("dev")
+    print(made.id, made.message)
+    assert_type(repo.merge("dev", "main", message="both", progress=True), txstore.Commit)
+    plan = repo.merge("dev", dry_run=True)
+    print(plan.conflicts, plan.is_empty)
+    either = repo.merge("dev", dry_run=dry_run)
+    if isinstance(either, txstore.Commit):
+        print(either.slot)
+    resolve = {"x": "theirs"}
+    repo.merge("dev", resolve={"x": "ours", "y": lambda conflict: conflict.path}, append="concatenate")
+    repo.merge("dev", resolve=resolve)
+    print(repo.cherry_pick("v1").id, repo.revert(-1).id, repo.revert(-1, dry_run=True).taken)
+    print(repo.cherry_pick("v1", "dev", dry_run=True).conflicts)
+
+
+def transactions(repo: txstore.Repository, options: Mapping[str, object]) -> None:
+    with repo.transaction("one", isolation="serializable", lock={"x": txstore.APPEND}) as store:
+        store.commit()
+    with repo.transaction("two", isolation="snapshot", on_conflict="merge", properties=options):
+        pass
+    with repo.transaction(name="job", isolation="serializable"):
+        pass
+    with repo.begin("three", isolation="serializable") as transaction:
+        transaction["a"] = b"1"
+    with repo.begin(on_conflict="merge"):
+        pass
+    print(repo.run(lambda store: store.read_only, isolation="serializable", retries=3))
+
+
+def reading(repo: txstore.Repository) -> None:
+    for at in (None, -1, "HEAD~1", repo.head(), repo.commit(0), datetime.now(UTC), np.datetime64("2026-01-01")):
+        repo.snapshot(at)
+        repo.mapping(at)
+    repo.diff(-2, -1).values("x")
+    print([commit.message for commit in repo.log(limit=3)], repo.log()[0].id)
+    txstore.TxStore("data.tx", at="v1", read_only=True)
+    txstore.Repository("data.tx", durability="none", create=False)
+
+
+def far(done: int, total: int) -> None:
+    print(done, total)
+
+
+def progress(repo: txstore.Repository) -> None:
+    repo.verify(progress=True)
+    repo.verify(far)
+    repo.backup("copy", progress=far)
+    repo.optimize(progress=lambda done, total: print(done, total))
+    repo.import_from("old.zarr", "old", branch="dev", progress=True)
+    repo.export("out", at=repo.head(), progress=None)
+    repo.publish("copy", progress=False)

@@ -1,0 +1,192 @@
+"""What commands are given: each argument and option with one name, one metavar and one meaning, wherever it stands.
+
+`tests/cli/test_options.py` has the table. A number that begins with a minus, such as -1, is a commit, not an option.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txstore.cli.complete import complete_branch, complete_commit, complete_tag, complete_transaction
+from txstore.errors import CommitNotFoundError
+from txstore.format.names import MAIN
+
+if TYPE_CHECKING:
+    from txstore.history.commit import Commit
+    from txstore.repository import Repository
+
+#: What names a commit: `history/find.py`. A decimal number this short is a slot; a longer one begins an id.
+_SLOT = re.compile(r"(-?\d{1,9})((?:~\d*)*)")
+_NEGATIVE = re.compile(r"-\d+(~\d*)*")
+_COMMIT = "A slot (-1: the newest), an id, a tag, a branch, a date; HEAD~1."
+
+PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The array or group.", show_default=False)]
+NewArgument = Annotated[str, typer.Argument(metavar="NEW", help="Its new path.", show_default=False)]
+CommitArgument = Annotated[
+    str, typer.Argument(metavar="COMMIT", help=_COMMIT, show_default=False, autocompletion=complete_commit)
+]
+NewestArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="COMMIT", help=_COMMIT, show_default="the newest", autocompletion=complete_commit),
+]
+OtherArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="COMMIT", help="What to compare it with.", show_default=False, autocompletion=complete_commit
+    ),
+]
+BranchArgument = Annotated[
+    str, typer.Argument(metavar="BRANCH", help="The branch.", show_default=False, autocompletion=complete_branch)
+]
+TagArgument = Annotated[
+    str, typer.Argument(metavar="TAG", help="The tag.", show_default=False, autocompletion=complete_tag)
+]
+NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name from now on.", show_default=False)]
+TransactionArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Of the transaction.", show_default=False, autocompletion=complete_transaction),
+]
+DestinationArgument = Annotated[
+    str,
+    typer.Argument(metavar="DESTINATION", help="A directory or URL outside the repository.", show_default=False),
+]
+
+AtOption = Annotated[
+    str | None,
+    typer.Option("--at", metavar="COMMIT", help=_COMMIT, show_default="the newest", autocompletion=complete_commit),
+]
+NeededAtOption = Annotated[
+    str, typer.Option("--at", metavar="COMMIT", help=_COMMIT, show_default=False, autocompletion=complete_commit)
+]
+BranchOption = Annotated[
+    str, typer.Option("--branch", metavar="BRANCH", help="The branch.", autocompletion=complete_branch)
+]
+TargetOption = Annotated[
+    str, typer.Option("--branch", metavar="BRANCH", help="The branch to commit to.", autocompletion=complete_branch)
+]
+MessageOption = Annotated[
+    str | None, typer.Option("--message", "-m", metavar="TEXT", help="What the log says of it.", show_default=False)
+]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Show the newest N.", show_default=False)
+]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and change nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Do not read back what is written.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on the standard output.")]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage-options",
+        metavar="JSON",
+        help="Options of the fsspec file system that PATH is on: '{\"anon\": true}', or @FILE with the same in it.",
+        show_default=False,
+    ),
+]
+ToOption = Annotated[
+    str | None,
+    typer.Option("--to-options", metavar="JSON", help="The same, of what is written to.", show_default=False),
+]
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="PREFIX[=JSON]",
+        help="Read files below this directory or URL that the repository refers to; with options of fsspec. Can be "
+        "repeated.",
+        show_default=False,
+    ),
+]
+
+
+def open_repository(
+    path: str, storage_options: str | None, *, source: list[str] | None = None, create: bool = False
+) -> Repository:
+    """Raises `typer.BadParameter`, and what `Repository` raises."""
+    from txstore.repository import Repository
+
+    options = options_of(storage_options, "--storage-options")
+    return Repository(path, create=create, storage_options=options, sources=sources_of(source))
+
+
+def options_of(given: str | None, option: str) -> dict[str, Any]:
+    """Return the options of a file system that a command is given. Raises `typer.BadParameter`, `OSError`."""
+    if given is None:
+        return {}
+    text = Path(given[1:]).read_text(encoding="utf-8") if given.startswith("@") else given
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        options = error
+    if not isinstance(options, dict):  # without what was given: it may be a secret
+        why = f": {options.msg}" if isinstance(options, json.JSONDecodeError) else ""
+        raise typer.BadParameter(f"{option} takes a JSON object, such as '{{\"anon\": true}}'{why}")
+    return options
+
+
+def sources_of(given: list[str] | None) -> dict[str, dict[str, Any]]:
+    """Return the `sources` of a repository that `--source` says. Raises `typer.BadParameter`."""
+    from txstore.storage.objects.urls import public
+
+    found: dict[str, dict[str, Any]] = {}
+    for each in given or ():
+        prefix, begins, rest = each.partition("={")
+        try:
+            found[prefix] = json.loads(begins[1:] + rest) if begins else {}
+        except ValueError as error:  # without what was given: it may be a secret
+            raise typer.BadParameter(f"the options of {public(prefix)!r} are no JSON: {error}") from None
+    return found
+
+
+def one_of(option: str, given: str | None, known: Sequence[str]) -> None:
+    """Raise `typer.BadParameter` if an option has a value that there is not."""
+    if given is not None and given not in known:
+        raise typer.BadParameter(f"{option} takes {' or '.join(known)}, not {given!r}")
+
+
+# --- commits
+
+
+def find_commit(repo: Repository, commit: str, branch: str = MAIN) -> Commit:
+    """Return the commit that a slot of a branch, a tag, a date, another branch or the first digits of an id name."""
+    slot = _SLOT.fullmatch(commit)
+    if slot is None:
+        return repo.commit(commit, branch=branch)
+    found = repo.commit(int(slot[1]), branch=branch)
+    return repo.commit(found.id + slot[2], branch=branch) if slot[2] else found
+
+
+def commit_or_newest(repo: Repository, commit: str | None, branch: str) -> Commit:
+    """Return the commit that was named, or else the newest of a branch. Raises `CommitNotFoundError`."""
+    found = repo.head(branch) if commit is None else find_commit(repo, commit, branch)
+    if found is None:
+        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
+    return found
+
+
+# --- negative numbers: what parses the command line takes them for options
+
+
+def shield(arguments: Sequence[str]) -> list[str]:
+    """Put a space before negative numbers: then they are no options. `unshield` takes it away."""
+    return [f" {each}" if _NEGATIVE.fullmatch(each) else each for each in arguments]
+
+
+def unshield(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a command as they were given."""
+    return {name: _unshielded(value) for name, value in values.items()}
+
+
+def _unshielded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unshielded(each) for each in value]
+    if isinstance(value, str) and value[:1] == " " and _NEGATIVE.fullmatch(value[1:]):
+        return value[1:]
+    return value

@@ -1,0 +1,152 @@
+"""Keeps zarr's own stores of this process from deleting a repository that they are given by its bare path.
+
+`zarr.open("data.tx", mode="w")`, `overwrite=True` and `ds.to_zarr("data.tx", mode="w")` have the store of the path
+delete whatever lies there, before anything of it is read. From `import txstore` on, the methods that do so look first.
+Where nothing is to be deleted, that takes one look at the disk. On objects it takes a request, if the store is to be
+deleted from its root on, or what is called like a part of a repository.
+
+zarr may be imported before or after. If it is imported after, a finder sees to it, and is gone then. This module is
+part of `import txstore`, so it imports late what only a look needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from txstore.errors import BarePathError
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader  # which takes longer to import than all of this
+
+_STORES = "zarr.storage"
+#: Stores of zarr 3, and one of zarr 2; the methods that delete many keys, of which the first argument is a path, or
+#: missing: all keys.
+_DELETING = {
+    "LocalStore": ("delete_dir", "clear"),
+    "FsspecStore": ("delete_dir", "clear"),
+    "ObjectStore": ("delete_dir",),  # its `clear` calls that
+    "DirectoryStore": ("rmdir", "clear"),
+}
+
+
+def keep_repositories() -> None:
+    """Have zarr's stores look before they delete: at once if zarr is here, else as soon as it is imported."""
+    if os.environ.get("TXSTORE_GUARD", "on").lower() in ("off", "0", "false", "no"):
+        return
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)  # before the look: another thread may be about to import zarr
+    if _STORES in sys.modules and finder.retire():
+        import zarr.storage  # by a thread that is at it
+
+        _change(zarr.storage)
+
+
+class _Finder:
+    """Finds one module, where it is found anyway, and has it changed when it is loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _STORES:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None and self.retire():
+            spec.loader = cast("Loader", _Changing(spec.loader))
+        return spec
+
+    def retire(self) -> bool:
+        """Ask nothing of this any more; return True to one caller, which makes the change, and False to all others."""
+        try:
+            sys.meta_path.remove(self)
+        except ValueError:
+            return False
+        return True
+
+
+class _Changing:
+    """Loads a module by its own loader, which the module is left with."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _change(module)
+
+
+def _change(stores: ModuleType) -> None:
+    for name, methods in _DELETING.items():
+        kind = getattr(stores, name, None)
+        for method in methods if kind is not None else ():
+            setattr(kind, method, _looking_first(getattr(kind, method), name))
+
+
+def _looking_first(delete: Callable[..., Any], store: str) -> Callable[..., Any]:
+    """Return a method that raises `BarePathError` where `delete` would delete a repository, or a part of one."""
+
+    def path_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        return next((path for path in (*args, *kwargs.values()) if path), "")
+
+    @wraps(delete)
+    def of_zarr_2(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _look(self.path, path_in(args, kwargs))
+        return delete(self, *args, **kwargs)
+
+    @wraps(delete)
+    async def on_disk(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _look(self.root, path_in(args, kwargs))
+        return await delete(self, *args, **kwargs)
+
+    @wraps(delete)
+    async def on_objects(self: Any, *args: Any, **kwargs: Any) -> Any:
+        await _ask(self, path_in(args, kwargs))
+        return await delete(self, *args, **kwargs)
+
+    if store == "DirectoryStore":
+        return of_zarr_2
+    return on_disk if store == "LocalStore" else on_objects
+
+
+def _look(root: str | os.PathLike[str], prefix: str) -> None:
+    from txstore.format import names
+
+    path = os.path.abspath(os.path.join(root, prefix))
+    if not os.path.isdir(path):
+        return
+    above = ""
+    while path != above:
+        if all(os.path.lexists(os.path.join(path, name)) for name in (names.FORMAT, names.commits_directory("main"))):
+            raise BarePathError(path)
+        path, above = os.path.dirname(path), path
+
+
+async def _ask(store: Any, prefix: str) -> None:
+    from zarr.core.buffer import default_buffer_prototype
+
+    from txstore.format import encoding, names, records
+
+    if prefix and prefix.partition("/")[0] not in names.TOP:
+        return
+    content = await store.get(names.FORMAT, default_buffer_prototype())
+    if content is None:
+        return
+    try:
+        records.RepositoryFormat.decode(content.to_bytes())
+    except encoding.NewerFormatError:
+        pass
+    except encoding.MalformedError:
+        return
+    url = store.fs.unstrip_protocol(store.path) if hasattr(store, "fs") else str(store.store)
+    raise BarePathError(url)

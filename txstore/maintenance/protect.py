@@ -1,0 +1,79 @@
+"""Moving a repository beside its path, with a link in its place: `shutil.rmtree` refuses to follow the link.
+
+`data.tx` becomes `data.tx.d`, and `data.tx` a link to it. zarr's `mode="w"` calls `shutil.rmtree` on the path, which
+raises an error then before it deletes anything, in any process. There is one name for each file still, so nothing else
+in the repository knows of the link. What overwrites a path below it is not kept from that.
+
+Order: the directory is moved, then the link is made. A death in between leaves the directory beside its path, where
+the next call finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+
+from fsspec.core import split_protocol
+
+from txstore.errors import RepositoryNotFoundError
+from txstore.history.opening import is_repository, open_commits, open_storage
+from txstore.storage.objects.urls import public
+
+#: What is added to the name of a repository that is protected.
+_BESIDE = ".d"
+
+
+@dataclass(frozen=True, slots=True)
+class Protected:
+    """Where a repository is. `aside` is where that was moved which lay in the place of the link, if something did."""
+
+    link: str
+    directory: str
+    aside: str | None = None
+
+
+def protect(path: str | os.PathLike[str]) -> Protected:
+    """Protect a repository on a disk, or put its link back; nothing happens if the path is a link to one already.
+
+    Handles that are open raise an error afterwards: open it again. Raises `FileExistsError` if there are two.
+    """
+    protocol, place = split_protocol(os.fspath(path))
+    if protocol not in (None, "file", "local"):
+        shown = public(os.fspath(path))
+        raise ValueError(f"{shown}: only a repository on a disk can be protected; let the bucket keep old versions")
+    link = os.path.abspath(os.path.expanduser(place))
+    directory = link + _BESIDE
+    is_there, is_beside = is_repository(link), is_repository(directory)
+    above = link.removesuffix(_BESIDE)
+    if is_there and above != link and os.path.islink(above) and os.path.samefile(above, link):
+        return Protected(above, link)
+    if is_there and os.path.islink(link):
+        return Protected(link, os.path.realpath(link))
+    if is_there and os.path.lexists(directory):
+        raise FileExistsError(errno.EEXIST, f"this is in the way of {link}: look what it is, and move it", directory)
+    if not is_there and not is_beside:
+        open_commits(open_storage(link)).identity.exists()  # which knows what else is there
+        raise RepositoryNotFoundError(link)
+    aside = None if is_there or not os.path.lexists(link) else f"{link}.aside-{os.urandom(4).hex()}"
+    moved = directory if is_there else aside
+    if moved is not None:
+        os.rename(link, moved)
+    try:
+        os.symlink(os.path.basename(directory), link)
+    except OSError:  # a file system without links; or another process has made something there
+        if moved is not None:
+            with contextlib.suppress(OSError):
+                os.rename(moved, link)
+        raise
+    _sync(os.path.dirname(link))
+    return Protected(link, directory, aside)
+
+
+def _sync(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

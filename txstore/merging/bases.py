@@ -1,0 +1,114 @@
+"""The base of a merge whose two sides have several best common ancestors: the merge of these, which is never committed.
+
+Two branches that have each merged what the other, or a third one, was before have come from several commits of which
+none is an ancestor of another. Any one of these as the base would make news of what the others say: what was reverted
+would be back, and elements would be in conflict that one branch alone has written. So the base is the merge of all of
+them, by the same rules, and the base of that merge is found in the same way: git calls it the recursive strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+from txstore.engine import Engine
+from txstore.history.ancestry import Ancestry, Reach
+from txstore.history.commit import Stored
+from txstore.history.snapshot import Snapshot
+from txstore.merging.doubts import Doubting, Doubts
+from txstore.merging.moves import Renaming
+from txstore.merging.three_way import three_way
+from txstore.merging.virtual import Virtual, side_of, virtual
+
+#: So many bases are remembered, each with what was put together for it: they are shared by those that are near.
+_KEPT = 64
+_NO_REACH = Reach({}, frozenset())
+
+
+@dataclass(frozen=True)
+class Base:
+    """A commit, or what some come to when they are merged."""
+
+    view: Snapshot | Virtual
+    reach: Reach = _NO_REACH
+    doubts: Doubts = field(default_factory=Doubts)
+    is_cut: bool = False  # a vacuum has given up commits by which less would be in doubt
+
+
+#: Finds a base; yields the common ancestors that it needs the base of, and is sent that.
+_Search: TypeAlias = "Generator[Sequence[Stored], Base, Base]"
+
+
+#: Opens a commit, or with None the empty repository.
+Open: TypeAlias = Callable[[Stored | None], Snapshot]
+
+
+def base_of(engine: Engine, best: Sequence[Stored], open_commit: Open) -> Base:
+    """Return the base of a merge, by the best common ancestors of its sides, oldest first."""
+    if len(best) <= 1:
+        return Base(open_commit(best[0] if best else None))
+    return _Bases(engine, open_commit).of(best)
+
+
+class _Bases:
+    def __init__(self, engine: Engine, open_commit: Open) -> None:
+        self._engine = engine
+        self._open = open_commit
+        self._ancestry = Ancestry(engine.commits)
+        self._known: dict[tuple[bytes, ...], Base] = {}
+
+    def of(self, best: Sequence[Stored]) -> Base:
+        """Go back in history as far as it takes, which may be further than Python can call functions."""
+        searches = [self._search(best)]
+        found: Base | None = None
+        while True:
+            try:
+                wanted = next(searches[-1]) if found is None else searches[-1].send(found)
+            except StopIteration as stop:
+                found = cast(Base, stop.value)
+                searches.pop()
+                if not searches:
+                    return found
+            else:
+                searches.append(self._search(wanted))
+                found = None
+
+    def _search(self, best: Sequence[Stored]) -> _Search:
+        names = tuple(stored.hash for stored in best)
+        if names not in self._known:
+            found = self._point(best[0]) if best else Base(self._open(None))
+            for stored in best[1:]:
+                found = yield from self._with(found, self._point(stored))
+            if len(self._known) == _KEPT:
+                del self._known[next(iter(self._known))]
+            self._known[names] = found
+        return self._known[names]
+
+    def _point(self, stored: Stored) -> Base:
+        return Base(self._open(stored), self._ancestry.reach(stored))
+
+    def _with(self, one: Base, other: Base) -> _Search:
+        """Return the merge of two."""
+        reach = one.reach | other.reach
+        if not one.doubts and not side_of(self._engine, one.view, other.view).changes:
+            return Base(one.view, reach, is_cut=one.is_cut)
+        best = self._ancestry.common(one.reach, other.reach)
+        if best is None:
+            # Which of the two has changed what can't be told: all in which they differ is in doubt.
+            base = Base(one.view, doubts=Doubts(nodes={"": True}), is_cut=True)
+        else:
+            base = yield best
+        return self._merged(base, one, other, reach)
+
+    def _merged(self, base: Base, one: Base, other: Base, reach: Reach) -> Base:
+        assert isinstance(other.view, Snapshot)  # a commit is merged into what was merged before
+        answers = Doubting()
+        ours, theirs = (side_of(self._engine, base.view, each.view) for each in (one, other))
+        plan = three_way(base.view, ours, theirs, answers, base.doubts)
+        doubts = Doubts()
+        doubts.add(one.doubts)
+        doubts.add(Doubts(nodes=dict.fromkeys(answers.moved, False)))
+        doubts = doubts.moved(Renaming(plan.moved).of)
+        doubts.add(answers.noted)
+        return Base(virtual(one.view).merged(plan, other.view), reach, doubts, base.is_cut or one.is_cut)

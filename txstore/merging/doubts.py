@@ -1,0 +1,152 @@
+"""What the best common ancestors of two commits do not agree on, and a merge of these can't settle.
+
+What the base has there says nothing, so that such a place counts as changed by both sides: it is in conflict where
+these differ, and settled where they are equal. Git does the same: it leaves conflict markers in the base.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from txstore.format.keys import ancestors
+from txstore.merging.conflicts import Answers, Conflict
+from txstore.merging.side import Side, SideChange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
+
+#: Masks are kept as bits, compressed a little: there may be one for every chunk.
+_LEVEL = 1
+
+
+class _ByBoth(NamedTuple):
+    """What a side has at a place in doubt: `after` is None where it has nothing."""
+
+    after: object | None
+
+
+@dataclass
+class Doubts:
+    """The places, as a base has them."""
+
+    #: Nodes; true: with all below them. False: only whether they, and nodes below them, are there, and where.
+    nodes: dict[str, bool] = field(default_factory=dict)
+    keys: set[str] = field(default_factory=set)  # with all that is in their values
+    fields: dict[str, set[str]] = field(default_factory=dict)  # by the keys of documents; as `Conflict.fields`
+    masks: dict[str, list[bytes]] = field(default_factory=dict)  # by the keys of chunks: which elements
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.keys or self.fields or self.masks)
+
+    def add(self, other: Doubts) -> None:
+        for path, is_whole in other.nodes.items():
+            self.nodes[path] = self.nodes.get(path, False) or is_whole
+        self.keys |= other.keys
+        for key, names in other.fields.items():
+            self.fields.setdefault(key, set()).update(names)
+        for key, masks in other.masks.items():
+            self.masks.setdefault(key, []).extend(masks)
+
+    def moved(self, place: Callable[[str], str]) -> Doubts:
+        """Return the same where nodes have moved."""
+        return Doubts(
+            {place(path): is_whole for path, is_whole in self.nodes.items()},
+            {place(key) for key in self.keys},
+            {place(key): {*names} for key, names in self.fields.items()},
+            {place(key): [*masks] for key, masks in self.masks.items()},
+        )
+
+    def is_of(self, path: str) -> bool:
+        """Tell whether it is in doubt if a node is there, or where."""
+        return bool(self.nodes) and any(each in self.nodes for each in chain([path], ancestors(path)))
+
+    def has_all_of(self, path: str) -> bool:
+        """Tell whether all that is at a node, or at a key, is in doubt."""
+        if path in self.keys:
+            return True
+        return bool(self.nodes) and any(self.nodes.get(each, False) for each in chain([path], ancestors(path)))
+
+    def is_below(self, path: str) -> bool:
+        """Tell whether anything at a node or below it is in doubt."""
+        prefix = f"{path}/" if path else ""
+        return self.is_of(path) or any(
+            each.startswith(prefix) for each in chain(self.nodes, self.keys, self.fields, self.masks)
+        )
+
+    def fields_of(self, key: str) -> Collection[str]:
+        """Return the fields of a document that are in doubt; "" is all of it."""
+        return ("",) if self.has_all_of(key) else self.fields.get(key, ())
+
+    def mask(self, key: str, shape: tuple[int, ...]) -> npt.NDArray[np.bool_] | None:
+        """Return which elements of a chunk are in doubt; None if none is."""
+        import numpy as np  # late: most processes merge nothing
+
+        if self.has_all_of(key):
+            return np.ones(shape, bool)
+        if key not in self.masks:
+            return None
+        size, found = math.prod(shape), np.zeros(shape, bool)
+        for packed in self.masks[key]:
+            bits = np.unpackbits(np.frombuffer(zlib.decompress(packed), np.uint8))
+            if len(bits) != -(-size // 8) * 8:
+                return np.ones(shape, bool)  # it was a chunk of another shape
+            found |= bits[:size].astype(bool).reshape(shape)
+        return found
+
+    def masks_of(self, keys: Iterable[str], shape: tuple[int, ...]) -> npt.NDArray[np.bool_] | None:
+        """Return the masks of many chunks of one shape, one behind the other; None if no element is in doubt."""
+        import numpy as np
+
+        found = [self.mask(key, shape) for key in keys]
+        if all(each is None for each in found):
+            return None
+        return np.stack([np.zeros(shape, bool) if each is None else each for each in found])
+
+    def changed_by_both(self, *sides: Side) -> tuple[Side, ...]:
+        """Return both sides as if they had changed what is in doubt."""
+        keys = {*self.keys, *self.fields, *self.masks}
+        for path, is_whole in self.nodes.items():
+            if is_whole:
+                keys.update(chain.from_iterable(side.changes_below(path) for side in sides))
+        return tuple(_with(side, keys) for side in sides)
+
+
+def _with(side: Side, keys: Iterable[str]) -> Side:
+    more: dict[str, SideChange] = {
+        key: _ByBoth(True if key in side.view else None) for key in keys if key not in side.changes
+    }
+    return Side(side.view, {**side.changes, **more}, side.moves, side.is_same, side.moved) if more else side
+
+
+class Doubting(Answers):
+    """What answers the conflicts of a merge that makes a base, and notes what is in doubt therefore."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.noted = Doubts()
+        self.moved: set[str] = set()  # nodes whose places are in doubt, where ours has them
+
+    def of(self, conflict: Conflict) -> str:
+        import numpy as np
+
+        if conflict.kind == "moved" and conflict.fields:
+            self.moved.add(conflict.fields[0])
+        elif conflict.is_of_node:
+            self.noted.add(Doubts(nodes={conflict.path: conflict.kind != "deleted"}))
+        elif conflict.kind == "elements":
+            mask = zlib.compress(np.packbits(conflict.mask_of_chunk()).tobytes(), _LEVEL)
+            self.noted.add(Doubts(masks={conflict.key: [mask]}))
+        elif conflict.kind == "document":
+            self.noted.add(Doubts(fields={conflict.key: {*conflict.fields}}))
+        else:
+            self.noted.add(Doubts(keys={conflict.key}))
+        # What one has deleted, and the other has changed, stays: else nothing could be compared with it.
+        return "theirs" if conflict.kind == "deleted" and conflict.ours() is None else "ours"

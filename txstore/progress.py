@@ -1,0 +1,83 @@
+"""How far a long call is: the function that is told of it, and the bar that `progress=True` shows instead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from txstore.format.shown import html_text, readable_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Called again and again with the bytes that are done, and with those that there are in all.
+Progress: TypeAlias = Callable[[int, int], None]
+#: What `progress=` takes: a function, True for a bar, or False or None for neither.
+Wanted: TypeAlias = bool | Progress | None
+
+#: Seconds between two pictures of a bar in a notebook: each is a message to the browser.
+_PAUSE = 0.1
+
+
+@contextmanager
+def showing(wanted: Wanted, what: str) -> Iterator[Progress | None]:
+    """Return what a long call tells of how far it is; None if there is nobody to tell.
+
+    The bar is in the cell of a notebook, or on the standard error if that is a terminal; it goes when the block ends.
+    """
+    if wanted is None or wanted is False:
+        yield None
+    elif wanted is not True:
+        if not callable(wanted):
+            raise TypeError(f"progress= takes True or a function of two numbers, not {wanted!r}")
+        yield wanted
+    else:
+        from rich.console import Console  # late: only a bar needs it
+
+        console = Console(stderr=True, highlight=False)
+        if console.is_jupyter:
+            with _bar_in_notebook(what) as told:
+                yield told
+        elif console.is_terminal:
+            with _bar_in_terminal(what, console) as told:
+                yield told
+        else:
+            yield None
+
+
+@contextmanager
+def _bar_in_terminal(what: str, console: Console) -> Iterator[Progress]:
+    from rich import progress as bars
+
+    columns = (
+        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TaskProgressColumn(), bars.DownloadColumn(),
+        bars.TransferSpeedColumn(), bars.TimeRemainingColumn(),
+    )  # fmt: skip
+    with bars.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _bar_in_notebook(what: str) -> Iterator[Progress]:
+    """A bar of HTML: that of rich needs ipywidgets, here and where the notebook is looked at."""
+    from IPython.display import HTML, display
+
+    cell: Any = display(HTML(html_text(what)), display_id=True)
+    shown_at = time.monotonic()
+
+    def told(done: int, total: int) -> None:
+        nonlocal shown_at
+        now = time.monotonic()
+        if now - shown_at < _PAUSE:
+            return
+        shown_at = now
+        counts = f"{readable_size(done)} of {readable_size(total)}"
+        cell.update(HTML(f'{html_text(what)} <progress max="{max(total, 1)}" value="{done}"></progress> {counts}'))
+
+    try:
+        yield told
+    finally:
+        cell.update(HTML(""))

@@ -1,0 +1,56 @@
+"""Arrays that a transaction leaves behind: they were as long as one that it has grown, along the same dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from txstore.format.documents import Described, describe
+from txstore.format.keys import node_of_document
+
+#: What a document is, at its key; None where there is none, or where to ask would take long.
+Get = Callable[[str], bytes | memoryview | None]
+
+
+class LeftBehind(NamedTuple):
+    path: str
+    grown: str  # the path of an array that has grown
+    dimension: str
+    axis: int  # of the array that has grown
+    lengths: tuple[int, int]  # of that one: before and after
+
+
+def left_behind(changed: Collection[str], known: Collection[str], before: Get, after: Get) -> Iterator[LeftBehind]:
+    """Yield the arrays that did not grow with others of their group. No I/O but what `before` and `after` do.
+
+    `changed` are keys of documents that the transaction has set, `known` all those that array objects hold. xarray
+    opens all arrays of a group to append to it.
+    """
+    told: set[str] = set()
+    for path in sorted({node_of_document(key) for key in changed}):
+        old, new = describe(before, path), describe(after, path)
+        if old is None or new is None or old.kind != "array" or len(old.node.shape) != len(new.node.shape):
+            continue
+        for axis, (name, was, now) in enumerate(zip(_dimensions(new), old.node.shape, new.node.shape, strict=False)):
+            if name is not None and now > was:
+                group = path.rpartition("/")[0]
+                for sibling in sorted({node_of_document(key) for key in known} - {"", path} - told):
+                    if sibling.rpartition("/")[0] == group and _has(sibling, name, was, before, after):
+                        told.add(sibling)
+                        yield LeftBehind(sibling, path, name, axis, (was, now))
+
+
+def _has(path: str, dimension: str, length: int, before: Get, after: Get) -> bool:
+    """Tell whether an array was so long along a dimension, and still is."""
+    return all(
+        found is not None
+        and found.kind == "array"
+        and (dimension, length) in zip(_dimensions(found), found.node.shape, strict=False)
+        for found in (describe(before, path), describe(after, path))
+    )
+
+
+def _dimensions(array: Described) -> list[str | None]:
+    """Return the names of the dimensions of an array: of format 3, or as xarray writes them in format 2."""
+    names = array.document.get("dimension_names") or array.attributes.get("_ARRAY_DIMENSIONS")
+    return [name if isinstance(name, str) else None for name in names] if isinstance(names, list) else []

@@ -1,0 +1,104 @@
+"""Creating an object whose answer may be late: the creator looks at the object itself, and need not wait for it.
+
+A server that restarts, or what stands before it, may hold an answer for a minute. The request goes on in a thread of
+its own. Since what is created here is like nothing else, whose it is can be seen: if it is there and is ours, it was
+created, and if it is another's, ours never will be. If nothing is there, the server may yet come to the request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
+
+from txstore.errors import CommitWaitWarning
+from txstore.storage.objects.interface import ObjectStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+#: Seconds, and so many times what the last answers have taken: then the creator looks, and again after as long.
+PATIENCE, ROUND_TRIPS = 1.5, 8
+
+
+class _Answer(NamedTuple):
+    is_of_look: bool
+    content: bytes | None
+    error: BaseException | None
+
+
+class LateAnswers:
+    """The requests of one repository that create what nobody else creates."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._usual = 0.0  # seconds that an answer has taken of late
+
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
+        """Create an object. Raises `FileExistsError` if there is another one, and what the request raises."""
+        if not self._objects.is_remote:
+            self._objects.create(path, parts)
+            return
+        content = b"".join(parts)  # of its own: a creator that is told to have lost writes into its parts
+        answers: SimpleQueue[_Answer] = SimpleQueue()
+        began = time.monotonic()
+        patience = max(PATIENCE, ROUND_TRIPS * self._usual)
+        _in_thread(answers, False, lambda: self._objects.create(path, [content]))
+        looks = is_told = False
+        while True:
+            try:
+                answer = answers.get(timeout=patience)
+            except Empty:
+                if not looks:
+                    looks = True
+                    _in_thread(answers, True, lambda: self._objects.get(path))
+                elif not is_told:
+                    is_told = True
+                    _tell(path, time.monotonic() - began, "and does not say whether it is there")
+                continue
+            if not answer.is_of_look:
+                if answer.error is not None:
+                    try:
+                        raise answer.error
+                    finally:
+                        del answer  # it has the error, whose traceback has this frame
+                self._usual = (self._usual + time.monotonic() - began) / 2 if self._usual else time.monotonic() - began
+                return
+            looks = False
+            if answer.content is not None:
+                if answer.content == content:
+                    return
+                raise FileExistsError(errno.EEXIST, "it was created by another", path)
+            if not is_told:
+                is_told = True
+                _tell(path, time.monotonic() - began, "and has not created it yet")
+            time.sleep(0 if answers.qsize() else min(patience, PATIENCE))
+
+
+def _in_thread(answers: SimpleQueue[_Answer], is_of_look: bool, request: Callable[[], bytes | None]) -> None:
+    """Send a request, and put its answer into a queue. The end of the process does not wait for it."""
+
+    def run() -> None:
+        try:
+            answers.put(_Answer(is_of_look, request(), None))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the creator raises it
+            answers.put(_Answer(is_of_look, None, error))
+
+    try:
+        threading.Thread(target=run, name="txstore create", daemon=True).start()
+    except RuntimeError:  # the interpreter ends, and starts no more threads
+        run()
+
+
+def _tell(path: str, seconds: float, seen: str) -> None:
+    told = (
+        f"the server has not answered for {seconds:.0f} s whether it has created {path}, {seen}: this waits on, since "
+        "it may"
+    )
+    with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: nothing is wrong with the commit
+        warnings.warn(told, CommitWaitWarning, stacklevel=4)
