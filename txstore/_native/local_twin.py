@@ -50,9 +50,13 @@ def crc32c(buffer: ReadableBuffer, value: int = 0, /) -> int:
 
 
 class Descriptor:
-    """An open file, which is closed at the end of a `with` block, or when nobody has it any more."""
+    """An open file, which is closed at the end of a `with` block, or when no object refers to it any more.
 
-    __slots__ = ("_fd",)
+    The number is taken away and closed in one function, without a call in between: Python handles Ctrl-C at the
+    beginning of a function and after a call. A number that is lost keeps its file open, and the file's locks, for good.
+    """
+
+    _fd = -1  # also of one whose `__init__` was interrupted
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -63,7 +67,7 @@ class Descriptor:
 
     def close(self) -> None:
         """Close it, unless it is closed."""
-        fd = self.detach()
+        fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
@@ -76,7 +80,9 @@ class Descriptor:
         return self._fd
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
         self.close()

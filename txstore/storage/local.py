@@ -393,8 +393,10 @@ class _Turn:
 
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
-            with self._descriptor as descriptor:  # C closes it, whatever interrupts the next line
-                turns.leave(descriptor)
+            try:
+                turns.leave(self._descriptor.fileno())
+            finally:
+                self._descriptor.close()
 
 
 _U64 = (1 << 64) - 1
